@@ -1,0 +1,66 @@
+# make demo   sets up all it needs and trains a model on this machine, from bootstrap to an exported model
+# make test   sets up all it needs and runs every test
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
+
+.PHONY: help setup demo test test-core sanitize lint format wheel clean
+
+help:
+	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
+	@echo 'make test      C++ and Python tests'
+	@echo 'make lint      formatters, linters and type checkers, changing nothing'
+	@echo 'make format    let the formatters write'
+	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
+	@echo 'make wheel     a wheel in dist/'
+	@echo 'make clean     remove build outputs and .venv (not .oeprov, where jobs and checkpoints live)'
+
+setup:
+	@tools/setup.sh run
+
+demo: setup
+	$(BIN)/oeprov bootstrap -i inventory/local.yml --yes
+	$(BIN)/oeprov launch-training -i inventory/local.yml
+
+test: test-core
+	@tools/setup.sh test
+	$(BIN)/python -m pytest
+
+test-core: setup
+	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
+	cmake --build build/test
+	ctest --test-dir build/test --output-on-failure
+
+sanitize: setup
+	@$(CMAKE_TEST) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOE_SANITIZE=address,undefined >/dev/null
+	cmake --build build/asan
+	ctest --test-dir build/asan --output-on-failure
+	@$(CMAKE_TEST) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOE_SANITIZE=thread >/dev/null
+	cmake --build build/tsan
+	ctest --test-dir build/tsan --output-on-failure
+
+CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
+
+lint:
+	@tools/setup.sh lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
+	tools/tidy.sh build/test
+
+format: 
+	@tools/setup.sh lint
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+wheel: setup
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+clean:
+	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache

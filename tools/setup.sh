@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Brings a fresh Debian or Ubuntu machine to where this checkout builds and runs.
+#   tools/setup.sh run    what `oeprov` needs: system packages, .venv, the C++ core built into it
+#   tools/setup.sh test   the same, and what the tests need (TensorFlow, pytest)
+#   tools/setup.sh lint   the same, and the linters
+# Does nothing (in well under a second) where all is there already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=${1:-run}
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+
+packages=(
+  python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
+  libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+)
+[ "$profile" != lint ] || packages+=(git)
+
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+missing=()
+for p in "${packages[@]}"; do
+  dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || fail "this is not Debian or Ubuntu; install the counterparts of: ${missing[*]}"
+  sudo=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || fail "system packages are missing and there is no sudo; as root: apt-get install ${missing[*]}"
+    sudo=(sudo)
+  fi
+  echo "setup: installing system packages: ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  fail "$("$python" --version) is too old; Python 3.10 or newer is needed (PYTHON=/path/to/python3 make …)"
+
+if ! "$venv/bin/python" -c '' 2>/dev/null; then
+  echo "setup: creating $venv"
+  "$python" -m venv --clear "$venv"
+fi
+
+case $profile in
+  run) extras='' ;;
+  test) extras='[tensorflow,test]' ;;
+  lint) extras='[tensorflow,test,lint]' ;;
+  *) fail "unknown profile '$profile' (run, test, lint)" ;;
+esac
+
+# One stamp a profile, holding the digest of everything that is compiled or decides what is installed.
+digest=$( { echo "$PWD"; find oe_runtime/core -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print0 | sort -z |
+  xargs -0 sha256sum; sha256sum CMakeLists.txt pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1)
+stamp=$venv/.setup-$profile
+if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
+  echo "setup: building and installing into $venv (profile $profile)"
+  "$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12'
+  "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
+  echo "$digest" >"$stamp"
+fi
