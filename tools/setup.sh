@@ -42,20 +42,21 @@ if ! "$venv/bin/python" -c '' 2>/dev/null; then
   "$python" -m venv --clear "$venv"
 fi
 
+# Each profile holds the ones before it.
 case $profile in
-  run) extras='' ;;
-  test) extras='[tensorflow,test]' ;;
-  lint) extras='[tensorflow,test,lint]' ;;
+  run) extras='' enough='run test lint' ;;
+  test) extras='[tensorflow,test]' enough='test lint' ;;
+  lint) extras='[tensorflow,test,lint]' enough='lint' ;;
   *) fail "unknown profile '$profile' (run, test, lint)" ;;
 esac
 
 # One stamp a profile, holding the digest of everything that is compiled or decides what is installed.
 digest=$( { echo "$PWD"; find oe_runtime/core -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print0 | sort -z |
   xargs -0 sha256sum; sha256sum CMakeLists.txt pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1)
-stamp=$venv/.setup-$profile
-if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
-  echo "setup: building and installing into $venv (profile $profile)"
-  "$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12'
-  "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
-  echo "$digest" >"$stamp"
-fi
+for p in $enough; do
+  [ "$(cat "$venv/.setup-$p" 2>/dev/null)" != "$digest" ] || exit 0
+done
+echo "setup: building and installing into $venv (profile $profile)"
+"$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12'
+"$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
+echo "$digest" >"$venv/.setup-$profile"
