@@ -1,0 +1,53 @@
+"""Processes on this machine, told apart from others that got the same number later."""
+import os
+import signal
+import time
+from typing import Optional
+
+
+def start_time(pid: int) -> int:
+    """When the process began, in clock ticks since boot; 0 when there is no such process (or a zombie)."""
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as stat:
+            # The command name may hold spaces and brackets: the fields begin after the last bracket.
+            fields = stat.read().rsplit(b")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0
+    if fields[0] in (b"Z", b"X"):
+        return 0
+    return int(fields[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether the very process that was seen with this start time still runs."""
+    return pid > 0 and started > 0 and start_time(pid) == started
+
+
+def send(pid: int, started: int, number: int = signal.SIGTERM) -> bool:
+    """Signal the process if it is still the one that began at ``started``; False when it is gone."""
+    if not alive(pid, started):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(pid: int, started: int, seconds: float) -> bool:
+    """Wait until the process has ended, at most ``seconds``; True when it has."""
+    deadline = time.monotonic() + seconds
+    while alive(pid, started):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def resident_bytes(pid: int) -> Optional[int]:
+    """Memory that the process holds, in bytes; None when it cannot be read."""
+    try:
+        with open("/proc/{}/statm".format(pid)) as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
