@@ -1,0 +1,96 @@
+"""One process of a job under its supervisor, and the wish that the job stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.jobs import ProcessSpec
+
+TICK = 0.1  # seconds between looks at the processes
+
+
+class StopRequest:
+    """Asked to stop, once (orderly) or again (at once)."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.count = 0
+
+    def ask(self, *_: object) -> None:
+        """Count one request; fits as a signal handler."""
+        self.count += 1
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but wake when asked to stop; True when that was ever asked."""
+        if self._event.is_set():
+            time.sleep(min(seconds, TICK))
+            return True
+        return self._event.wait(seconds)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Ctrl-C, SIGTERM and a closed terminal ask this to stop (main thread only)."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        previous = {number: signal.signal(number, self.ask) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@dataclass
+class Child:
+    """A process of this job that runs under this supervisor."""
+
+    spec: ProcessSpec
+    popen: subprocess.Popen[bytes]
+    started: int
+    log: Path
+    log_begin: int  # where this run's lines begin in the log file
+    endpoint: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name, host and pid, for messages."""
+        return f"{self.spec.name} on {self.spec.host} (pid {self.popen.pid})"
+
+    def send(self, number: int) -> None:
+        """Signal it; it was not waited for yet, so that its pid cannot be somebody else's."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    def how_it_ended(self) -> str:
+        """In words: the signal or exit status, and its own last error line."""
+        code = self.popen.poll()
+        if code is None:
+            return "still runs"
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = "unknown"
+            return f"was killed by signal {-code} ({name})"
+        words = self.error_line()
+        return f"ended with exit status {code}" + (f": {words}" if words else "")
+
+    def error_line(self) -> str:
+        """Its last ``error: …`` line of this run, else its last line of any kind."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log_begin, self.log.stat().st_size - 65536))
+                lines = [
+                    line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()
+                ]
+        except OSError:
+            return ""
+        errors = [line for line in lines if line.lower().startswith("error:")]
+        return (errors or lines or [""])[-1].removeprefix("error:").strip()

@@ -1,0 +1,224 @@
+"""Training jobs as they lie on disk: ``.oeprov/jobs/<id>/``.
+
+``job.json``   what was asked for and the command line of every process; written once, no secret in it
+``state.json`` how far it is, written by the supervisor alone
+``token``      the secret that servers ask of clients, mode 0600
+``ready/``, ``metrics/``, ``logs/``   one file a process;  ``run/`` the trainer's own directory
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from provision.errors import TrainingError
+from provision.node import process
+
+SERVERS = "{servers}"  # in a worker's command line: stands for the servers' endpoints, known once they listen
+Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
+ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
+_STEP = re.compile(r"step-(\d+)$")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProcessSpec(_Record):
+    """One process of a job; ``argv`` is its whole command line."""
+
+    name: str
+    role: Literal["parameter_server", "worker"]
+    host: str
+    argv: list[str]
+
+
+class JobSpec(_Record):
+    """The job file: the seam between provisioning and the runtime."""
+
+    version: Literal[1] = 1
+    id: str
+    created: str
+    cluster: str
+    inventory: str
+    limit: str = ""
+    storage_paths: dict[str, str] = {}  # host -> directory that its servers keep rows in; none for dram
+    settings: dict[str, Any]
+    processes: list[ProcessSpec]
+
+
+class ProcessState(_Record):
+    """One process that was started: who it is, so that nobody else is ever signalled."""
+
+    name: str
+    role: Literal["parameter_server", "worker"]
+    host: str
+    pid: int
+    started: int  # clock ticks since boot: tells the process from a later one with the same pid
+    endpoint: str = ""
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return self.exit_code is None and process.alive(self.pid, self.started)
+
+
+class JobState(_Record):
+    """What the supervisor last wrote down."""
+
+    phase: Phase = "prepared"
+    supervisor_pid: int = 0
+    supervisor_started: int = 0
+    processes: list[ProcessState] = []
+    message: str = ""
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the supervisor that wrote this still runs."""
+        return process.alive(self.supervisor_pid, self.supervisor_started)
+
+
+class Job:
+    """A job's directory, and what is read from and written to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self.id = directory.name
+        self.job_file = self.directory / "job.json"
+        self.state_file = self.directory / "state.json"
+        self.token_file = self.directory / "token"
+        self.run_dir = self.directory / "run"
+        self.logs = self.directory / "logs"
+        self.metrics_file = self.run_dir / "metrics.jsonl"
+
+    def ready_file(self, process_name: str) -> Path:
+        """Where a server says that it listens."""
+        return self.directory / "ready" / f"{process_name}.json"
+
+    def server_metrics(self, process_name: str) -> Path:
+        """Where a server writes its counters."""
+        return self.directory / "metrics" / f"{process_name}.json"
+
+    def log(self, process_name: str) -> Path:
+        """Standard output and error of one process."""
+        return self.logs / f"{process_name}.log"
+
+    def make(self) -> None:
+        """The directory with its folders and a fresh token (kept when there is one)."""
+        for path in (
+            self.directory,
+            self.run_dir,
+            self.logs,
+            self.directory / "ready",
+            self.directory / "metrics",
+        ):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            token = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        with os.fdopen(token, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+
+    def write_spec(self, spec: JobSpec) -> None:
+        """Write ``job.json`` in one piece."""
+        write_json(self.job_file, spec.model_dump(mode="json"))
+
+    def spec(self) -> JobSpec:
+        """Read ``job.json``; TrainingError names file and field when it is not one."""
+        try:
+            return JobSpec.model_validate_json(self.job_file.read_bytes())
+        except OSError as error:
+            raise TrainingError(f"{self.job_file}: {error.strerror}") from None
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise TrainingError(f"{self.job_file}: {where}: {error.errors()[0]['msg']}") from None
+
+    def write_state(self, state: JobState) -> None:
+        """Write ``state.json`` in one piece."""
+        write_json(self.state_file, state.model_dump(mode="json"))
+
+    def state(self) -> JobState:
+        """The supervisor's last word, put right when the supervisor is gone: then it was interrupted."""
+        try:
+            state = JobState.model_validate_json(self.state_file.read_bytes())
+        except (OSError, ValidationError):
+            return JobState(phase="interrupted", message="it never began")
+        if state.phase in ACTIVE and not state.supervised:
+            return state.model_copy(
+                update={
+                    "phase": "interrupted",
+                    "message": state.message or "its launcher ended without a word",
+                }
+            )
+        return state
+
+    def checkpoint(self) -> tuple[int, Path] | None:
+        """Step and path of the newest published checkpoint."""
+        found = [
+            (int(match[1]), path)
+            for path in (self.run_dir / "checkpoints").glob("step-*")
+            if (match := _STEP.search(path.name)) and (path / "manifest.json").is_file()
+        ]
+        return max(found, default=None)
+
+
+def jobs_dir(state_dir: Path) -> Path:
+    """Where the jobs of a state directory lie."""
+    return state_dir / "jobs"
+
+
+def all_jobs(state_dir: Path) -> list[Job]:
+    """Every job, oldest first."""
+    files = sorted(jobs_dir(state_dir).glob("*/job.json"), key=lambda path: (path.stat().st_mtime_ns, path))
+    return [Job(path.parent) for path in files]
+
+
+def find(state_dir: Path, name: str | None) -> Job:
+    """The named job, or the last one; TrainingError says which jobs there are."""
+    if name:
+        job = Job(jobs_dir(state_dir) / name)
+        if Path(name).name == name and job.job_file.is_file():
+            return job
+        known = ", ".join(job.id for job in all_jobs(state_dir)[-5:]) or "none"
+        raise TrainingError(f"no job {name} in {jobs_dir(state_dir)} (last jobs: {known})")
+    jobs = all_jobs(state_dir)
+    if not jobs:
+        raise TrainingError(f"no job in {jobs_dir(state_dir)} yet: start one with `oeprov launch-training`")
+    return jobs[-1]
+
+
+def create(state_dir: Path, name: str, now: datetime) -> Job:
+    """A new directory, named NAME-YYYYMMDD-HHMMSS (with -2, -3, … when two begin in one second)."""
+    base = f"{name}-{now:%Y%m%d-%H%M%S}"
+    jobs_dir(state_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = 1
+    while True:
+        job = Job(jobs_dir(state_dir) / (base if number == 1 else f"{base}-{number}"))
+        try:
+            job.directory.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        job.make()
+        return job
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one piece; readers see the old one or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
