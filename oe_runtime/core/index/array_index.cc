@@ -1,0 +1,41 @@
+#include "oe_runtime/core/index/array_index.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace oe {
+
+void ArrayIndex::Free::operator()(uint32_t* memory) const noexcept { std::free(memory); }
+
+ArrayIndex::ArrayIndex(uint64_t count, uint64_t first, uint64_t stride)
+    : count_(count),
+      first_(first),
+      stride_(stride),
+      powers_of_two_((stride & (stride - 1)) == 0),
+      // calloc gives untouched pages of the system for anything large, so empty ranges cost nothing.
+      rows_(static_cast<uint32_t*>(std::calloc(std::max<uint64_t>(count, 1), sizeof(uint32_t)))) {
+  if (!rows_) throw std::bad_alloc();
+  while (powers_of_two_ && (uint64_t{1} << shift_) < stride) ++shift_;
+}
+
+void ArrayIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
+  for (size_t i = 0; i < n; ++i) __builtin_prefetch(&rows_[Position(keys[i])]);
+  for (size_t i = 0; i < n; ++i) rows[i] = rows_[Position(keys[i])] - 1;  // 0 - 1 == kNoRow
+}
+
+void ArrayIndex::Add(Key key, uint32_t row) noexcept { rows_[Position(key)] = row + 1; }
+
+size_t ArrayIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
+  size_t found = 0;
+  for (; found < max && *position < count_; ++*position) {
+    const uint32_t row = rows_[*position];
+    if (row == 0) continue;
+    keys[found] = first_ + *position * stride_;
+    rows[found] = row - 1;
+    ++found;
+  }
+  return found;
+}
+
+}  // namespace oe

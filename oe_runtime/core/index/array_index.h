@@ -1,0 +1,44 @@
+#ifndef OE_CORE_INDEX_ARRAY_INDEX_H_
+#define OE_CORE_INDEX_ARRAY_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "oe_runtime/core/index/index.h"
+
+namespace oe {
+
+// A row number for each possible key, 4 bytes a key. Pages without rows take no memory. The keys of an internal
+// shard are those with key / stride == position, key % stride == first, for stride = servers · internal shards.
+class ArrayIndex final : public Index {
+ public:
+  // `count` positions; position p stands for key first + p · stride. Throws std::bad_alloc.
+  ArrayIndex(uint64_t count, uint64_t first, uint64_t stride);
+
+  void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept override;
+  void Reserve() override {}
+  void Add(Key key, uint32_t row) noexcept override;
+  size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
+  uint64_t bytes() const noexcept override { return count_ * sizeof(uint32_t); }
+
+ private:
+  struct Free {
+    void operator()(uint32_t* memory) const noexcept;
+  };
+
+  uint64_t Position(Key key) const noexcept {
+    return powers_of_two_ ? key >> shift_ : key / stride_;
+  }
+
+  const uint64_t count_;
+  const uint64_t first_;
+  const uint64_t stride_;
+  bool powers_of_two_ = false;
+  uint32_t shift_ = 0;
+  std::unique_ptr<uint32_t[], Free> rows_;  // row number + 1; 0 where there is none
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_INDEX_ARRAY_INDEX_H_

@@ -1,0 +1,119 @@
+#include "oe_runtime/core/index/hash_index.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace oe {
+namespace {
+
+constexpr uint64_t kFirstBuckets = 4;
+constexpr size_t kAhead = 32;  // lookups in flight
+constexpr size_t kHugePage = size_t{2} << 20;
+
+}  // namespace
+
+void HashIndex::Free::operator()(Bucket* buckets) const noexcept { std::free(buckets); }
+
+HashIndex::Buckets HashIndex::Allocate(uint64_t count) {
+  const size_t bytes = count * sizeof(Bucket);
+  const bool large = bytes >= kHugePage;
+  const size_t alignment = large ? kHugePage : sizeof(Bucket);
+  const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  if (large) (void)::madvise(memory, rounded, MADV_HUGEPAGE);  // best effort: fewer TLB misses
+  std::memset(memory, 0, bytes);
+  return Buckets(static_cast<Bucket*>(memory));
+}
+
+HashIndex::HashIndex() : buckets_(kFirstBuckets), table_(Allocate(kFirstBuckets)) {}
+
+// The top four bits of the hash chose the internal shard, so they are the same for all keys here.
+uint64_t HashIndex::BucketOf(Key key, uint64_t count) noexcept {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>((static_cast<Wide>(Mix64(key) << 4) * count) >> 64);
+}
+
+void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
+  std::array<uint64_t, kAhead> at{};
+  const Bucket* table = table_.get();
+  for (size_t begin = 0; begin < n; begin += kAhead) {
+    const size_t size = std::min(kAhead, n - begin);
+    for (size_t i = 0; i < size; ++i) {
+      at[i] = BucketOf(keys[begin + i], buckets_);
+      __builtin_prefetch(&table[at[i]]);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      const Key key = keys[begin + i];
+      uint64_t position = at[i];
+      uint32_t row = kNoRow;
+      while (true) {
+        const Bucket& bucket = table[position];
+        for (uint32_t entry = 0; entry < bucket.used; ++entry) {
+          if (bucket.keys[entry] == key) {
+            row = bucket.rows[entry];
+            break;
+          }
+        }
+        if (row != kNoRow || bucket.overflowed == 0) break;
+        if (++position == buckets_) position = 0;
+      }
+      rows[begin + i] = row;
+    }
+  }
+}
+
+void HashIndex::Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept {
+  uint64_t position = BucketOf(key, count);
+  while (table[position].used == kEntries) {
+    table[position].overflowed = 1;
+    if (++position == count) position = 0;
+  }
+  Bucket& bucket = table[position];
+  bucket.keys[bucket.used] = key;
+  bucket.rows[bucket.used] = row;
+  ++bucket.used;
+}
+
+void HashIndex::Reserve() {
+  if (size_ + 1 <= buckets_ * (kEntries - 1)) return;
+  const uint64_t larger = buckets_ + buckets_ / 2;
+  Buckets table = Allocate(larger);
+  for (uint64_t i = 0; i < buckets_; ++i) {
+    const Bucket& bucket = table_[i];
+    for (uint32_t entry = 0; entry < bucket.used; ++entry) {
+      Insert(table.get(), larger, bucket.keys[entry], bucket.rows[entry]);
+    }
+  }
+  table_ = std::move(table);
+  buckets_ = larger;
+}
+
+void HashIndex::Add(Key key, uint32_t row) noexcept {
+  Insert(table_.get(), buckets_, key, row);
+  ++size_;
+}
+
+size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
+  size_t found = 0;
+  while (found < max && *position < buckets_ * kEntries) {
+    const Bucket& bucket = table_[*position / kEntries];
+    const auto entry = static_cast<uint32_t>(*position % kEntries);
+    if (entry >= bucket.used) {
+      *position += kEntries - entry;
+      continue;
+    }
+    keys[found] = bucket.keys[entry];
+    rows[found] = bucket.rows[entry];
+    ++found;
+    ++*position;
+  }
+  return found;
+}
+
+}  // namespace oe

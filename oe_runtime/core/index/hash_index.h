@@ -1,0 +1,52 @@
+#ifndef OE_CORE_INDEX_HASH_INDEX_H_
+#define OE_CORE_INDEX_HASH_INDEX_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "oe_runtime/core/index/index.h"
+
+namespace oe {
+
+// Open addressing over buckets of one cache line with five entries each: most lookups touch one line. A full
+// bucket sends its overflow to the next. Between 8/15 and 4/5 of the entries are used once the index has grown,
+// which is 16 to 24 bytes a key.
+class HashIndex final : public Index {
+ public:
+  HashIndex();
+
+  void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept override;
+  void Reserve() override;
+  void Add(Key key, uint32_t row) noexcept override;
+  size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
+  uint64_t bytes() const noexcept override { return buckets_ * sizeof(Bucket); }
+
+ private:
+  static constexpr uint32_t kEntries = 5;
+
+  struct alignas(64) Bucket {
+    std::array<Key, kEntries> keys;
+    std::array<uint32_t, kEntries> rows;
+    uint16_t used;        // entries [0, used) hold keys: no key value has to be reserved for "empty"
+    uint16_t overflowed;  // a key that belongs here lies further on
+  };
+
+  struct Free {
+    void operator()(Bucket* buckets) const noexcept;
+  };
+  using Buckets = std::unique_ptr<Bucket[], Free>;
+
+  static Buckets Allocate(uint64_t count);
+  static void Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept;
+  static uint64_t BucketOf(Key key, uint64_t count) noexcept;
+
+  uint64_t buckets_;
+  uint64_t size_ = 0;
+  Buckets table_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_INDEX_HASH_INDEX_H_

@@ -1,0 +1,36 @@
+#ifndef OE_CORE_INDEX_INDEX_H_
+#define OE_CORE_INDEX_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "oe_runtime/core/common/shard.h"
+
+namespace oe {
+
+constexpr uint32_t kNoRow = 0xFFFFFFFFU;
+
+// From keys to row numbers, for one internal shard of a table. Not thread-safe: many may read, or one may write.
+class Index {
+ public:
+  virtual ~Index() = default;
+
+  // rows[i] = the row of keys[i], or kNoRow. Fetches ahead within the batch.
+  virtual void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept = 0;
+
+  // Makes room for one more key; may throw std::bad_alloc, and then nothing has changed.
+  virtual void Reserve() = 0;
+  // Adds a key that is absent. Reserve() must have come before.
+  virtual void Add(Key key, uint32_t row) noexcept = 0;
+
+  // Copies up to `max` entries, beginning at `*position` (0 at first) and moving it on; returns how many. 0 means
+  // that all were seen. Nothing may be added between calls.
+  virtual size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept = 0;
+
+  // Bytes of memory held.
+  virtual uint64_t bytes() const noexcept = 0;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_INDEX_INDEX_H_

@@ -1,0 +1,43 @@
+#ifndef OE_CORE_INITIALIZER_INITIALIZER_H_
+#define OE_CORE_INITIALIZER_INITIALIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "oe_runtime/core/common/params.h"
+#include "oe_runtime/core/common/shard.h"
+
+namespace oe {
+
+// "zeros"; "constant" {value}; "uniform" {minval, maxval}; "normal" {mean, stddev}.
+struct InitializerSpec {
+  std::string name = "uniform";
+  Params params;
+  uint64_t seed = 0;
+};
+
+// The first weights of a row: a pure function of (seed, table name, key, element), so that every tier, server
+// count and order of arrival gives the same bits.
+//
+// Generator: start = Mix64(Mix64(Mix64(seed + G) ^ XXH3_64(table name)) + G·(key + 1)); word j of a row is
+// Mix64(start + G·(j + 1)) with G = 2^64/φ (a SplitMix64 stream a row); its low half makes element 2j, its high
+// half element 2j + 1. Only IEEE additions, multiplications, divisions and square roots follow, no libm, so the
+// bits do not depend on the machine either.
+class Initializer {
+ public:
+  // Throws SpecError for an unknown name, an unsupported parameter or a value out of range.
+  static std::unique_ptr<Initializer> Create(const InitializerSpec& spec, const std::string& table);
+
+  // `spec` with every default filled in; throws as Create does.
+  static InitializerSpec Complete(const InitializerSpec& spec);
+
+  virtual ~Initializer() = default;
+
+  // Writes the `dim` weights of `key`'s new row.
+  virtual void Fill(Key key, float* weights, uint32_t dim) const noexcept = 0;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_INITIALIZER_INITIALIZER_H_

@@ -1,0 +1,55 @@
+#ifndef OE_CORE_TABLE_SPEC_H_
+#define OE_CORE_TABLE_SPEC_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "oe_runtime/core/initializer/initializer.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/storage/storage.h"
+
+namespace oe {
+
+// What makes a table. JSON has the same names; optimizer and initializer are flat objects with "name", their
+// parameters, and (initializer) "seed": {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}.
+struct TableSpec {
+  std::string name;
+  uint32_t dim = 0;               // weights a row
+  std::string dtype = "float32";  // the only one so far
+  std::string index = "hash";     // "hash": any key; "array": keys [0, input_dim)
+  uint64_t input_dim = 0;         // array: number of keys; hash: 0
+  OptimizerSpec optimizer;
+  InitializerSpec initializer;
+};
+
+constexpr uint32_t kLargestDim = 65536;
+
+// `spec` with every default filled in. Throws SpecError naming the table, the field and the value.
+TableSpec Complete(const TableSpec& spec);
+
+struct SpecDifference {
+  std::string field;  // "dim", "optimizer.epsilon"
+  std::string left;   // the values as JSON
+  std::string right;
+};
+
+// The first field in which two completed specs differ; nothing when they are equal.
+std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec& right);
+
+// JSON and back. from_json is strict: an unknown or missing key or a value of a wrong type throws SpecError naming
+// the field. Parameters may be numbers or booleans. It does not complete the spec.
+void to_json(nlohmann::json& json, const TableSpec& spec);
+void from_json(const nlohmann::json& json, TableSpec& spec);
+std::string ToJsonText(const TableSpec& spec);
+// The same from text; text that is not JSON throws SpecError too. The result is completed.
+TableSpec TableSpecFromJsonText(const std::string& text);
+
+// {"type": "dram"|"pmem_libpmem", "path": "", "capacity_bytes": 0}
+void to_json(nlohmann::json& json, const StorageSpec& spec);
+void from_json(const nlohmann::json& json, StorageSpec& spec);
+
+}  // namespace oe
+
+#endif  // OE_CORE_TABLE_SPEC_H_

@@ -1,0 +1,91 @@
+#ifndef OE_CORE_TABLE_TABLE_H_
+#define OE_CORE_TABLE_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/executor.h"
+#include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/storage/storage.h"
+#include "oe_runtime/core/table/spec.h"
+
+namespace oe {
+
+struct TableFileInfo;
+
+// One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
+// pulls and pushes, pushes run beside each other (a row sees them one after the other), a save makes pushes wait,
+// a restore makes everything wait only while it exchanges the content.
+class Table {
+ public:
+  // A table without rows in `storage`, which the tables of one server share. Throws SpecError, StorageError.
+  static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage, ShardInfo shard = {});
+  // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
+  static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage, ShardInfo shard = {});
+
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  // Complete: every default is filled in.
+  const TableSpec& spec() const { return spec_; }
+  const ShardInfo& shard() const { return shard_; }
+
+  // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key without
+  // a row reads its initializer's value. Throws KeyRangeError (array) and SpecError for a key of another server.
+  void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
+
+  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts version()
+  // up by one, also for n = 0: with several servers, each must see every push for Adam's step to agree. Throws
+  // KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError (no room for new
+  // rows); then no row's value and not the version has changed.
+  void Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor = nullptr);
+
+  uint64_t version() const;      // pushes so far
+  uint64_t rows() const;         // keys with a row
+  uint64_t bytes() const;        // of storage
+  uint64_t index_bytes() const;  // of DRAM for the index
+  bool is_pmem() const;
+
+  // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name first.
+  // Throws CheckpointError naming the file; then nothing is left of it.
+  TableFileInfo Save(const std::string& file) const;
+
+  // Replaces the content with that of `files`, which must be all files of one saved table, from any number of
+  // servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for one that is
+  // damaged, incomplete or of another table, StorageError when the rows do not fit beside the present ones; then
+  // the content is as before.
+  void Restore(const std::vector<std::string>& files);
+
+ private:
+  struct Content;
+  struct Plan;
+
+  Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard);
+  std::unique_ptr<Content> NewContent() const;
+  Plan MakePlan(const Key* keys, size_t n) const;
+  uint32_t InternalShard(Key key) const;
+  [[noreturn]] void RefuseKey(Key key) const;
+  void LoadFile(const std::string& file, Content* content) const;
+
+  const TableSpec spec_;
+  const std::shared_ptr<Storage> storage_;
+  const ShardInfo shard_;
+  const std::unique_ptr<const Optimizer> optimizer_;
+  const std::unique_ptr<const Initializer> initializer_;
+  const size_t row_floats_;
+
+  mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
+  mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore
+  std::unique_ptr<Content> content_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_TABLE_TABLE_H_
