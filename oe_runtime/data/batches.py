@@ -1,0 +1,117 @@
+"""From a source of rows to batches: which rows are held out, where a resumed run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+
+from oe_runtime.data import generate
+from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.schema import Batch, concatenate
+
+
+class Source(Protocol):
+    """A table of rows in a fixed order."""
+
+    def describe(self) -> str:
+        """How the data was named on the command line."""
+        ...
+
+    def check(self) -> None:
+        """Raise DataError when the data cannot be read."""
+        ...
+
+    def total_rows(self) -> int | None:
+        """Rows of one epoch as far as they are known."""
+        ...
+
+    def blocks(self, start_row: int = 0) -> Iterator[Batch]:
+        """All rows from `start_row` on, in order, in pieces of any size."""
+        ...
+
+
+def open_source(name: str, max_cardinality: int = 0) -> Source:
+    """`generate:ROWS[:SEED]`, or the path of Criteo TSV data; DataError when there is no such data."""
+    if name.startswith("generate:"):
+        return generate.parse(name, max_cardinality)
+    return CriteoFiles(name, max_cardinality)
+
+
+class Split:
+    """Holds out a fixed share of the rows, evenly spread: with 1/10, rows 9, 19, 29, …"""
+
+    def __init__(self, holdout: float) -> None:
+        if not 0 <= holdout < 1:
+            raise ValueError(f"the share of rows to hold out is {holdout}, expected 0 up to but not 1")
+        self._share = Fraction(holdout).limit_denominator(1000)
+
+    def held_before(self, row: int) -> int:
+        """How many of the rows before `row` are held out."""
+        return row * self._share.numerator // self._share.denominator
+
+    def training_rows(self, rows: int) -> int:
+        """How many of the first `rows` rows are trained on."""
+        return rows - self.held_before(rows)
+
+    def row_of(self, index: int) -> int:
+        """A row at which `index` training rows have gone before."""
+        low, high = index, 2 * index + 2
+        while self.training_rows(high) < index:
+            high *= 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.training_rows(middle) < index:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def held(self, start: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """For rows start … start+rows: which are held out."""
+        edges = np.arange(start, start + rows + 1, dtype=np.int64) * self._share.numerator
+        counts = edges // self._share.denominator
+        held: np.ndarray[tuple[int], np.dtype[np.bool_]] = counts[1:] > counts[:-1]
+        return held
+
+
+def training_batches(source: Source, split: Split, batch_size: int, skip: int = 0) -> Iterator[Batch]:
+    """One epoch's training rows in order, `batch_size` at a time; the last batch may be shorter.
+
+    `skip` batches are passed over without parsing them.
+    """
+    start = split.row_of(skip * batch_size)
+    return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
+
+
+def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
+    """The held-out rows in order; the last batch may be shorter."""
+    return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)
+
+
+def _select(blocks: Iterator[Batch], split: Split, row: int, *, held: bool) -> Iterator[Batch]:
+    for block in blocks:
+        mask = split.held(row, block.rows)
+        row += block.rows
+        if not held and not mask.any():
+            yield block
+        else:
+            yield block.take(mask if held else ~mask)
+
+
+def _rebatch(blocks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    pending: list[Batch] = []
+    rows = 0
+    for block in blocks:
+        start = 0
+        while rows + block.rows - start >= batch_size:
+            stop = start + batch_size - rows
+            yield concatenate([*pending, block.slice(start, stop)])
+            pending, rows, start = [], 0, stop
+        if start < block.rows:
+            pending.append(block.slice(start, block.rows))
+            rows += block.rows - start
+    if pending:
+        yield concatenate(pending)

@@ -1,0 +1,69 @@
+"""The Criteo row: a label, 13 integers, 26 categories; and what a model sees of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+INTEGERS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = ("label", *INTEGERS, *CATEGORIES)
+
+# Distinct values of C1..C26 in Criteo's Kaggle data after the usual rare-value filter.
+CARDINALITIES = (
+    1396, 553, 2594031, 698469, 290, 23, 12048, 608, 3, 65156, 5309, 2186509, 3128,
+    26, 12750, 1537323, 10, 5002, 2118, 4, 1902327, 17, 15, 135790, 94, 84305,
+)  # fmt: skip
+
+# A category that is missing has an id of its own; values take 1 .. cardinality.
+MISSING_ID = 0
+
+
+class Batch(NamedTuple):
+    """Consecutive rows. `ids` is column-major, so that one field's ids lie together."""
+
+    dense: NDArray[np.float32]  # (B, 13)
+    ids: NDArray[np.int64]  # (B, 26)
+    labels: NDArray[np.float32]  # (B,)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.labels)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Rows start..stop (views, no copy)."""
+        return Batch(self.dense[start:stop], self.ids[start:stop], self.labels[start:stop])
+
+    def take(self, mask: NDArray[np.bool_]) -> Batch:
+        """The rows where `mask` is true (copies; `ids` stays column-major)."""
+        return Batch(self.dense[mask], np.asfortranarray(self.ids[mask]), self.labels[mask])
+
+
+def concatenate(parts: list[Batch]) -> Batch:
+    """Several batches as one, in order (`ids` stays column-major)."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = np.empty((sum(p.rows for p in parts), len(CATEGORIES)), np.int64, order="F")
+    np.concatenate([p.ids for p in parts], out=ids)
+    return Batch(np.concatenate([p.dense for p in parts]), ids, np.concatenate([p.labels for p in parts]))
+
+
+def field_cardinalities(max_cardinality: int = 0) -> tuple[int, ...]:
+    """How many distinct values each of the 26 fields keeps; 0 means Criteo's own numbers."""
+    if max_cardinality <= 0:
+        return CARDINALITIES
+    return tuple(min(c, max_cardinality) for c in CARDINALITIES)
+
+
+def field_rows(max_cardinality: int = 0) -> tuple[int, ...]:
+    """Rows of each field's embedding: its cardinality and one for 'missing'."""
+    return tuple(c + 1 for c in field_cardinalities(max_cardinality))
+
+
+def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
+    """sign(x)·log1p(|x|) as float32, any shape; the counts are heavy-tailed."""
+    wide = values.astype(np.float32)
+    return np.copysign(np.log1p(np.abs(wide)), wide)
