@@ -20,9 +20,9 @@ namespace oe {
 //   "OETABLE\n"           8 bytes
 //   format version        u32 (1)
 //   header size           u32
-//   header                JSON: {"table": spec, "server", "servers", "version", "rows", "row_floats", "block_rows"}
-//   header checksum       u64, XXH3-64 of all bytes before it
-//   blocks                of block_rows rows, the last one shorter: keys (u64 each), then the rows (row_floats
+//   header                JSON: {"table": spec, "server", "servers", "version", "rows", "row_floats",
+//   "block_rows"} header checksum       u64, XXH3-64 of all bytes before it blocks                of
+//   block_rows rows, the last one shorter: keys (u64 each), then the rows (row_floats
 //                         float32 each: weights, then the optimizer's slots)
 //   checksum              u64, XXH3-64 of all bytes before it
 //
@@ -44,7 +44,14 @@ TableFileInfo ReadTableFileInfo(const std::string& file);
 // Reads everything and compares the checksum too.
 TableFileInfo VerifyTableFile(const std::string& file);
 
-// Writes `info.file` (its spec, shard, version, rows and row_floats must be set) block by block under the name
+// The headers of `files`, after checking that they are every server's file of one saved table whose spec is
+// `spec` and whose rows have `row_floats` floats. Throws CheckpointError naming the file and the field with
+// both values.
+std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_floats,
+                                           const std::vector<std::string>& files);
+
+// Writes `info.file` (its spec, shard, version, rows and row_floats must be set) block by block under the
+// name
 // `<file>.tmp`; Finish() syncs it and gives it its name. Without Finish() the destructor removes it.
 class TableFileWriter {
  public:
@@ -69,7 +76,8 @@ class TableFileWriter {
   bool finished_ = false;
 };
 
-// Reads a table file block by block; memory stays at one block. Every error is a CheckpointError naming the file.
+// Reads a table file block by block; memory stays at one block. Every error is a CheckpointError naming the
+// file.
 class TableFileReader {
  public:
   // Checks the header and the size.
@@ -77,8 +85,8 @@ class TableFileReader {
 
   const TableFileInfo& info() const { return info_; }
 
-  // Reads the next block; 0 rows after the last, and then the checksum has been compared. Nothing that came before
-  // may be trusted until then.
+  // Reads the next block; 0 rows after the last, and then the checksum has been compared. Nothing that came
+  // before may be trusted until then.
   size_t NextBlock();
   const Key* keys() const { return keys_.data(); }
   const float* rows() const { return rows_.data(); }

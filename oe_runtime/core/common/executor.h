@@ -6,8 +6,8 @@
 
 namespace oe {
 
-// Runs the parts of one pull or push, possibly on several threads. Tables take one as an option; a server gives
-// its thread pool.
+// Runs the parts of one pull or push, possibly on several threads. Tables take one as an option; a server
+// gives its thread pool.
 class Executor {
  public:
   virtual ~Executor() = default;

@@ -32,7 +32,8 @@ Params CompleteParams(const std::string& what, const Params& given, const Params
   return complete;
 }
 
-void CheckParam(const std::string& what, const Params& params, const std::string& name, double low, double high) {
+void CheckParam(const std::string& what, const Params& params, const std::string& name, double low,
+                double high) {
   const double value = params.at(name);
   if (value >= low && value <= high) return;
   std::string wanted = "between " + NumberText(low) + " and " + NumberText(high);

@@ -8,12 +8,13 @@ namespace oe {
 
 using Params = std::map<std::string, double>;
 
-// `given` completed with `defaults`. Throws SpecError for a name that `defaults` lacks and for a value that is
-// not finite; `what` ("optimizer 'adam'") begins the message.
+// `given` completed with `defaults`. Throws SpecError for a name that `defaults` lacks and for a value that
+// is not finite; `what` ("optimizer 'adam'") begins the message.
 Params CompleteParams(const std::string& what, const Params& given, const Params& defaults);
 
 // Throws SpecError unless params.at(name) lies in [low, high].
-void CheckParam(const std::string& what, const Params& params, const std::string& name, double low, double high);
+void CheckParam(const std::string& what, const Params& params, const std::string& name, double low,
+                double high);
 
 // A number as it would be typed: 0.1, 1e-07, 3.
 std::string NumberText(double value);

@@ -13,9 +13,10 @@ struct ShardInfo {
   uint32_t servers = 1;
 };
 
-// A bijection of 64-bit words in which every input bit reaches every output bit (the finalizer of SplitMix64),
-// so that strided keys spread evenly. Servers are chosen by the low 32 bits, internal shards by the top 4, and
-// buckets by the bits between: no choice narrows another. Table files of other server counts rely on it.
+// A bijection of 64-bit words in which every input bit reaches every output bit (the finalizer of
+// SplitMix64), so that strided keys spread evenly. Servers are chosen by the low 32 bits, internal shards by
+// the top 4, and buckets by the bits between: no choice narrows another. Table files of other server counts
+// rely on it.
 inline uint64_t Mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;

@@ -38,4 +38,9 @@ size_t ArrayIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* row
   return found;
 }
 
+std::unique_ptr<Index> NewArrayIndex(uint64_t input_dim, uint64_t first, uint64_t stride) {
+  const uint64_t count = first < input_dim ? (input_dim - first - 1) / stride + 1 : 0;
+  return std::make_unique<ArrayIndex>(count, first, stride);
+}
+
 }  // namespace oe

@@ -9,8 +9,9 @@
 
 namespace oe {
 
-// A row number for each possible key, 4 bytes a key. Pages without rows take no memory. The keys of an internal
-// shard are those with key / stride == position, key % stride == first, for stride = servers · internal shards.
+// A row number for each possible key, 4 bytes a key. Pages without rows take no memory. The keys of an
+// internal shard are those with key / stride == position, key % stride == first, for stride = servers ·
+// internal shards.
 class ArrayIndex final : public Index {
  public:
   // `count` positions; position p stands for key first + p · stride. Throws std::bad_alloc.
@@ -27,9 +28,7 @@ class ArrayIndex final : public Index {
     void operator()(uint32_t* memory) const noexcept;
   };
 
-  uint64_t Position(Key key) const noexcept {
-    return powers_of_two_ ? key >> shift_ : key / stride_;
-  }
+  uint64_t Position(Key key) const noexcept { return powers_of_two_ ? key >> shift_ : key / stride_; }
 
   const uint64_t count_;
   const uint64_t first_;

@@ -116,4 +116,6 @@ size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows
   return found;
 }
 
+std::unique_ptr<Index> NewHashIndex() { return std::make_unique<HashIndex>(); }
+
 }  // namespace oe

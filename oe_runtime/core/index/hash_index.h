@@ -11,8 +11,8 @@
 namespace oe {
 
 // Open addressing over buckets of one cache line with five entries each: most lookups touch one line. A full
-// bucket sends its overflow to the next. Between 8/15 and 4/5 of the entries are used once the index has grown,
-// which is 16 to 24 bytes a key.
+// bucket sends its overflow to the next. Between 8/15 and 4/5 of the entries are used once the index has
+// grown, which is 16 to 24 bytes a key.
 class HashIndex final : public Index {
  public:
   HashIndex();

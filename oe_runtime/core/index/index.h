@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "oe_runtime/core/common/shard.h"
 
@@ -10,7 +11,8 @@ namespace oe {
 
 constexpr uint32_t kNoRow = 0xFFFFFFFFU;
 
-// From keys to row numbers, for one internal shard of a table. Not thread-safe: many may read, or one may write.
+// From keys to row numbers, for one internal shard of a table. Not thread-safe: many may read, or one may
+// write.
 class Index {
  public:
   virtual ~Index() = default;
@@ -23,13 +25,19 @@ class Index {
   // Adds a key that is absent. Reserve() must have come before.
   virtual void Add(Key key, uint32_t row) noexcept = 0;
 
-  // Copies up to `max` entries, beginning at `*position` (0 at first) and moving it on; returns how many. 0 means
-  // that all were seen. Nothing may be added between calls.
+  // Copies up to `max` entries, beginning at `*position` (0 at first) and moving it on; returns how many. 0
+  // means that all were seen. Nothing may be added between calls.
   virtual size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept = 0;
 
   // Bytes of memory held.
   virtual uint64_t bytes() const noexcept = 0;
 };
+
+// For any keys.
+std::unique_ptr<Index> NewHashIndex();
+
+// For the keys first, first + stride, first + 2·stride, … below `input_dim`. Throws std::bad_alloc.
+std::unique_ptr<Index> NewArrayIndex(uint64_t input_dim, uint64_t first, uint64_t stride);
 
 }  // namespace oe
 

@@ -57,8 +57,8 @@ struct UniformFromBits {
   }
 };
 
-// Natural logarithm of a positive normal number: x = 2^e·m, log m = 2·atanh((m - 1)/(m + 1)). Its error is below
-// 1e-13, and unlike libm's it has the same bits on every machine.
+// Natural logarithm of a positive normal number: x = 2^e·m, log m = 2·atanh((m - 1)/(m + 1)). Its error is
+// below 1e-13, and unlike libm's it has the same bits on every machine.
 double PortableLog(double x) noexcept {
   uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -80,7 +80,7 @@ double PortableLog(double x) noexcept {
 // Inverse error function by the polynomials of M. Giles, "Approximating the erfinv function" (2012); relative
 // error about 1e-7, a float's worth.
 double InverseErf(double x) noexcept {
-  static constexpr double kCentral[] = {2.81022636e-08, 3.43273939e-07,  -3.5233877e-06,
+  static constexpr double kCentral[] = {2.81022636e-08,  3.43273939e-07, -3.5233877e-06,
                                         -4.39150654e-06, 0.00021858087,  -0.00125372503,
                                         -0.00417768164,  0.246640727,    1.50140941};
   static constexpr double kTail[] = {-0.000200214257, 0.000100950558, 0.00134934322,

@@ -21,9 +21,9 @@ struct InitializerSpec {
 // count and order of arrival gives the same bits.
 //
 // Generator: start = Mix64(Mix64(Mix64(seed + G) ^ XXH3_64(table name)) + G·(key + 1)); word j of a row is
-// Mix64(start + G·(j + 1)) with G = 2^64/φ (a SplitMix64 stream a row); its low half makes element 2j, its high
-// half element 2j + 1. Only IEEE additions, multiplications, divisions and square roots follow, no libm, so the
-// bits do not depend on the machine either.
+// Mix64(start + G·(j + 1)) with G = 2^64/φ (a SplitMix64 stream a row); its low half makes element 2j, its
+// high half element 2j + 1. Only IEEE additions, multiplications, divisions and square roots follow, no libm,
+// so the bits do not depend on the machine either.
 class Initializer {
  public:
   // Throws SpecError for an unknown name, an unsupported parameter or a value out of range.

@@ -25,8 +25,8 @@ class Adam final : public Optimizer {
 
   void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
              uint64_t step) const noexcept override {
-    // Keras raises the float32 betas to the float32 step and subtracts in float32. For beta_2 = 0.999 that moves
-    // 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of the rule.
+    // Keras raises the float32 betas to the float32 step and subtracts in float32. For beta_2 = 0.999 that
+    // moves 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of the rule.
     const auto t = static_cast<double>(static_cast<float>(step));
     const auto power_1 = static_cast<float>(std::pow(static_cast<double>(beta_1_), t));
     const auto power_2 = static_cast<float>(std::pow(static_cast<double>(beta_2_), t));

@@ -17,9 +17,9 @@ struct OptimizerSpec {
   Params params;
 };
 
-// One optimizer's update rule, in float32 and in the order of operations of Keras 3.15. A row is `dim` weights
-// followed by slots() arrays of `dim` floats. Only rows that got a gradient change (a dense Keras variable would
-// also decay the momenta of the others). Immutable, so safe to share among threads.
+// One optimizer's update rule, in float32 and in the order of operations of Keras 3.15. A row is `dim`
+// weights followed by slots() arrays of `dim` floats. Only rows that got a gradient change (a dense Keras
+// variable would also decay the momenta of the others). Immutable, so safe to share among threads.
 class Optimizer {
  public:
   // Throws SpecError for an unknown name, an unsupported parameter or a value out of range.

@@ -48,15 +48,16 @@ uint64_t Storage::bytes() const {
   return bytes_;
 }
 
-Segment Storage::Take(size_t minimum, size_t wanted, const std::string& owner, const std::string& description) {
+Segment Storage::Take(size_t minimum, size_t wanted, const std::string& owner,
+                      const std::string& description) {
   const size_t least = RoundUp(minimum + overhead(), kPage);
   size_t size = RoundUp(std::max(minimum, wanted) + overhead(), kPage);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (spec_.capacity_bytes > 0) {
     const uint64_t left = spec_.capacity_bytes > bytes_ ? spec_.capacity_bytes - bytes_ : 0;
     if (least > left) {
-      throw StorageError("storage " + (spec_.path.empty() ? spec_.type : spec_.path) + " is full: table '" + owner +
-                         "' needs " + BytesText(least) + " more, " + BytesText(bytes_) + " of " +
+      throw StorageError("storage " + (spec_.path.empty() ? spec_.type : spec_.path) + " is full: table '" +
+                         owner + "' needs " + BytesText(least) + " more, " + BytesText(bytes_) + " of " +
                          BytesText(spec_.capacity_bytes) +
                          " are in use; raise the storage size of the servers or use more servers");
     }

@@ -28,14 +28,15 @@ struct Segment {
 
 class Arena;
 
-// The memory of one server: its kind, its cap and, for persistent memory, its locked directory. Knows nothing of
-// rows, keys or optimizers. Thread-safe.
+// The memory of one server: its kind, its cap and, for persistent memory, its locked directory. Knows nothing
+// of rows, keys or optimizers. Thread-safe.
 class Storage : public std::enable_shared_from_this<Storage> {
  public:
-  // Opens the storage. A pmem_libpmem directory is locked for the life of the storage; pool files left in it by a
-  // server that died are removed (they are scratch: the truth after a crash is the checkpoint). Opening the same
-  // directory again in the same process gives the same storage. Throws SpecError for a type that does not exist,
-  // StorageError for a directory that cannot be used or that another live process holds (naming its pid).
+  // Opens the storage. A pmem_libpmem directory is locked for the life of the storage; pool files left in it
+  // by a server that died are removed (they are scratch: the truth after a crash is the checkpoint). Opening
+  // the same directory again in the same process gives the same storage. Throws SpecError for a type that
+  // does not exist, StorageError for a directory that cannot be used or that another live process holds
+  // (naming its pid).
   static std::shared_ptr<Storage> Open(const StorageSpec& spec);
 
   virtual ~Storage() = default;

@@ -38,8 +38,8 @@ struct SpecDifference {
 // The first field in which two completed specs differ; nothing when they are equal.
 std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec& right);
 
-// JSON and back. from_json is strict: an unknown or missing key or a value of a wrong type throws SpecError naming
-// the field. Parameters may be numbers or booleans. It does not complete the spec.
+// JSON and back. from_json is strict: an unknown or missing key or a value of a wrong type throws SpecError
+// naming the field. Parameters may be numbers or booleans. It does not complete the spec.
 void to_json(nlohmann::json& json, const TableSpec& spec);
 void from_json(const nlohmann::json& json, TableSpec& spec);
 std::string ToJsonText(const TableSpec& spec);

@@ -20,14 +20,16 @@ namespace oe {
 struct TableFileInfo;
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
-// pulls and pushes, pushes run beside each other (a row sees them one after the other), a save makes pushes wait,
-// a restore makes everything wait only while it exchanges the content.
+// pulls and pushes, pushes run beside each other (a row sees them one after the other), a save makes pushes
+// wait, a restore makes everything wait only while it exchanges the content.
 class Table {
  public:
   // A table without rows in `storage`, which the tables of one server share. Throws SpecError, StorageError.
-  static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage, ShardInfo shard = {});
+  static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
+                                       ShardInfo shard = {});
   // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
-  static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage, ShardInfo shard = {});
+  static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage,
+                                       ShardInfo shard = {});
 
   ~Table();
   Table(const Table&) = delete;
@@ -37,15 +39,17 @@ class Table {
   const TableSpec& spec() const { return spec_; }
   const ShardInfo& shard() const { return shard_; }
 
-  // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key without
-  // a row reads its initializer's value. Throws KeyRangeError (array) and SpecError for a key of another server.
+  // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
+  // without a row reads its initializer's value. Throws KeyRangeError (array) and SpecError for a key of
+  // another server.
   void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
 
-  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts version()
-  // up by one, also for n = 0: with several servers, each must see every push for Adam's step to agree. Throws
-  // KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError (no room for new
-  // rows); then no row's value and not the version has changed.
-  void Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor = nullptr);
+  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts
+  // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to
+  // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
+  // (no room for new rows); then no row's value and not the version has changed.
+  void Push(const Key* keys, size_t n, const float* grads, double learning_rate,
+            Executor* executor = nullptr);
 
   uint64_t version() const;      // pushes so far
   uint64_t rows() const;         // keys with a row
@@ -53,14 +57,14 @@ class Table {
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
 
-  // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name first.
-  // Throws CheckpointError naming the file; then nothing is left of it.
+  // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name
+  // first. Throws CheckpointError naming the file; then nothing is left of it.
   TableFileInfo Save(const std::string& file) const;
 
   // Replaces the content with that of `files`, which must be all files of one saved table, from any number of
-  // servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for one that is
-  // damaged, incomplete or of another table, StorageError when the rows do not fit beside the present ones; then
-  // the content is as before.
+  // servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for one that
+  // is damaged, incomplete or of another table, StorageError when the rows do not fit beside the present
+  // ones; then the content is as before.
   void Restore(const std::vector<std::string>& files);
 
  private:

@@ -1,0 +1,262 @@
+#include "oe_runtime/core/checkpoint/table_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "oe_runtime/core/common/error.h"
+
+namespace oe {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array<char, 8> kMagic = {'O', 'E', 'T', 'A', 'B', 'L', 'E', '\n'};
+constexpr uint32_t kFormat = 1;
+constexpr uint32_t kLargestHeader = 1U << 20;
+constexpr size_t kBlockBytes = size_t{1} << 20;
+constexpr size_t kLargestBlockBytes = size_t{64} << 20;
+
+std::string ErrnoText(int number) { return std::strerror(number); }
+
+[[noreturn]] void Damaged(const std::string& file, const std::string& what) {
+  throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
+}
+
+uint64_t FileSize(int descriptor, const std::string& file) {
+  struct stat status{};
+  if (::fstat(descriptor, &status) != 0) throw CheckpointError(file + ": " + ErrnoText(errno));
+  return static_cast<uint64_t>(status.st_size);
+}
+
+std::string HeaderText(const TableFileInfo& info, uint64_t block_rows) {
+  return json{{"table", info.spec},      {"server", info.shard.server}, {"servers", info.shard.servers},
+              {"version", info.version}, {"rows", info.rows},           {"row_floats", info.row_floats},
+              {"block_rows", block_rows}}
+      .dump();
+}
+
+}  // namespace
+
+TableFileInfo ReadTableFileInfo(const std::string& file) { return TableFileReader(file).info(); }
+
+TableFileInfo VerifyTableFile(const std::string& file) {
+  TableFileReader reader(file);
+  while (reader.NextBlock() > 0) {
+  }
+  return reader.info();
+}
+
+std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_floats,
+                                           const std::vector<std::string>& files) {
+  if (files.empty()) throw CheckpointError("table '" + spec.name + "': there is no file to restore it from");
+  std::vector<TableFileInfo> infos;
+  std::set<uint32_t> seen;
+  for (const std::string& file : files) {
+    infos.push_back(ReadTableFileInfo(file));
+    const TableFileInfo& info = infos.back();
+    const TableFileInfo& first = infos.front();
+    if (const auto difference = Difference(info.spec, spec)) {
+      throw CheckpointError(file + ": '" + difference->field + "' was " + difference->left + " when table '" +
+                            info.spec.name + "' was saved, but table '" + spec.name + "' has " +
+                            difference->right);
+    }
+    if (info.row_floats != row_floats) {
+      throw CheckpointError(file + ": 'row_floats' is " + std::to_string(info.row_floats) + ", but table '" +
+                            spec.name + "' has " + std::to_string(row_floats));
+    }
+    if (info.shard.servers != first.shard.servers) {
+      throw CheckpointError(file + ": 'servers' is " + std::to_string(info.shard.servers) + ", but " +
+                            first.file + " has " + std::to_string(first.shard.servers) +
+                            "; they are of different checkpoints");
+    }
+    if (info.version != first.version) {
+      throw CheckpointError(file + ": 'version' is " + std::to_string(info.version) + ", but " + first.file +
+                            " has " + std::to_string(first.version) + "; they are of different checkpoints");
+    }
+    if (!seen.insert(info.shard.server).second) {
+      throw CheckpointError(file + ": 'server' is " + std::to_string(info.shard.server) +
+                            ", of which there is a file already");
+    }
+  }
+  for (uint32_t server = 0; server < infos.front().shard.servers; ++server) {
+    if (seen.count(server) == 0) {
+      throw CheckpointError("table '" + spec.name + "': the file of server " + std::to_string(server) +
+                            " of " + std::to_string(infos.front().shard.servers) + " is missing (beside " +
+                            files.front() + ")");
+    }
+  }
+  return infos;
+}
+
+TableFileWriter::TableFileWriter(const TableFileInfo& info)
+    : info_(info),
+      temporary_(info.file + ".tmp"),
+      block_rows_(std::max<size_t>(1, kBlockBytes / (sizeof(Key) + info.row_floats * sizeof(float)))),
+      hash_(XXH3_createState(), XXH3_freeState),
+      out_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  if (!hash_) throw std::bad_alloc();
+  if (!out_.ok()) throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
+  (void)XXH3_64bits_reset(hash_.get());
+  info_.bytes = 0;
+  const std::string header = HeaderText(info_, block_rows_);
+  const auto size = static_cast<uint32_t>(header.size());
+  try {
+    Write(kMagic.data(), kMagic.size());
+    Write(&kFormat, sizeof(kFormat));
+    Write(&size, sizeof(size));
+    Write(header.data(), header.size());
+    const uint64_t checksum = XXH3_64bits_digest(hash_.get());
+    Write(&checksum, sizeof(checksum));
+  } catch (...) {
+    (void)::unlink(temporary_.c_str());  // no destructor runs for a constructor that throws
+    throw;
+  }
+}
+
+TableFileWriter::~TableFileWriter() {
+  if (!finished_) (void)::unlink(temporary_.c_str());
+}
+
+void TableFileWriter::Write(const void* data, size_t size) {
+  (void)XXH3_64bits_update(hash_.get(), data, size);
+  info_.bytes += size;
+  const auto* from = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t written = ::write(out_.get(), from, size);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
+    }
+    from += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void TableFileWriter::WriteBlock(const Key* keys, const float* rows, size_t n) {
+  Write(keys, n * sizeof(Key));
+  Write(rows, n * info_.row_floats * sizeof(float));
+}
+
+TableFileInfo TableFileWriter::Finish() {
+  info_.checksum = XXH3_64bits_digest(hash_.get());
+  Write(&info_.checksum, sizeof(info_.checksum));
+  if (::fsync(out_.get()) != 0) throw CheckpointError("cannot sync " + temporary_ + ": " + ErrnoText(errno));
+  if (::rename(temporary_.c_str(), info_.file.c_str()) != 0) {
+    throw CheckpointError("cannot rename " + temporary_ + " to " + info_.file + ": " + ErrnoText(errno));
+  }
+  finished_ = true;
+  return info_;
+}
+
+TableFileReader::TableFileReader(const std::string& file)
+    : hash_(XXH3_createState(), XXH3_freeState), in_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+  info_.file = file;
+  if (!hash_) throw std::bad_alloc();
+  if (!in_.ok()) throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));
+  (void)XXH3_64bits_reset(hash_.get());
+  info_.bytes = FileSize(in_.get(), file);
+  std::array<char, 8> magic{};
+  uint32_t format = 0;
+  uint32_t size = 0;
+  constexpr size_t kFixed = sizeof(magic) + sizeof(format) + sizeof(size);
+  if (info_.bytes < kFixed) Damaged(file, "it has only " + std::to_string(info_.bytes) + " bytes");
+  Read(magic.data(), magic.size());
+  if (magic != kMagic)
+    throw CheckpointError(file + " is not a table file: its first 8 bytes are not OETABLE");
+  Read(&format, sizeof(format));
+  if (format != kFormat) {
+    throw CheckpointError(file + " has the table file format " + std::to_string(format) +
+                          "; this version reads " + std::to_string(kFormat));
+  }
+  Read(&size, sizeof(size));
+  if (size > kLargestHeader || info_.bytes < kFixed + size + 2 * sizeof(uint64_t)) {
+    Damaged(file,
+            "its header has " + std::to_string(size) + " bytes, the file " + std::to_string(info_.bytes));
+  }
+  std::string header(size, '\0');
+  Read(header.data(), size);
+  const uint64_t expected = XXH3_64bits_digest(hash_.get());
+  uint64_t checksum = 0;
+  Read(&checksum, sizeof(checksum));
+  if (checksum != expected) Damaged(file, "the checksum of its header is wrong");
+  try {
+    const json fields = json::parse(header);
+    info_.spec = Complete(fields.at("table").get<TableSpec>());
+    info_.shard.server = fields.at("server").get<uint32_t>();
+    info_.shard.servers = fields.at("servers").get<uint32_t>();
+    info_.version = fields.at("version").get<uint64_t>();
+    info_.rows = fields.at("rows").get<uint64_t>();
+    info_.row_floats = fields.at("row_floats").get<uint64_t>();
+    block_rows_ = fields.at("block_rows").get<uint64_t>();
+  } catch (const std::exception& error) {
+    throw CheckpointError(file + ": its header cannot be used: " + error.what());
+  }
+  // The header's checksum is right, so what follows guards against a writer's mistake, not against damage.
+  if (info_.shard.servers == 0 || info_.shard.server >= info_.shard.servers ||
+      info_.row_floats < info_.spec.dim || info_.row_floats > uint64_t{16} * kLargestDim ||
+      block_rows_ == 0 ||
+      block_rows_ > kLargestBlockBytes / (sizeof(Key) + info_.row_floats * sizeof(float))) {
+    Damaged(file, "its header contradicts itself");
+  }
+  const uint64_t row_bytes = sizeof(Key) + info_.row_floats * sizeof(float);
+  const uint64_t content = info_.bytes - kFixed - size - 2 * sizeof(uint64_t);
+  if (info_.rows != content / row_bytes || content % row_bytes != 0) {
+    Damaged(file, "its header promises " + std::to_string(info_.rows) + " rows of " +
+                      std::to_string(row_bytes) + " bytes, but " + std::to_string(content) +
+                      " bytes are there");
+  }
+  if (::pread(in_.get(), &info_.checksum, sizeof(uint64_t),
+              static_cast<off_t>(info_.bytes - sizeof(uint64_t))) != static_cast<ssize_t>(sizeof(uint64_t))) {
+    throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));
+  }
+  left_ = info_.rows;
+  const uint64_t most = std::min(block_rows_, left_);
+  keys_.resize(most);
+  rows_.resize(most * info_.row_floats);
+}
+
+void TableFileReader::Read(void* data, size_t size) {
+  auto* to = static_cast<char*>(data);
+  size_t left = size;
+  while (left > 0) {
+    const ssize_t got = ::read(in_.get(), to, left);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw CheckpointError("cannot read " + info_.file + ": " + ErrnoText(errno));
+    }
+    if (got == 0) Damaged(info_.file, "it ends too early");
+    to += got;
+    left -= static_cast<size_t>(got);
+  }
+  (void)XXH3_64bits_update(hash_.get(), data, size);
+}
+
+size_t TableFileReader::NextBlock() {
+  if (left_ == 0) {
+    if (finished_) return 0;
+    const uint64_t expected = XXH3_64bits_digest(hash_.get());
+    uint64_t checksum = 0;
+    Read(&checksum, sizeof(checksum));
+    if (checksum != expected) Damaged(info_.file, "its checksum is wrong");
+    info_.checksum = checksum;
+    finished_ = true;
+    return 0;
+  }
+  const auto n = static_cast<size_t>(std::min(block_rows_, left_));
+  Read(keys_.data(), n * sizeof(Key));
+  Read(rows_.data(), n * static_cast<size_t>(info_.row_floats) * sizeof(float));
+  left_ -= n;
+  return n;
+}
+
+}  // namespace oe

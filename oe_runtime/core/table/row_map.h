@@ -1,0 +1,74 @@
+#ifndef OE_CORE_TABLE_ROW_MAP_H_
+#define OE_CORE_TABLE_ROW_MAP_H_
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <shared_mutex>
+#include <utility>
+
+#include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/row_store.h"
+
+namespace oe {
+
+// One internal shard of a table: keys to rows. The caller holds mutex(): shared to read, exclusive to change.
+class RowMap {
+ public:
+  // `arena` must outlive the map.
+  RowMap(std::unique_ptr<Index> index, Arena* arena, size_t row_floats)
+      : index_(std::move(index)), store_(arena, row_floats) {}
+
+  std::shared_mutex& mutex() const { return mutex_; }
+
+  // rows[i] = the row of keys[i], or nullptr.
+  void Find(const Key* keys, size_t n, const float** rows) const noexcept {
+    std::array<uint32_t, kAtOnce> numbers{};
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, numbers.data());
+      for (size_t i = 0; i < size; ++i) {
+        rows[begin + i] = numbers[i] == kNoRow ? nullptr : store_.row(numbers[i]);
+      }
+    }
+  }
+
+  // numbers[i] = the number of the row of keys[i]; a missing row is made by `fill(key, row)`, which does not
+  // throw. Throws StorageError or std::bad_alloc; then each key either has a filled row or none.
+  template <typename Fill>
+  void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t end = std::min(begin + kAtOnce, n);
+      index_->Find(keys + begin, end - begin, numbers + begin);
+      for (size_t i = begin; i < end; ++i) {
+        if (numbers[i] != kNoRow) continue;
+        index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
+        if (numbers[i] != kNoRow) continue;
+        index_->Reserve();
+        store_.Reserve();
+        numbers[i] = store_.Add();
+        fill(keys[i], store_.row(numbers[i]));
+        index_->Add(keys[i], numbers[i]);
+      }
+    }
+  }
+
+  float* row(uint32_t number) const noexcept { return store_.row(number); }
+  uint64_t size() const noexcept { return store_.size(); }
+  uint64_t index_bytes() const noexcept { return index_->bytes(); }
+  // As Index::Scan.
+  size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
+    return index_->Scan(position, max, keys, numbers);
+  }
+
+ private:
+  static constexpr size_t kAtOnce = 64;
+
+  mutable std::shared_mutex mutex_;
+  const std::unique_ptr<Index> index_;
+  RowStore store_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_TABLE_ROW_MAP_H_

@@ -1,0 +1,214 @@
+#include "oe_runtime/core/table/spec.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+
+namespace oe {
+namespace {
+
+using nlohmann::json;
+
+// Takes the fields of one JSON object and complains about what is missing, of a wrong type, or left over.
+class Fields {
+ public:
+  Fields(const json& object, std::string where) : where_(std::move(where)) {
+    if (!object.is_object()) {
+      throw SpecError((where_.empty() ? "the spec" : "'" + where_ + "'") + " must be a JSON object, not " +
+                      object.dump());
+    }
+    left_ = object;
+  }
+
+  bool Has(const std::string& name) const { return left_.contains(name); }
+
+  std::string String(const std::string& name) {
+    const json value = Take(name);
+    if (!value.is_string()) Refuse(name, value, "a string");
+    return value.get<std::string>();
+  }
+
+  uint64_t Unsigned(const std::string& name, uint64_t most) {
+    const json value = Take(name);
+    // A non-negative integer built by hand may be stored as signed.
+    const bool whole = value.is_number_unsigned() || (value.is_number_integer() && value.get<int64_t>() >= 0);
+    if (!whole || value.get<uint64_t>() > most) {
+      Refuse(name, value, "a whole number between 0 and " + std::to_string(most));
+    }
+    return value.get<uint64_t>();
+  }
+
+  Params Numbers() {
+    Params params;
+    for (const auto& [name, value] : left_.items()) {
+      if (value.is_boolean()) {
+        params[name] = value.get<bool>() ? 1 : 0;
+      } else if (value.is_number()) {
+        params[name] = value.get<double>();
+      } else {
+        Refuse(name, value, "a number");
+      }
+    }
+    left_.clear();
+    return params;
+  }
+
+  const json Take(const std::string& name) {
+    if (!left_.contains(name)) throw SpecError("the field '" + Full(name) + "' is missing");
+    json value = left_[name];
+    left_.erase(name);
+    return value;
+  }
+
+  void End(const std::string& known) const {
+    if (left_.empty()) return;
+    throw SpecError("unknown field '" + Full(left_.begin().key()) + "'; the fields are " + known);
+  }
+
+ private:
+  std::string Full(const std::string& name) const { return where_.empty() ? name : where_ + "." + name; }
+
+  [[noreturn]] void Refuse(const std::string& name, const json& value, const std::string& wanted) const {
+    throw SpecError("the field '" + Full(name) + "' must be " + wanted + ", not " + value.dump());
+  }
+
+  const std::string where_;
+  json left_;
+};
+
+json Flat(const std::string& name, const Params& params) {
+  json object = {{"name", name}};
+  for (const auto& [param, value] : params) object[param] = value;
+  return object;
+}
+
+[[noreturn]] void Refuse(const TableSpec& spec, const std::string& what) {
+  throw SpecError("table '" + spec.name + "': " + what);
+}
+
+}  // namespace
+
+TableSpec Complete(const TableSpec& spec) {
+  TableSpec complete = spec;
+  if (spec.name.empty() || spec.name.size() > 1024) throw SpecError("a table's name has 1 to 1024 bytes");
+  if (spec.dim == 0 || spec.dim > kLargestDim) {
+    Refuse(spec, "'dim' must be between 1 and " + std::to_string(kLargestDim) + ", not " +
+                     std::to_string(spec.dim));
+  }
+  if (spec.dtype != "float32") Refuse(spec, "'dtype' must be float32, not '" + spec.dtype + "'");
+  if (spec.index == "array") {
+    if (spec.input_dim == 0) Refuse(spec, "an array table needs 'input_dim', the number of its keys");
+  } else if (spec.index == "hash") {
+    if (spec.input_dim != 0) {
+      Refuse(spec,
+             "a hash table takes any key, so 'input_dim' must be 0, not " + std::to_string(spec.input_dim));
+    }
+  } else {
+    Refuse(spec, "'index' must be hash or array, not '" + spec.index + "'");
+  }
+  try {
+    complete.optimizer = Optimizer::Complete(spec.optimizer);
+    complete.initializer = Initializer::Complete(spec.initializer);
+  } catch (const SpecError& error) {
+    Refuse(spec, error.what());
+  }
+  return complete;
+}
+
+std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec& right) {
+  const json left_fields = json(left).flatten();
+  const json right_fields = json(right).flatten();
+  const auto field_name = [](std::string pointer) {
+    pointer.erase(0, 1);
+    for (char& c : pointer) {
+      if (c == '/') c = '.';
+    }
+    return pointer;
+  };
+  // Names first: their parameters differ as a consequence.
+  for (const char* first : {"/name", "/optimizer/name", "/initializer/name"}) {
+    if (left_fields[first] != right_fields[first]) {
+      return SpecDifference{field_name(first), left_fields[first].dump(), right_fields[first].dump()};
+    }
+  }
+  for (const auto& [pointer, value] : left_fields.items()) {
+    const json other = right_fields.value(pointer, json());
+    if (value != other) return SpecDifference{field_name(pointer), value.dump(), other.dump()};
+  }
+  return std::nullopt;
+}
+
+void to_json(json& json, const TableSpec& spec) {
+  nlohmann::json initializer = Flat(spec.initializer.name, spec.initializer.params);
+  initializer["seed"] = spec.initializer.seed;
+  json = {{"name", spec.name},           {"dim", spec.dim},
+          {"dtype", spec.dtype},         {"index", spec.index},
+          {"input_dim", spec.input_dim}, {"optimizer", Flat(spec.optimizer.name, spec.optimizer.params)},
+          {"initializer", initializer}};
+}
+
+void from_json(const json& json, TableSpec& spec) {
+  TableSpec read;
+  Fields fields(json, "");
+  read.name = fields.String("name");
+  read.dim = static_cast<uint32_t>(fields.Unsigned("dim", kLargestDim));
+  if (fields.Has("dtype")) read.dtype = fields.String("dtype");
+  if (fields.Has("index")) read.index = fields.String("index");
+  if (fields.Has("input_dim")) {
+    read.input_dim = fields.Unsigned("input_dim", std::numeric_limits<uint64_t>::max());
+  }
+  if (fields.Has("optimizer")) {
+    Fields optimizer(fields.Take("optimizer"), "optimizer");
+    read.optimizer.name = optimizer.String("name");
+    read.optimizer.params = optimizer.Numbers();
+  }
+  if (fields.Has("initializer")) {
+    Fields initializer(fields.Take("initializer"), "initializer");
+    read.initializer.name = initializer.String("name");
+    if (initializer.Has("seed")) {
+      read.initializer.seed = initializer.Unsigned("seed", std::numeric_limits<uint64_t>::max());
+    }
+    read.initializer.params = initializer.Numbers();
+  }
+  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer");
+  spec = read;
+}
+
+std::string ToJsonText(const TableSpec& spec) {
+  try {
+    return json(spec).dump();
+  } catch (const json::exception& error) {
+    throw SpecError("the name of a table must be UTF-8");
+  }
+}
+
+TableSpec TableSpecFromJsonText(const std::string& text) {
+  json object;
+  try {
+    object = json::parse(text);
+  } catch (const json::exception& error) {
+    throw SpecError(std::string("a table spec that is not JSON: ") + error.what());
+  }
+  return Complete(object.get<TableSpec>());
+}
+
+void to_json(json& json, const StorageSpec& spec) {
+  json = {{"type", spec.type}, {"path", spec.path}, {"capacity_bytes", spec.capacity_bytes}};
+}
+
+void from_json(const json& json, StorageSpec& spec) {
+  StorageSpec read;
+  Fields fields(json, "storage");
+  read.type = fields.String("type");
+  if (fields.Has("path")) read.path = fields.String("path");
+  if (fields.Has("capacity_bytes")) {
+    read.capacity_bytes = fields.Unsigned("capacity_bytes", std::numeric_limits<uint64_t>::max());
+  }
+  fields.End("type, path, capacity_bytes");
+  spec = read;
+}
+
+}  // namespace oe

@@ -1,0 +1,353 @@
+#include "oe_runtime/core/table/table.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/table/row_map.h"
+
+namespace oe {
+namespace {
+
+constexpr uint32_t kShardBits = 4;
+constexpr uint32_t kShards = 1U << kShardBits;
+constexpr size_t kBlock = 64;  // rows in flight
+constexpr size_t kFloatsPerLine = 16;
+
+void PrefetchRow(const float* row, size_t floats) {
+  // Beyond a few lines the hardware's own prefetcher has caught on.
+  const size_t ahead = std::min(floats, size_t{8} * kFloatsPerLine);
+  for (size_t i = 0; i < ahead; i += kFloatsPerLine) __builtin_prefetch(row + i);
+  __builtin_prefetch(row + floats - 1);
+}
+
+bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
+
+}  // namespace
+
+// The rows, exchanged as a whole by Restore.
+struct Table::Content {
+  std::unique_ptr<Arena> arena;  // before the shards, which point to it
+  std::array<std::unique_ptr<RowMap>, kShards> shards;
+  std::atomic<uint64_t> version{0};
+};
+
+// The keys of a call in the order of their internal shards.
+struct Table::Plan {
+  std::array<size_t, kShards + 1> begin{};
+  std::unique_ptr<Key[]> keys;
+  std::unique_ptr<uint32_t[]> order;  // keys[i] was at order[i]
+
+  // Runs task(begin, end, shard) for every internal shard with keys; rethrows the first error when all are
+  // done.
+  template <typename Task>
+  void ForEachShard(Executor* executor, const Task& task) const {
+    std::array<std::exception_ptr, kShards> errors;
+    const auto run = [&](size_t shard) {
+      if (begin[shard] == begin[shard + 1]) return;
+      try {
+        task(begin[shard], begin[shard + 1], shard);
+      } catch (...) {
+        errors[shard] = std::current_exception();
+      }
+    };
+    if (executor != nullptr) {
+      executor->ParallelFor(kShards, run);
+    } else {
+      for (size_t shard = 0; shard < kShards; ++shard) run(shard);
+    }
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+};
+
+std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
+                                     ShardInfo shard) {
+  if (shard.servers == 0 || shard.server >= shard.servers) {
+    throw SpecError("table '" + spec.name + "': server " + std::to_string(shard.server) + " of " +
+                    std::to_string(shard.servers) + " does not exist");
+  }
+  return std::unique_ptr<Table>(new Table(Complete(spec), std::move(storage), shard));
+}
+
+std::unique_ptr<Table> Table::Create(const TableSpec& spec, const StorageSpec& storage, ShardInfo shard) {
+  return Create(spec, Storage::Open(storage), shard);
+}
+
+Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
+    : spec_(std::move(spec)),
+      storage_(std::move(storage)),
+      shard_(shard),
+      optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
+      initializer_(Initializer::Create(spec_.initializer, spec_.name)),
+      row_floats_(size_t{spec_.dim} * (1 + optimizer_->slots())),
+      content_(NewContent()) {}
+
+Table::~Table() = default;
+
+std::unique_ptr<Table::Content> Table::NewContent() const {
+  auto content = std::make_unique<Content>();
+  content->arena = storage_->NewArena(spec_.name, ToJsonText(spec_));
+  const uint64_t stride = uint64_t{shard_.servers} * kShards;
+  for (uint32_t i = 0; i < kShards; ++i) {
+    std::unique_ptr<Index> index;
+    try {
+      index = IsArray(spec_)
+                  ? NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * i, stride)
+                  : NewHashIndex();
+    } catch (const std::bad_alloc&) {
+      throw StorageError("table '" + spec_.name + "': no memory for the index of 'input_dim' " +
+                         std::to_string(spec_.input_dim) + "; use more servers or a hash table");
+    }
+    content->shards[i] = std::make_unique<RowMap>(std::move(index), content->arena.get(), row_floats_);
+  }
+  return content;
+}
+
+void Table::RefuseKey(Key key) const {
+  std::string text = std::to_string(key);
+  if (key > static_cast<Key>(std::numeric_limits<int64_t>::max())) {
+    text += " (" + std::to_string(static_cast<int64_t>(key)) + " as int64)";
+  }
+  if (IsArray(spec_) && key >= spec_.input_dim) {
+    throw KeyRangeError("table '" + spec_.name + "': key " + text + " is not below its input_dim " +
+                        std::to_string(spec_.input_dim));
+  }
+  throw SpecError("table '" + spec_.name + "': key " + text + " belongs to server " +
+                  std::to_string(server_of(key, shard_.servers, IsArray(spec_))) + " of " +
+                  std::to_string(shard_.servers) + ", but was sent to server " +
+                  std::to_string(shard_.server));
+}
+
+// The internal shard of a key, or kShards for a key that is out of range or another server's.
+uint32_t Table::InternalShard(Key key) const {
+  if (IsArray(spec_)) {
+    if (key >= spec_.input_dim) return kShards;
+    if (shard_.servers == 1) return static_cast<uint32_t>(key % kShards);
+    if (key % shard_.servers != shard_.server) return kShards;
+    return static_cast<uint32_t>(key / shard_.servers % kShards);
+  }
+  const uint64_t hash = Mix64(key);
+  if (server_of_hash(hash, shard_.servers) != shard_.server) return kShards;
+  return static_cast<uint32_t>(hash >> (64 - kShardBits));
+}
+
+Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
+  if (n >= std::numeric_limits<uint32_t>::max()) {
+    throw SpecError("table '" + spec_.name + "': " + std::to_string(n) +
+                    " keys in one call; send smaller batches");
+  }
+  Plan plan;
+  const std::unique_ptr<uint8_t[]> shard_of(new uint8_t[n]);
+  std::array<size_t, kShards + 1> count{};
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t shard = InternalShard(keys[i]);
+    shard_of[i] = static_cast<uint8_t>(shard);
+    ++count[shard];
+  }
+  if (count[kShards] > 0) {
+    for (size_t i = 0; i < n; ++i) {
+      if (shard_of[i] == kShards) RefuseKey(keys[i]);
+    }
+  }
+  for (size_t shard = 0; shard < kShards; ++shard) plan.begin[shard + 1] = plan.begin[shard] + count[shard];
+  plan.keys.reset(new Key[n]);
+  plan.order.reset(new uint32_t[n]);
+  std::array<size_t, kShards + 1> next = plan.begin;
+  for (size_t i = 0; i < n; ++i) {
+    const size_t at = next[shard_of[i]]++;
+    plan.keys[at] = keys[i];
+    plan.order[at] = static_cast<uint32_t>(i);
+  }
+  return plan;
+}
+
+void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) const {
+  const Plan plan = MakePlan(keys, n);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const size_t dim = spec_.dim;
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    const RowMap& map = *content_->shards[shard];
+    const std::shared_lock<std::shared_mutex> lock(map.mutex());
+    std::array<const float*, kBlock> rows{};
+    for (size_t at = begin; at < end; at += kBlock) {
+      const size_t size = std::min(kBlock, end - at);
+      map.Find(&plan.keys[at], size, rows.data());
+      for (size_t i = 0; i < size; ++i) {
+        if (rows[i] != nullptr) PrefetchRow(rows[i], dim);
+      }
+      for (size_t i = 0; i < size; ++i) {
+        float* to = out + plan.order[at + i] * dim;
+        if (rows[i] != nullptr) {
+          std::memcpy(to, rows[i], dim * sizeof(float));
+        } else {
+          initializer_->Fill(plan.keys[at + i], to, spec_.dim);
+        }
+      }
+    }
+  });
+}
+
+void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor) {
+  const auto rate = static_cast<float>(learning_rate);
+  if (!std::isfinite(rate) || rate < 0) {
+    throw SpecError("table '" + spec_.name +
+                    "': the learning rate must be a finite number of at least 0, not " +
+                    NumberText(learning_rate));
+  }
+  const Plan plan = MakePlan(keys, n);
+  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
+  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  // First every row that is missing, which may fail. A row that was made has its initializer's value, the
+  // same that a pull read before, so a push that fails here has changed nothing that anyone can see in a
+  // pull.
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    RowMap& map = *content_->shards[shard];
+    const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin], [&](Key key, float* row) {
+      initializer_->Fill(key, row, spec_.dim);
+      optimizer_->InitSlots(row);
+    });
+  });
+  // Then the updates, which cannot.
+  const uint64_t step = content_->version.fetch_add(1) + 1;
+  const size_t dim = spec_.dim;
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    RowMap& map = *content_->shards[shard];
+    const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    std::array<float*, kBlock> rows{};
+    std::array<const float*, kBlock> gradients{};
+    for (size_t at = begin; at < end; at += kBlock) {
+      const size_t size = std::min(kBlock, end - at);
+      for (size_t i = 0; i < size; ++i) {
+        rows[i] = map.row(numbers[at + i]);
+        gradients[i] = grads + plan.order[at + i] * dim;
+        PrefetchRow(rows[i], row_floats_);
+        PrefetchRow(gradients[i], dim);
+      }
+      optimizer_->Apply(rows.data(), gradients.data(), size, rate, step);
+    }
+  });
+}
+
+uint64_t Table::version() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->version.load();
+}
+
+uint64_t Table::rows() const {
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  uint64_t rows = 0;
+  for (const auto& map : content_->shards) {
+    const std::shared_lock<std::shared_mutex> lock(map->mutex());
+    rows += map->size();
+  }
+  return rows;
+}
+
+uint64_t Table::bytes() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->arena->bytes();
+}
+
+uint64_t Table::index_bytes() const {
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  uint64_t bytes = 0;
+  for (const auto& map : content_->shards) {
+    const std::shared_lock<std::shared_mutex> lock(map->mutex());
+    bytes += map->index_bytes();
+  }
+  return bytes;
+}
+
+bool Table::is_pmem() const { return storage_->is_pmem(); }
+
+TableFileInfo Table::Save(const std::string& file) const {
+  // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  TableFileInfo info;
+  info.file = file;
+  info.spec = spec_;
+  info.shard = shard_;
+  info.version = content_->version.load();
+  info.row_floats = row_floats_;
+  for (const auto& map : content_->shards) info.rows += map->size();
+
+  TableFileWriter writer(info);
+  const size_t block = writer.block_rows();
+  const std::unique_ptr<Key[]> keys(new Key[block]);
+  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
+  const std::unique_ptr<float[]> rows(new float[block * row_floats_]);
+  size_t filled = 0;
+  for (const auto& map : content_->shards) {
+    uint64_t position = 0;
+    while (const size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
+      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_floats_);
+      for (size_t i = 0; i < found; ++i) {
+        std::memcpy(&rows[(filled + i) * row_floats_], map->row(numbers[i]), row_floats_ * sizeof(float));
+      }
+      filled += found;
+      if (filled == block) {
+        writer.WriteBlock(keys.get(), rows.get(), filled);
+        filled = 0;
+      }
+    }
+  }
+  if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
+  return writer.Finish();
+}
+
+void Table::LoadFile(const std::string& file, Content* content) const {
+  TableFileReader reader(file);
+  while (const size_t n = reader.NextBlock()) {
+    for (size_t i = 0; i < n; ++i) {
+      const Key key = reader.keys()[i];
+      const uint32_t shard = InternalShard(key);
+      if (shard == kShards) {
+        if (IsArray(spec_) && key >= spec_.input_dim) {
+          throw CheckpointError(file + ": key " + std::to_string(key) + " is not below input_dim " +
+                                std::to_string(spec_.input_dim) + "; the file is damaged");
+        }
+        continue;
+      }
+      RowMap& map = *content->shards[shard];
+      uint32_t number = kNoRow;
+      bool added = false;
+      map.FindOrAdd(&key, 1, &number, [&](Key, float* row) {
+        std::memcpy(row, reader.rows() + i * row_floats_, row_floats_ * sizeof(float));
+        added = true;
+      });
+      if (!added) {
+        throw CheckpointError(file + ": key " + std::to_string(key) +
+                              " has a row already; the files overlap");
+      }
+    }
+  }
+}
+
+void Table::Restore(const std::vector<std::string>& files) {
+  const std::vector<TableFileInfo> infos = CheckTableFiles(spec_, row_floats_, files);
+  // Loaded beside the present content and exchanged only when every checksum was right.
+  std::unique_ptr<Content> content = NewContent();
+  for (const TableFileInfo& info : infos) {
+    const bool same_servers = info.shard.servers == shard_.servers;
+    if (same_servers && info.shard.server != shard_.server) continue;  // has no key of ours
+    LoadFile(info.file, content.get());
+  }
+  content->version = infos.front().version;
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  content_.swap(content);
+}
+
+}  // namespace oe
