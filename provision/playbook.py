@@ -1,0 +1,134 @@
+"""Runs one of our playbooks through ansible-runner: results as they come, Ansible's own words in a log file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from provision import share
+from provision.child import StopRequest
+from provision.errors import ConvergeError
+from provision.inventory import Inventory
+
+Status = Literal["ok", "failed", "skipped", "unreachable"]
+_STATUS: dict[str, Status] = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_skipped": "skipped",
+    "runner_on_unreachable": "unreachable",
+}
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How one task ended on one host; ``result`` is what its module returned."""
+
+    host: str
+    task: str
+    status: Status
+    result: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def message(self) -> str:
+        """What the module said, in one line where it can be."""
+        words = self.result.get("msg") or self.result.get("stderr") or self.result.get("module_stderr") or ""
+        return str(words).strip()
+
+
+@dataclass(frozen=True)
+class PlaybookRun:
+    """How a playbook ended; ``log`` holds all of Ansible's output."""
+
+    outcome: Literal["ok", "failed", "canceled"]
+    log: Path
+    failures: list[TaskResult]
+
+
+def run(
+    name: str,
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    run_id: str,
+    variables: Mapping[str, Any],
+    stop: StopRequest,
+    on_start: Callable[[str, str, str], None] = lambda host, task, action: None,
+    on_result: Callable[[TaskResult], None] = lambda result: None,
+) -> PlaybookRun:
+    """Run ``playbooks/<name>.yml`` on the inventory's hosts.
+
+    ``on_start(host, task, action)`` and ``on_result`` are called as Ansible reports them. The hosts' variables
+    are the inventory's final values. Nothing of the run stays behind but the log.
+    """
+    import ansible_runner  # slow to import, and most commands never change a host
+
+    private = state_dir.absolute() / "ansible" / run_id
+    private.mkdir(mode=0o700, parents=True)
+    log = state_dir.absolute() / "logs" / f"{run_id}-{name}.log"
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    failures: list[TaskResult] = []
+
+    def handle(event: dict[str, Any]) -> bool:
+        data = event.get("event_data", {})
+        host, task = str(data.get("host", "")), str(data.get("task", ""))
+        if event.get("event") == "runner_on_start":
+            on_start(host, task, str(data.get("task_action", "")))
+        elif status := _STATUS.get(str(event.get("event"))):
+            seconds = float(data.get("duration") or 0.0)
+            result = TaskResult(host, task, status, data.get("res") or {}, seconds)
+            if status in ("failed", "unreachable") and not data.get("ignore_errors"):
+                failures.append(result)
+            on_result(result)
+        return False  # no file for every event
+
+    try:
+        values = private / "hosts.json"
+        hosts = {host: item.variables() for host, item in inventory.hosts.items()}
+        values.write_text(json.dumps({"all": {"hosts": hosts}}))
+        result = ansible_runner.run(
+            private_data_dir=str(private),
+            playbook=str(share.playbook(name)),
+            inventory=[str(inventory.path.absolute()), str(values)],
+            limit=",".join(inventory.hosts),
+            extravars=dict(variables),
+            envvars=_environment(inventory),
+            settings={"pexpect_timeout": 1},
+            ident="run",
+            quiet=True,
+            event_handler=handle,
+            cancel_callback=lambda: stop.count > 0,
+        )
+        output = private / "artifacts" / "run" / "stdout"
+        if output.exists():
+            shutil.copyfile(output, log)
+        if result.status == "canceled":
+            return PlaybookRun("canceled", log, failures)
+        if result.rc == 127:
+            raise ConvergeError(f"ansible-playbook could not be run; is {sys.prefix} complete?")
+        return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
+    finally:
+        # The private directory holds a copy of the whole environment: it must not stay.
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _environment(inventory: Inventory) -> dict[str, str]:
+    """What Ansible needs to find our roles and modules from any working directory."""
+    environment = {
+        "ANSIBLE_CONFIG": str(share.ansible_config()),
+        "ANSIBLE_ROLES_PATH": str(share.roles()),
+        "ANSIBLE_MODULE_UTILS": str(share.node_package().parent),
+        "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
+        "ANSIBLE_FORCE_COLOR": "0",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
+    if all(host.connection == "local" for host in inventory.hosts.values()):
+        # This machine's interpreter is known; discovery may find a shim that does not run.
+        environment.setdefault("ANSIBLE_PYTHON_INTERPRETER", sys.executable)
+    return environment
