@@ -1,0 +1,42 @@
+"""The errors that are meant for the person at the terminal: one line, what was found, what to do."""
+
+from __future__ import annotations
+
+
+class OeprovError(Exception):
+    """Base of all errors that a command prints as ``error: …`` (exit 1) instead of a traceback."""
+
+
+class InventoryError(OeprovError):
+    """The inventory cannot be used; the message names file, host or group, and key.
+
+    ``problems`` lists all that was found, the message only the first.
+    """
+
+    def __init__(self, message: str, problems: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.problems = problems or [message]
+
+    @classmethod
+    def of(cls, problems: list[str]) -> InventoryError:
+        """One error for a list that is not empty."""
+        more = len(problems) - 1
+        hint = f" (and {more} more; `oeprov inventory check` lists them)" if more else ""
+        return cls(problems[0] + hint, problems)
+
+
+class HostError(OeprovError):
+    """A host could not be observed or changed; ``host`` is its inventory name, ``reason`` why."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"{host}: {reason}")
+        self.host = host
+        self.reason = reason
+
+
+class ConvergeError(OeprovError):
+    """A change was refused or failed half-way; the message says which host and step, and how to go on."""
+
+
+class TrainingError(OeprovError):
+    """A training job could not be started, found or stopped."""

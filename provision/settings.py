@@ -1,0 +1,311 @@
+"""Every inventory variable of oeprov: its name, type, default and meaning.
+
+One model a prefix; the variable is prefix + field (``pmem_mode`` is ``PmemSettings.mode``). Roles'
+``argument_specs``, ``inventory/sample.yml`` and the JSON Schema follow these models; tests hold them to it.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB)?", re.ASCII)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SIZE_HELP = "a size such as 512M, 64G or 1.5T (powers of 1024), or a number of bytes"
+
+
+def parse_size(value: Any) -> int:
+    """Bytes of ``64G``, ``1.5TiB``, ``1048576``; ValueError for anything else (``64GB`` is ambiguous)."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected {SIZE_HELP}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"YAML reads it as a number: put it in quotes, as '{value}'")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str)]
+Text = Annotated[str, BeforeValidator(_text)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Kind(str, Enum):
+    """What a host is, which decides how its memory is reached."""
+
+    re6p = "re6p"
+    re7p = "re7p"
+    bare_metal_pmem = "bare_metal_pmem"
+    cxl = "cxl"
+    gpu = "gpu"
+    cpu = "cpu"
+    local = "local"
+
+
+Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "directory"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def variables(cls) -> list[str]:
+        """Names of the inventory variables that this model reads."""
+        return [cls.prefix + name for name in cls.model_fields]
+
+    def flat(self) -> dict[str, Any]:
+        """Variable name → value, JSON types only; what Ansible gets as variables."""
+        return {self.prefix + name: value for name, value in self.model_dump(mode="json").items()}
+
+
+class OeprovSettings(_Settings):
+    """What oeprov itself needs to know of a host."""
+
+    prefix: ClassVar[str] = "oeprov_"
+    kind: Kind = Field(description="What the host is; decides how its memory is reached. Required.")
+    cluster: Text = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9._-]*$",
+        description="Name of the cluster, the same for all hosts; default: the inventory's file name.",
+    )
+
+
+class KernelSettings(_Settings):
+    """Which kernel a host runs and how it gets there."""
+
+    prefix: ClassVar[str] = "kernel_"
+    version: Text = Field(
+        default="keep",
+        pattern=r"^(keep|newest|\d+\.\d+[A-Za-z0-9.+~_-]*)$",
+        description="'keep' the running kernel, 'newest' that the source offers, or a full release to pin, "
+        "as uname -r prints it. Pin in production: newest moves between series.",
+    )
+    source: Literal["distribution", "elrepo-lt", "elrepo-ml"] = Field(
+        default="distribution",
+        description="Where a new kernel comes from; ELRepo (lt: long term, ml: mainline) is for EL hosts.",
+    )
+    repository_url: Text = Field(
+        default="", description="Mirror to take the kernel packages from instead of the source's own address."
+    )
+    archive_url: Text = Field(
+        default="",
+        description="Mirror of the distribution's own packages, for releases that moved to an archive "
+        "(CentOS 7: a vault mirror).",
+    )
+    arguments: list[Text] = Field(
+        default=[], description="Kernel arguments that must be on the command line."
+    )
+    trial_boot: bool = Field(
+        default=True,
+        description="Boot a new kernel once on trial and make it the default only after a health check.",
+    )
+    reboot_timeout: int = Field(
+        default=1800, ge=60, description="Seconds that a reboot may take; machines with much memory are slow."
+    )
+
+
+class PmemSettings(_Settings):
+    """How persistent memory (or CXL memory) is used."""
+
+    prefix: ClassVar[str] = "pmem_"
+    mode: Mode = Field(
+        default="auto",
+        description="fsdax: a file system with DAX; system-ram: a memory node without CPUs; memory: DRAM "
+        "becomes a cache (bare metal only); directory: a directory stands in (kind local only); none: leave "
+        "alone. auto: fsdax on re6p, re7p and bare_metal_pmem, system-ram on cxl, directory on local, "
+        "else none.",
+    )
+    directory: Text = Field(
+        default="",
+        description="Kind local: the directory that stands in; default: pmem0 in the state directory.",
+    )
+    size: Size = Field(
+        default=0, description="Kind local: space that must be free for the directory; 0: any amount will do."
+    )
+    memmap: Text = Field(
+        default="",
+        pattern=r"^(\d+[KMG]![0-9]+[KMG](,\d+[KMG]![0-9]+[KMG])*)?$",
+        description="re7p: SIZE!OFFSET of the persistent range; default: computed from the host's own memory "
+        "map (1008G!257G on ecs.re7p.16xlarge).",
+    )
+    namespaces: list[Text] = Field(
+        default=[], description="Namespaces to use, such as namespace0.0; default: all that the host has."
+    )
+    mount_prefix: Text = Field(
+        default="/mnt/pmem",
+        pattern=r"^/[^\s]*$",
+        description="fsdax: mount points are this plus a number: /mnt/pmem0, and /mnt/pmem1 for a second "
+        "socket.",
+    )
+    filesystem: Literal["ext4", "xfs"] = Field(default="ext4", description="fsdax: the file system to make.")
+    map: Literal["mem", "dev"] = Field(
+        default="mem",
+        description="Where struct pages live (1/64 of the size): in DRAM (mem) or on the device (dev).",
+    )
+    movable: bool = Field(
+        default=True, description="system-ram: online as ZONE_MOVABLE, so that it can be taken offline again."
+    )
+    max_movable_ratio: float = Field(
+        default=4.0,
+        gt=0,
+        description="system-ram: refuse when movable memory is more than this times the DRAM.",
+    )
+    device_timeout: int = Field(
+        default=30,
+        ge=1,
+        description="fsdax: seconds that a boot waits for the device before it goes on without it.",
+    )
+
+
+class RuntimeSettings(_Settings):
+    """The Python environment that training runs in."""
+
+    prefix: ClassVar[str] = "runtime_"
+    venv: Text = Field(
+        default="",
+        description="The environment's directory; default: /opt/oeprov/venv, and on kind local the "
+        "environment that oeprov itself runs in.",
+    )
+    python: Text = Field(default="python3", description="Interpreter that makes the environment.")
+    extra: Literal["auto", "none", "tensorflow", "tensorflow-gpu", "torch"] = Field(
+        default="auto",
+        description="Framework to install with oeprov. auto: tensorflow on workers (tensorflow-gpu on kind "
+        "gpu), none on hosts that are parameter servers only.",
+    )
+    packages: list[Text] = Field(
+        default=[], description="System packages to install beyond those that oeprov knows it needs."
+    )
+
+
+class GpuSettings(_Settings):
+    """The GPU driver."""
+
+    prefix: ClassVar[str] = "gpu_"
+    driver: Text = Field(
+        default="keep",
+        pattern=r"^(keep|newest|\d+)$",
+        description="'keep' the driver as it is, 'newest' of the distribution, or a branch such as '550'.",
+    )
+
+
+class ServerSettings(_Settings):
+    """The parameter server processes of a host."""
+
+    prefix: ClassVar[str] = "parameter_server_"
+    count: int = Field(default=1, ge=1, le=64, description="Server processes on the host.")
+    host: Text = Field(
+        default="",
+        description="Address to listen on; default: 127.0.0.1 on kind local, else the host's address.",
+    )
+    port: Port = Field(
+        default=0,
+        description="Port of the first server, the next ones follow; 0: free ports are chosen at launch.",
+    )
+    storage: Literal["auto", "dram", "pmem_libpmem"] = Field(
+        default="auto",
+        description="Where rows live. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
+    )
+    storage_size: Size = Field(default=0, description="Most that one server may use; 0: no limit.")
+    threads: int = Field(
+        default=0, ge=0, description="Threads of one server; 0: one per CPU, shared out evenly."
+    )
+
+
+class WorkerSettings(_Settings):
+    """The training processes of a host."""
+
+    prefix: ClassVar[str] = "worker_"
+    threads: int = Field(default=0, ge=0, description="Threads of the framework; 0: the framework decides.")
+    environment: dict[str, Text] = Field(
+        default={}, description="Environment variables of the worker. Do not put secrets here."
+    )
+
+
+class TrainingSettings(_Settings):
+    """The training job; the same for all hosts, so set these under all: vars:."""
+
+    prefix: ClassVar[str] = "training_"
+    model: Literal["deepfm", "wdl"] = Field(default="deepfm", description="Model to train.")
+    data: Text = Field(
+        default="", description="Criteo TSV file (.tsv or .tsv.gz), or generate:ROWS or generate:ROWS:SEED."
+    )
+    dim: int = Field(default=9, ge=1, le=4096, description="Width of an embedding.")
+    batch_size: int = Field(default=4096, ge=1, description="Rows of a step.")
+    epochs: int = Field(default=1, ge=1, description="Passes over the data.")
+    steps: int = Field(default=0, ge=0, description="Stop after so many steps; 0: at the end of the epochs.")
+    optimizer: Literal["adagrad", "adam", "sgd", "ftrl"] = Field(default="adagrad", description="Optimizer.")
+    learning_rate: float = Field(default=0.01, gt=0, description="Learning rate.")
+    seed: int = Field(default=0, ge=0, description="Seed of all that is random.")
+    max_cardinality: int = Field(
+        default=0,
+        ge=0,
+        description="At most so many distinct ids a categorical field; 0: the full cardinalities.",
+    )
+    holdout: float = Field(default=0.1, ge=0, lt=1, description="Part of the rows kept for evaluation.")
+    checkpoint_steps: int = Field(
+        default=1000, ge=0, description="Steps between checkpoints; 0: only at the end."
+    )
+    keep_checkpoints: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
+    export: bool = Field(
+        default=True, description="Export the trained model as a SavedModel in the job directory."
+    )
+
+
+HOST_MODELS: tuple[type[_Settings], ...] = (
+    OeprovSettings,
+    KernelSettings,
+    PmemSettings,
+    RuntimeSettings,
+    GpuSettings,
+    ServerSettings,
+    WorkerSettings,
+)
+MODELS: tuple[type[_Settings], ...] = (*HOST_MODELS, TrainingSettings)
+PREFIXES: tuple[str, ...] = tuple(model.prefix for model in MODELS)
+KNOWN: tuple[str, ...] = tuple(name for model in MODELS for name in model.variables())
+JOB_WIDE: tuple[str, ...] = ("oeprov_cluster", *TrainingSettings.variables())
+
+MODES: dict[Kind, tuple[str, ...]] = {
+    Kind.re6p: ("fsdax", "system-ram", "none"),
+    Kind.re7p: ("fsdax", "system-ram", "none"),
+    Kind.bare_metal_pmem: ("fsdax", "system-ram", "memory", "none"),
+    Kind.cxl: ("system-ram", "fsdax", "none"),
+    Kind.gpu: ("none",),
+    Kind.cpu: ("none",),
+    Kind.local: ("directory", "none"),
+}
+"""Modes that a kind can do; the first is what ``auto`` means."""
+
+
+def mode_refusal(kind: Kind, mode: str) -> str:
+    """Why ``kind`` cannot do ``mode`` and what can be done instead; empty when it can."""
+    if mode == "auto" or mode in MODES[kind]:
+        return ""
+    if kind in (Kind.re6p, Kind.re7p):
+        if mode == "memory":
+            return (
+                f"{kind.value} is a guest: memory mode is set by ipmctl in the firmware of the physical "
+                "machine, which a guest cannot reach; use system-ram (a memory node of its own) or fsdax"
+            )
+        return f"{kind.value} has persistent memory of its own; use fsdax or system-ram"
+    if kind is Kind.cxl and mode == "memory":
+        return "CXL memory has no memory mode; use system-ram"
+    if kind is Kind.local:
+        return (
+            "kind local is this machine with a directory in place of persistent memory; use directory, or "
+            "give the host the kind that it is (re6p, re7p, bare_metal_pmem, cxl) and reach it over ssh"
+        )
+    if mode == "directory":
+        return f"directory stands in for persistent memory on kind local only; {kind.value} can do " + (
+            ", ".join(MODES[kind])
+        )
+    return f"kind {kind.value} has no persistent memory; use none, or correct oeprov_kind"
