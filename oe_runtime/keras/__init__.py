@@ -1,0 +1,16 @@
+"""Keras models whose embedding rows live on parameter servers.
+
+    import oe_runtime.keras as embed
+
+    model = embed.distributed_model(model, client)
+    model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
+    model.fit(...)
+
+Importing this module needs TensorFlow and Keras, but no server.
+"""
+
+from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.model import DistributedModel, distributed_model
+from oe_runtime.keras.translate import distributed_optimizer
+
+__all__ = ["DistributedModel", "Embedding", "distributed_model", "distributed_optimizer"]

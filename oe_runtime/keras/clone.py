@@ -1,0 +1,56 @@
+"""Copies of functional models in which some layers are other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A copy of a functional or Sequential model's graph, as the symbolic (inputs, outputs) of the copy.
+
+    `replace(layer)` returns the layer to take in place of `layer`, or None to take a copy of it with the same
+    weights. Models inside the model are copied too; layers that are used several times stay shared.
+
+    Raises ValueError when `model` has no graph, or naming a layer that cannot be copied.
+    """
+    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+        raise ValueError(
+            "a functional keras.Model (or a Sequential model with an Input) is needed, not "
+            f"{type(model).__name__}: the graph of a subclassed model is not known"
+        )
+    copies: list[tuple[Any, Any]] = []
+
+    def copy(layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as keras.ops.add, without state
+            return layer
+        replacement = replace(layer)
+        if replacement is not None:
+            return replacement
+        try:
+            new = type(layer).from_config(layer.get_config())
+        except Exception as error:
+            raise ValueError(
+                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made from its "
+                f"get_config(): {error}"
+            ) from error
+        copies.append((layer, new))
+        return new
+
+    # A fresh model over the same graph is not compiled, so that its clone is not either.
+    if isinstance(model, keras.Sequential):
+        source = keras.Model(model.inputs, model.outputs, name=model.name)
+    else:
+        source = keras.Model(model.input, model.output, name=model.name)
+    cloned = keras.models.clone_model(source, clone_function=copy, recursive=True)
+    for layer, new in copies:
+        if len(layer.variables) != len(new.variables):
+            raise ValueError(
+                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied: it has {len(layer.variables)} "
+                f"variables, but a layer made from its get_config() has {len(new.variables)}"
+            )
+        for old_variable, new_variable in zip(layer.variables, new.variables, strict=True):
+            new_variable.assign(old_variable)
+    return cloned.input, cloned.output

@@ -1,0 +1,84 @@
+"""The weights that are not rows, and the optimizer's variables, in a file of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oe_runtime.errors import CheckpointError
+
+FILE = "dense.npz"
+
+
+def _named_variables(model: Any) -> dict[str, Any]:
+    """Every variable by a name that is the same in another process: model/… and optimizer/…."""
+    if not model.compiled:
+        raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    named: dict[str, Any] = {}
+
+    def add(name: str, variable: Any) -> None:
+        unique, n = name, 1
+        while unique in named:  # layers of models inside the model may have equal paths
+            n += 1
+            unique = f"{name}#{n}"
+        named[unique] = variable
+
+    for variable in model.variables:
+        # Keras numbers the random generators of all models in a process.
+        add("model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", variable.path), variable)
+    for variable in model.optimizer.variables:
+        # The path begins with the optimizer's name, which depends on how many optimizers were made before.
+        add(f"optimizer/{variable.path.partition('/')[2] or variable.path}", variable)
+    return named
+
+
+def save(model: Any, directory: Path) -> Path:
+    """Writes `directory`/dense.npz (arrays by name, no pickle) and returns its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / FILE
+    arrays = {name: np.asarray(variable) for name, variable in _named_variables(model).items()}
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return path
+
+
+def load(model: Any, directory: Path) -> None:
+    """Assigns the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
+
+    Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another shape or
+    dtype.
+    """
+    path = directory / FILE
+    variables = _named_variables(model)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: cannot be read as a dense checkpoint: {error}") from error
+    for name, variable in variables.items():
+        if name not in arrays:
+            raise CheckpointError(f"{path}: variable {name} of the model is missing")
+        want, have = tuple(variable.shape), arrays[name].shape
+        if want != have:
+            raise CheckpointError(f"{path}: variable {name} has shape {have}, but the model's has {want}")
+        dtype = np.asarray(variable).dtype
+        if dtype != arrays[name].dtype:
+            raise CheckpointError(
+                f"{path}: variable {name} is {arrays[name].dtype}, but the model's is {dtype}"
+            )
+    for name in arrays:
+        if name not in variables:
+            raise CheckpointError(f"{path}: variable {name} is not in the model or its optimizer")
+    for name, variable in variables.items():
+        variable.assign(arrays[name])

@@ -1,0 +1,153 @@
+"""The embedding layer whose rows live on parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from oe_runtime.client import Client
+from oe_runtime.keras import feed
+from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.translate import table_initializer
+from oe_runtime.spec import TableSpec
+
+
+@dataclass(frozen=True)
+class Table:
+    """A layer's table on the servers behind `client`."""
+
+    client: Client
+    number: int
+    spec: TableSpec
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[np.float32]:
+        """The rows of ids of any shape: ids.shape + (dim,)."""
+        keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+        return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
+
+
+@keras.saving.register_keras_serializable(package="oe_runtime")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]
+    """Like `keras.layers.Embedding`, with the rows in a table of the parameter servers.
+
+    `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
+    memory from its first update on. `mask_zero` masks id 0. The layer has no variables. Use it in a functional
+    model and give that to `distributed_model`, which binds it to the servers; the table has the layer's name.
+
+    ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape + (output_dim,).
+    """
+
+    def __init__(
+        self,
+        input_dim: int = -1,
+        output_dim: int = 0,
+        embeddings_initializer: Any = "uniform",
+        *,
+        mask_zero: bool = False,
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(output_dim, int) or isinstance(output_dim, bool) or output_dim <= 0:
+            raise ValueError(
+                f"Embedding '{self.name}': output_dim must be an integer > 0, not {output_dim!r}"
+            )
+        if (
+            not isinstance(input_dim, int)
+            or isinstance(input_dim, bool)
+            or (input_dim <= 0 and input_dim != -1)
+        ):
+            raise ValueError(
+                f"Embedding '{self.name}': input_dim must be an integer > 0, or -1 for any 64-bit id, "
+                f"not {input_dim!r}"
+            )
+        for option, value in (
+            ("embeddings_regularizer", embeddings_regularizer),
+            ("embeddings_constraint", embeddings_constraint),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"layer '{self.name}': {option} is not supported for rows on parameter servers"
+                )
+        if self.variable_dtype != "float32":
+            raise ValueError(
+                f"layer '{self.name}': rows on parameter servers are float32, but the layer's dtype policy keeps "
+                f"variables as {self.variable_dtype}"
+            )
+        self.input_dim = input_dim
+        self.output_dim = output_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        table_initializer(self.embeddings_initializer, 0, self.name)
+        self.mask_zero = mask_zero
+        self.supports_masking = mask_zero
+        self.autocast = False  # ids must not become float16
+        self.table: Table | None = None
+        self.built = True
+
+    def table_spec(self, name: str, optimizer: dict[str, Any], seed: int) -> TableSpec:
+        """The table of this layer."""
+        return TableSpec(
+            name=name,
+            dim=self.output_dim,
+            index="hash" if self.input_dim == -1 else "array",
+            input_dim=max(self.input_dim, 0),
+            optimizer=optimizer,
+            initializer=table_initializer(self.embeddings_initializer, seed, self.name),
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """There is nothing to build: the layer has no variables."""
+
+    def call(self, inputs: Any) -> Any:
+        """Embeddings of ids: from the running step's rows, or pulled here and now outside of a step."""
+        ids = self._integer(inputs)
+        step = feed.current()
+        rows = self._pull(ids) if step is None else step.lookup(self, ids)
+        return tf.cast(rows, self.compute_dtype)
+
+    def _integer(self, ids: Any) -> Any:
+        if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+            raise ValueError(
+                f"layer '{self.name}': sparse and ragged ids are not supported, pad them and mask"
+            )
+        ids = tf.convert_to_tensor(ids)
+        if ids.dtype == tf.uint64:
+            return tf.bitcast(ids, tf.int64)
+        return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+
+    def _pull(self, ids: Any) -> Any:
+        table = self.table
+        if table is None:
+            raise RuntimeError(
+                f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, client) and "
+                "compile that with an optimizer (the rows keep the optimizer's state)"
+            )
+        if tf.executing_eagerly():
+            return to_tensor(table.rows(to_numpy(ids)))
+        rows = tf.numpy_function(table.rows, [ids], tf.float32, stateful=True)
+        rows.set_shape((*ids.shape, self.output_dim))
+        return rows
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """False where the id is 0, if the layer was made with mask_zero."""
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The ids' shape + (output_dim,)."""
+        return (*input_shape, self.output_dim)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "mask_zero": self.mask_zero,
+        }
