@@ -39,6 +39,7 @@ class ProcessSpec(_Record):
     role: Literal["parameter_server", "worker"]
     host: str
     argv: list[str]
+    environment: dict[str, str] = {}  # added to the launcher's own
 
 
 class JobSpec(_Record):
@@ -49,7 +50,6 @@ class JobSpec(_Record):
     created: str
     cluster: str
     inventory: str
-    limit: str = ""
     storage_paths: dict[str, str] = {}  # host -> directory that its servers keep rows in; none for dram
     settings: dict[str, Any]
     processes: list[ProcessSpec]

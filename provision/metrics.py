@@ -45,3 +45,58 @@ def parse_event(line: bytes) -> Event | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How far a run is, from the newest events of its ``metrics.jsonl``; None: not known yet."""
+
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    auc: float | None = None
+    samples_per_s: float | None = None
+    eta_s: float | None = None
+    eval: Event | None = None
+    export: str | None = None
+    error: str | None = None
+
+
+_WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
+
+
+def summary(path: Path) -> Summary:
+    """Sum up a run of any length in one short read."""
+    last: dict[str, Event] = {}
+    for event in _events(path):
+        if event["event"] in ("start", "resume"):
+            for kind in ("error", "interrupted", "end", "eval", "export"):
+                last.pop(kind, None)  # of an earlier run of the same job
+        last[event["event"]] = event
+    step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
+    export = last.get("export", {}).get("path")
+    return Summary(
+        step=end.get("steps", step.get("step")),
+        steps=start.get("steps"),
+        loss=step.get("loss"),
+        auc=step.get("auc"),
+        samples_per_s=end.get("samples_per_s", step.get("samples_per_s")),
+        eta_s=None if end else step.get("eta_s"),
+        eval=last.get("eval"),
+        export=str(export) if export else None,
+        error=last.get("error", {}).get("message"),
+    )
+
+
+def _events(path: Path) -> list[Event]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_WINDOW)
+            size = os.fstat(file.fileno()).st_size
+            if size > 2 * _WINDOW:
+                file.seek(size - _WINDOW)
+                data += b"\n"  # between the two windows a line may be cut: it does not parse and is left out
+            data += file.read()
+    except OSError:
+        return []
+    return [event for line in data.split(b"\n") if (event := parse_event(line)) is not None]

@@ -170,7 +170,7 @@ class Supervisor:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
                 )
             except OSError as error:
                 raise _Refused(f"{spec.name} on {spec.host}: {argv[0]}: {error.strerror}") from None

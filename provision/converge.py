@@ -1,0 +1,338 @@
+"""``bootstrap`` and ``pmem-mode``: observe, plan, show, ask, apply through Ansible, observe again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from provision import jobs, planview, playbook
+from provision.child import StopRequest
+from provision.errors import ConvergeError, HostError
+from provision.inventory import Inventory
+from provision.jobs import ACTIVE
+from provision.journal import Journal, cluster_lock
+from provision.node.plan import Plan, Step, make_plan
+from provision.node.state import State, difference
+from provision.playbook import TaskResult
+from provision.settings import Kind, mode_refusal
+
+MODULE = "oeprov_converge"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the user agreed to beforehand: harmless steps (``yes``), and objects as ``HOST:OBJECT``."""
+
+    yes: bool = False
+    objects: Sequence[str] = ()
+
+
+@dataclass
+class Look:
+    """What one observation of the cluster brought: states, plans, and hosts that could not be seen."""
+
+    states: dict[str, State] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    lost: list[HostError] = field(default_factory=list)
+
+    @property
+    def pending(self) -> list[Plan]:
+        """Plans with something to do."""
+        return [plan for plan in self.plans.values() if plan.steps]
+
+    @property
+    def converged(self) -> bool:
+        """Every host was seen and has nothing to do."""
+        return not self.lost and all(plan.converged for plan in self.plans.values())
+
+
+def look(inventory: Inventory) -> Look:
+    """Observe every host at once and plan for each."""
+    from provision.observe import observe
+
+    found = Look()
+    for name, state in observe(inventory).items():
+        if isinstance(state, HostError):
+            found.lost.append(state)
+        else:
+            found.states[name] = state
+            found.plans[name] = make_plan(state, inventory.hosts[name].desired())
+    return found
+
+
+def pending(inventory: Inventory) -> list[str]:
+    """What keeps the hosts from being ready, one line each; empty when all are converged."""
+    found = look(inventory)
+    lines = [f"{error.host} could not be observed: {error.reason}" for error in found.lost]
+    for plan in found.plans.values():
+        lines += plan.problems + [step.what for step in plan.steps]
+    return lines
+
+
+def bootstrap(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Bring every host to what the inventory asks for; 0 converged, 1 not (with ``check`` 2: changes)."""
+    return _Run(inventory, "bootstrap", state_dir, consent, as_json).run(check=check)
+
+
+def pmem_mode(
+    inventory: Inventory,
+    mode: str,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+) -> int:
+    """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``."""
+    for host in inventory.hosts.values():
+        refusal = mode_refusal(host.kind, mode)
+        if refusal:
+            raise ConvergeError(f"host {host.name}: mode {mode}: {refusal}")
+    changed = with_mode(inventory, mode, state_dir)
+    run = _Run(changed, "pmem_mode", state_dir, consent, as_json)
+    code = run.run(check=check)
+    kept = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
+    if code == 0 and kept:
+        run.console.print(
+            f"note: {inventory.path} still says otherwise for {', '.join(kept)}: set pmem_mode: {mode} "
+            "there, or the next bootstrap plans the way back"
+        )
+    return code
+
+
+def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
+    """The inventory as if it asked for ``mode`` on every host, and for nothing but persistent memory."""
+    hosts = {}
+    for name, host in inventory.hosts.items():
+        directory = host.pmem.directory
+        if mode == "directory" and not directory:
+            directory = str((state_dir / "pmem0").absolute())
+        pmem = host.pmem.model_copy(update={"mode": mode, "directory": directory})
+        hosts[name] = replace(host, pmem=pmem)
+    return replace(inventory, hosts=hosts)
+
+
+class _Run:
+    """One run of ``bootstrap`` or ``pmem-mode``."""
+
+    def __init__(
+        self, inventory: Inventory, name: str, state_dir: Path, consent: Consent, as_json: bool
+    ) -> None:
+        self.inventory = inventory
+        self.name = name
+        self.state_dir = state_dir
+        self.consent = consent
+        self.as_json = as_json
+        self.console = Console(stderr=True) if as_json else Console()
+        self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        self.journal = Journal(state_dir / "journal.jsonl", self.id)
+        self.done: list[dict[str, Any]] = []
+
+    def run(self, *, check: bool) -> int:
+        begun = time.monotonic()
+        if check:
+            return self._report(self._look(), begun, changed=False, check=True)
+        with cluster_lock(self.state_dir, self.inventory.cluster):
+            for step in self.journal.interrupted(self.inventory.cluster):
+                self.console.print(
+                    f"[yellow]![/] an earlier run ({step.run}) was interrupted on {step.host} during: "
+                    f"{escape(step.what)}; planning again from what is there now",
+                    soft_wrap=True,
+                )
+            found = self._look()
+            if not found.pending:
+                self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+                self.journal.write("finished", outcome="nothing to do")
+                return self._report(found, begun, changed=False)
+            self._refuse_what_cannot_be_applied(found)
+            if not self._agreed(found):
+                self.console.print("nothing was changed")
+                return 1
+            outcome, run_log = self._apply(found)
+            after = self._look(quiet=True)
+            code = self._report(after, begun, changed=True)
+            if outcome != "ok" and code == 0:
+                self.console.print(f"[red]✗[/] Ansible reported a failure; its log: {run_log}")
+                return 1
+            if code:
+                self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
+            return 130 if outcome == "canceled" else code
+
+    def _look(self, quiet: bool = False) -> Look:
+        with self.console.status("looking at the hosts"):
+            found = look(self.inventory)
+            if self.name == "pmem_mode":
+                found.plans = {name: _only(plan, "pmem") for name, plan in found.plans.items()}
+        if not quiet:
+            planview.show(self.console, found.plans.values())
+        for error in found.lost:
+            self.console.print(f"[red]✗[/] {escape(str(error))}", soft_wrap=True)
+        return found
+
+    def _refuse_what_cannot_be_applied(self, found: Look) -> None:
+        for plan in found.plans.values():
+            if plan.problems:
+                raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; nothing was changed")
+        for plan in found.pending:
+            kind = self.inventory.hosts[plan.host].kind
+            if kind is not Kind.local:
+                raise ConvergeError(
+                    f"host {plan.host} is of kind {kind.value}: this version plans but does not apply "
+                    "changes to such hosts; see `oeprov plan`. Nothing was changed"
+                )
+        for job in jobs.all_jobs(self.state_dir):
+            if job.state().phase in ACTIVE:
+                raise ConvergeError(
+                    f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
+                )
+
+    def _agreed(self, found: Look) -> bool:
+        """Consent to every object that would be lost by name, to the rest with --yes or at the prompt."""
+        doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
+        missing = [item for item in doomed if item not in self.consent.objects]
+        if missing:
+            flags = " ".join(f"--consent {item}" for item in missing)
+            raise ConvergeError(f"data would be lost; to agree to that, add: {flags}")
+        if self.consent.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise ConvergeError("there is nobody to ask: add --yes to agree to these steps")
+        answer = self.console.input("Apply these steps? [y/N] ")
+        return answer.strip().lower() in ("y", "yes")
+
+    def _apply(self, found: Look) -> tuple[str, Path]:
+        progress = Progress(self.console, self.journal, {plan.host: plan for plan in found.pending})
+        stop = StopRequest()
+        self.journal.write("run", cluster=self.inventory.cluster, hosts=[p.host for p in found.pending])
+        with stop.on_signals(), self.console.status("starting Ansible") as spinner:
+            progress.spinner = spinner.update
+            run = playbook.run(
+                self.name,
+                self.inventory,
+                state_dir=self.state_dir,
+                run_id=self.id,
+                variables={
+                    "oeprov_plans": {plan.host: self._approved(plan) for plan in found.plans.values()}
+                },
+                stop=stop,
+                on_start=progress.start,
+                on_result=progress.result,
+            )
+        self.done = progress.done
+        for failure in run.failures:
+            self._explain(failure, found)
+        if run.outcome == "canceled":
+            self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
+        else:
+            self.journal.write("finished", outcome=run.outcome)
+        return run.outcome, run.log
+
+    def _approved(self, plan: Plan) -> dict[str, Any]:
+        """What the module on the node is bound to: the state that was planned from and the agreed steps."""
+        prefix = plan.host + ":"
+        objects = [item.removeprefix(prefix) for item in self.consent.objects if item.startswith(prefix)]
+        return {
+            "digest": plan.digest,
+            "desired": self.inventory.hosts[plan.host].desired().to_dict(),
+            "steps": [step.id for step in plan.steps],
+            "consent": objects,
+        }
+
+    def _explain(self, failure: TaskResult, found: Look) -> None:
+        where = f"{failure.host}: {failure.task}"
+        self.console.print(f"[red]✗[/] {escape(where)}: {escape(failure.message)}", soft_wrap=True)
+        moved, before = failure.result.get("state"), found.states.get(failure.host)
+        if isinstance(moved, dict) and before is not None:
+            for line in difference(before, State.from_dict(moved)):
+                self.console.print(f"    {escape(line)}", soft_wrap=True)
+
+    def _report(self, found: Look, begun: float, *, changed: bool, check: bool = False) -> int:
+        seconds = time.monotonic() - begun
+        hosts = f"{len(found.plans)} host" + ("" if len(found.plans) == 1 else "s")
+        if found.converged:
+            words = "converged" if changed else "converged already: nothing to do"
+            self.console.print(f"[green]✓[/] {hosts} {words} ({seconds:.1f} s)")
+        elif changed or not found.pending:
+            for plan in found.plans.values():
+                for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]:
+                    self.console.print(f"[red]✗[/] {plan.host}: {escape(line)}", soft_wrap=True)
+        code = 0 if found.converged else 1
+        if check and found.pending and not found.lost and not any(p.problems for p in found.plans.values()):
+            code = 2
+        if self.as_json:
+            report = {
+                "converged": found.converged,
+                "changed": [item for item in self.done if item["ok"]],
+                "failed": [item for item in self.done if not item["ok"]],
+                "pending": [plan.to_dict() for plan in found.plans.values() if not plan.converged],
+                "unreachable": {error.host: error.reason for error in found.lost},
+                "seconds": round(seconds, 2),
+            }
+            print(json.dumps(report))
+        return code
+
+
+def _only(plan: Plan, part: str) -> Plan:
+    """The plan with the steps of one part alone."""
+    return plan._replace(steps=[step for step in plan.steps if part_of(step) == part])
+
+
+def part_of(step: Step) -> str:
+    """Which role does a step: the first word of its id."""
+    return step.id.split(".", 1)[0]
+
+
+class Progress:
+    """Turns Ansible's results into journal entries and one line a step."""
+
+    def __init__(self, console: Console, journal: Journal, plans: Mapping[str, Plan]) -> None:
+        self.console = console
+        self.journal = journal
+        self.plans = plans
+        self.spinner: Callable[[str], None] = lambda words: None
+        self.done: list[dict[str, Any]] = []
+
+    def start(self, host: str, task: str, action: str) -> None:
+        """A task begins: its steps are written down before they are done."""
+        if action.rsplit(".", 1)[-1] != MODULE:
+            return
+        self.spinner(f"{host}: {task}")
+        for step in self._steps(host, task):
+            self.journal.begin(host, step.id, step.what)
+
+    def result(self, result: TaskResult) -> None:
+        """A task ended: its steps are written down as done or failed, and shown."""
+        steps = {step.id: step for step in self._steps(result.host, result.task)}
+        for item in result.result.get("steps") or []:
+            step = steps.pop(item["id"], None)
+            ok, message = bool(item["ok"]), str(item.get("message", ""))
+            self.journal.end(result.host, item["id"], ok=ok, message=message)
+            self.done.append({"host": result.host, **item})
+            mark = "[green]✓[/]" if ok else "[red]✗[/]"
+            what = step.what if step else item["id"]
+            self.console.print(
+                f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)",
+                highlight=False,
+                soft_wrap=True,
+            )
+        for step in steps.values():
+            self.journal.end(
+                result.host, step.id, ok=result.status in ("ok", "skipped"), message="not needed"
+            )
+
+    def _steps(self, host: str, task: str) -> list[Step]:
+        """The agreed steps that a task does: the first word of its name says its role's part."""
+        plan = self.plans.get(host)
+        part = task.split(" : ", 1)[0] if " : " in task else ""
+        return [step for step in plan.steps if part_of(step) == part] if plan else []
