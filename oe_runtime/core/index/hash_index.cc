@@ -54,13 +54,17 @@ void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
       uint32_t row = kNoRow;
       while (true) {
         const Bucket& bucket = table[position];
-        for (uint32_t entry = 0; entry < bucket.used; ++entry) {
-          if (bucket.keys[entry] == key) {
-            row = bucket.rows[entry];
-            break;
-          }
+        // All entries at once: which of them it is cannot be foreseen, so a loop would stop on a wrong guess.
+        uint32_t equal = 0;
+        for (uint32_t entry = 0; entry < kEntries; ++entry) {
+          equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
         }
-        if (row != kNoRow || bucket.overflowed == 0) break;
+        equal &= (1U << bucket.used) - 1;
+        if (equal != 0) {
+          row = bucket.rows[static_cast<uint32_t>(__builtin_ctz(equal))];
+          break;
+        }
+        if (bucket.overflowed == 0) break;
         if (++position == buckets_) position = 0;
       }
       rows[begin + i] = row;

@@ -20,10 +20,20 @@ class Dram final : public Storage {
   size_t overhead() const override { return 0; }
 
   Segment Map(size_t bytes, const std::string& /*description*/) override {
-    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need alignment,
+    // and untouched memory costs nothing, so map more and give back the ends.
+    const bool large = bytes >= kHugePage;
+    const size_t mapped = large ? bytes + kHugePage : bytes;
+    void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw StorageError("no memory for " + BytesText(bytes), errno);
-    // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Best effort.
-    if (bytes >= kHugePage) (void)::madvise(memory, bytes, MADV_HUGEPAGE);
+    if (large) {
+      auto* begin = static_cast<std::byte*>(memory);
+      const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(memory) % kHugePage) % kHugePage;
+      if (before > 0) (void)::munmap(begin, before);
+      (void)::munmap(begin + before + bytes, kHugePage - before);
+      memory = begin + before;
+      (void)::madvise(memory, bytes, MADV_HUGEPAGE);
+    }
     return {static_cast<std::byte*>(memory), bytes, memory, bytes, ""};
   }
 

@@ -28,6 +28,17 @@ void PrefetchRow(const float* row, size_t floats) {
   __builtin_prefetch(row + floats - 1);
 }
 
+// Short rows are the rule, and a call of memcpy costs as much as copying one.
+void CopyFloats(const float* from, float* to, size_t n) {
+  if (n > 64) {
+    std::memcpy(to, from, n * sizeof(float));
+    return;
+  }
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) std::memcpy(to + i, from + i, 8 * sizeof(float));
+  for (; i < n; ++i) to[i] = from[i];
+}
+
 bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
 }  // namespace
@@ -177,17 +188,25 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     const RowMap& map = *content_->shards[shard];
     const std::shared_lock<std::shared_mutex> lock(map.mutex());
-    std::array<const float*, kBlock> rows{};
-    for (size_t at = begin; at < end; at += kBlock) {
+    // While the rows of one block are on their way from memory, the next block is looked up.
+    std::array<std::array<const float*, kBlock>, 2> blocks{};
+    const auto find = [&](size_t at, std::array<const float*, kBlock>& rows) {
+      if (at >= end) return;
       const size_t size = std::min(kBlock, end - at);
       map.Find(&plan.keys[at], size, rows.data());
       for (size_t i = 0; i < size; ++i) {
         if (rows[i] != nullptr) PrefetchRow(rows[i], dim);
       }
+    };
+    find(begin, blocks[0]);
+    for (size_t at = begin, turn = 0; at < end; at += kBlock, turn ^= 1) {
+      find(at + kBlock, blocks[turn ^ 1]);
+      const std::array<const float*, kBlock>& rows = blocks[turn];
+      const size_t size = std::min(kBlock, end - at);
       for (size_t i = 0; i < size; ++i) {
         float* to = out + plan.order[at + i] * dim;
         if (rows[i] != nullptr) {
-          std::memcpy(to, rows[i], dim * sizeof(float));
+          CopyFloats(rows[i], to, dim);
         } else {
           initializer_->Fill(plan.keys[at + i], to, spec_.dim);
         }
