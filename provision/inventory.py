@@ -134,6 +134,28 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
     )
 
 
+def host_of(
+    name: str, groups: Iterable[str], variables: Mapping[str, Any], *, state_dir: Path = Path(".oeprov")
+) -> Host:
+    """One host from variables that Ansible has templated itself: roles under plain ``ansible-playbook``.
+
+    Raises InventoryError naming host and key.
+    """
+    raw = RawHost(name, tuple(groups), dict(variables))
+    problems = _Problems(_Given())
+    found = _host(raw, problems, state_dir)
+    problems.raise_if_any()
+    assert found is not None
+    return found
+
+
+class _Given(RawInventory):
+    """Stands for the file when there is none to name."""
+
+    def __init__(self) -> None:
+        self.path, self.groups, self.hosts = Path("inventory"), [], []
+
+
 class _Problems:
     """Collects what is wrong, each once, in the order found."""
 
