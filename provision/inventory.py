@@ -145,7 +145,8 @@ def host_of(
     problems = _Problems(_Given())
     found = _host(raw, problems, state_dir)
     problems.raise_if_any()
-    assert found is not None
+    if found is None:
+        raise InventoryError(f"host {name}: its variables cannot be used")
     return found
 
 
