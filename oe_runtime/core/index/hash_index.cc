@@ -120,6 +120,17 @@ size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows
   return found;
 }
 
+double HashIndex::AverageProbes() const noexcept {
+  uint64_t probes = 0;
+  for (uint64_t i = 0; i < buckets_; ++i) {
+    for (uint32_t entry = 0; entry < table_[i].used; ++entry) {
+      const uint64_t home = BucketOf(table_[i].keys[entry], buckets_);
+      probes += 1 + (i >= home ? i - home : i + buckets_ - home);
+    }
+  }
+  return size_ == 0 ? 0 : static_cast<double>(probes) / static_cast<double>(size_);
+}
+
 std::unique_ptr<Index> NewHashIndex() { return std::make_unique<HashIndex>(); }
 
 }  // namespace oe

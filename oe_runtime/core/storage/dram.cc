@@ -20,8 +20,8 @@ class Dram final : public Storage {
   size_t overhead() const override { return 0; }
 
   Segment Map(size_t bytes, const std::string& /*description*/) override {
-    // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need alignment,
-    // and untouched memory costs nothing, so map more and give back the ends.
+    // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need
+    // alignment, and untouched memory costs nothing, so map more and give back the ends.
     const bool large = bytes >= kHugePage;
     const size_t mapped = large ? bytes + kHugePage : bytes;
     void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

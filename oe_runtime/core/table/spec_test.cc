@@ -1,0 +1,77 @@
+#include "oe_runtime/core/table/spec.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/test_directory.h"
+
+namespace oe {
+namespace {
+
+std::string Refusal(const std::string& text) {
+  return MessageOf<SpecError>([&] { (void)TableSpecFromJsonText(text); });
+}
+
+TEST(SpecTest, JsonRoundTrip) {
+  const TableSpec spec = TableSpecFromJsonText(R"({"name": "C1", "dim": 9, "index": "array", "input_dim": 5,
+      "optimizer": {"name": "sgd", "momentum": 0.5, "nesterov": true},
+      "initializer": {"name": "normal", "stddev": 0.1, "seed": 18446744073709551615}})");
+  EXPECT_EQ(spec.optimizer.params.at("nesterov"), 1);
+  EXPECT_EQ(spec.initializer.params.at("mean"), 0);
+  EXPECT_EQ(spec.initializer.seed, ~uint64_t{0});
+  const TableSpec again = TableSpecFromJsonText(ToJsonText(spec));
+  EXPECT_FALSE(Difference(spec, again));
+  EXPECT_EQ(ToJsonText(again), ToJsonText(spec));
+}
+
+TEST(SpecTest, RefusesByField) {
+  EXPECT_EQ(Refusal(R"({"dim": 9})"), "the field 'name' is missing");
+  EXPECT_EQ(
+      Refusal(R"({"name": "t", "dim": 9, "rows": 3})"),
+      "unknown field 'rows'; the fields are name, dim, dtype, index, input_dim, optimizer, initializer");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 1.5})"),
+            "the field 'dim' must be a whole number between 0 and 65536, not 1.5");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "initializer": {"name": "zeros", "seed": -1}})"),
+            "the field 'initializer.seed' must be a whole number between 0 and 18446744073709551615, not -1");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "adam", "beta_1": "x"}})"),
+            "the field 'optimizer.beta_1' must be a number, not \"x\"");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 0})"), "table 't': 'dim' must be between 1 and 65536, not 0");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "index": "tree"})"),
+            "table 't': 'index' must be hash or array, not 'tree'");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "index": "array"})"),
+            "table 't': an array table needs 'input_dim', the number of its keys");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "input_dim": 4})"),
+            "table 't': a hash table takes any key, so 'input_dim' must be 0, not 4");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "dtype": "float16"})"),
+            "table 't': 'dtype' must be float32, not 'float16'");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "adam", "amsgrad": true}})"),
+            "table 't': optimizer 'adam' does not support 'amsgrad'; it supports beta_1, beta_2, epsilon");
+  EXPECT_NE(Refusal("{").find("not JSON"), std::string::npos);
+  EXPECT_EQ(Refusal("[1]"), "the spec must be a JSON object, not [1]");
+}
+
+TEST(SpecTest, DifferenceNamesTheField) {
+  TableSpec left;
+  left.name = "t";
+  left.dim = 9;
+  left = Complete(left);
+  TableSpec right = left;
+  right.optimizer = Optimizer::Complete({"adam", {}});
+  EXPECT_EQ(Difference(left, right)->field, "optimizer.name");
+  EXPECT_EQ(Difference(left, right)->left, "\"adagrad\"");
+  right = left;
+  right.initializer.params["minval"] = -1;
+  EXPECT_EQ(Difference(left, right)->field, "initializer.minval");
+  EXPECT_EQ(Difference(left, right)->right, "-1.0");
+}
+
+TEST(SpecTest, Storage) {
+  const auto spec = nlohmann::json::parse(R"({"type": "pmem_libpmem", "path": "/x", "capacity_bytes": 7})");
+  EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
+  EXPECT_THROW((void)nlohmann::json::parse(R"({"type": "dram", "size": 7})").get<StorageSpec>(), SpecError);
+}
+
+}  // namespace
+}  // namespace oe

@@ -1,0 +1,339 @@
+#include "oe_runtime/core/table/table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/common/test_directory.h"
+
+namespace oe {
+namespace {
+
+constexpr uint32_t kDim = 9;
+constexpr uint64_t kInputDim = 5000;
+
+TableSpec Spec(const std::string& index, const std::string& optimizer = "adagrad", uint32_t dim = kDim) {
+  TableSpec spec;
+  spec.name = "C1";
+  spec.dim = dim;
+  spec.index = index;
+  spec.input_dim = index == "array" ? kInputDim : 0;
+  spec.optimizer.name = optimizer;
+  spec.initializer = {"uniform", {}, 20};
+  return spec;
+}
+
+std::vector<float> Pull(const Table& table, const std::vector<Key>& keys) {
+  std::vector<float> rows(keys.size() * table.spec().dim);
+  table.Pull(keys.data(), keys.size(), rows.data());
+  return rows;
+}
+
+std::vector<float> Initial(const TableSpec& spec, const std::vector<Key>& keys) {
+  std::vector<float> rows(keys.size() * spec.dim);
+  const auto initializer = Initializer::Create(spec.initializer, spec.name);
+  for (size_t i = 0; i < keys.size(); ++i) initializer->Fill(keys[i], &rows[i * spec.dim], spec.dim);
+  return rows;
+}
+
+std::vector<float> Gradients(const std::vector<Key>& keys, uint32_t dim, int step) {
+  std::vector<float> grads(keys.size() * dim);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const uint64_t bits = Mix64(keys[i / dim] * 1000 + i % dim + static_cast<uint64_t>(step) * 77777);
+    grads[i] = static_cast<float>(static_cast<double>(bits >> 40) / 8388608.0 - 1);
+  }
+  return grads;
+}
+
+std::vector<Key> Batch(int step, size_t size, bool array) {
+  std::mt19937_64 random(static_cast<uint64_t>(step) % 3);  // some batches come again
+  std::vector<Key> keys;
+  for (size_t i = 0; i < size; ++i)
+    keys.push_back(array ? random() % kInputDim : random() >> (random() % 50));
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  std::shuffle(keys.begin(), keys.end(), random);
+  return keys;
+}
+
+// Runs tasks from the last to the first: an order that no code may rely on.
+class Backwards final : public Executor {
+ public:
+  void ParallelFor(size_t count, const std::function<void(size_t)>& task) override {
+    while (count > 0) task(--count);
+  }
+};
+
+class TableTest : public testing::TestWithParam<std::tuple<const char*, const char*>> {
+ protected:
+  StorageSpec StorageFor(uint64_t capacity = 0) const {
+    const std::string type = std::get<0>(GetParam());
+    return {type, type == "dram" ? "" : directory_.path(), capacity};
+  }
+  std::string index() const { return std::get<1>(GetParam()); }
+  bool array() const { return index() == "array"; }
+
+  TestDirectory directory_;
+};
+
+TEST_P(TableTest, PullDoesNotInsert) {
+  const TableSpec spec = Spec(index());
+  const auto table = Table::Create(spec, StorageFor());
+  const std::vector<Key> keys = {7, 0, 4999, 7};
+  EXPECT_EQ(Pull(*table, keys), Initial(table->spec(), keys));
+  EXPECT_EQ(table->rows(), 0U);
+  EXPECT_EQ(table->version(), 0U);
+  EXPECT_EQ(table->bytes(), 0U);
+}
+
+TEST_P(TableTest, PushUpdatesTheRowsOfItsKeys) {
+  const auto table = Table::Create(Spec(index(), "sgd"), StorageFor());
+  const std::vector<Key> keys = {7, 0, 4999};
+  const std::vector<float> grads = Gradients(keys, kDim, 1);
+  std::vector<float> expected = Initial(table->spec(), keys);
+  table->Push(keys.data(), keys.size(), grads.data(), 0.5);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] -= grads[i] * 0.5F;
+  EXPECT_EQ(Pull(*table, keys), expected);
+  EXPECT_EQ(Pull(*table, {1}), Initial(table->spec(), {1}));
+  EXPECT_EQ(table->rows(), 3U);
+  EXPECT_EQ(table->version(), 1U);
+  EXPECT_GT(table->bytes(), 0U);
+  EXPECT_GT(table->index_bytes(), 0U);
+  table->Push(nullptr, 0, nullptr, 0.5);
+  EXPECT_EQ(table->version(), 2U);
+}
+
+TEST_P(TableTest, MatchesAModelOverManyBatches) {
+  for (const char* name : {"adagrad", "adam", "sgd", "ftrl"}) {
+    for (const uint32_t dim : {1U, 9U, 64U, 100U}) {
+      const auto table = Table::Create(Spec(index(), name, dim), StorageFor());
+      const auto optimizer = Optimizer::Create(table->spec().optimizer, dim);
+      std::map<Key, std::vector<float>> model;
+      for (int step = 1; step <= 5; ++step) {
+        const std::vector<Key> keys = Batch(step, 700, array());
+        const std::vector<float> grads = Gradients(keys, dim, step);
+        table->Push(keys.data(), keys.size(), grads.data(), 0.1);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          std::vector<float>& row = model[keys[i]];
+          if (row.empty()) {
+            row = Initial(table->spec(), {keys[i]});
+            row.resize(dim * (1 + optimizer->slots()));
+            optimizer->InitSlots(row.data());
+          }
+          float* rows = row.data();
+          const float* gradient = &grads[i * dim];
+          optimizer->Apply(&rows, &gradient, 1, 0.1F, static_cast<uint64_t>(step));
+        }
+      }
+      ASSERT_EQ(table->rows(), model.size());
+      for (const auto& [key, row] : model) {
+        ASSERT_EQ(Pull(*table, {key}), std::vector<float>(row.begin(), row.begin() + dim))
+            << name << " key " << key;
+      }
+    }
+  }
+}
+
+TEST_P(TableTest, ExtremeAndStridedKeys) {
+  if (array()) GTEST_SKIP() << "array keys lie in [0, input_dim)";
+  const auto table = Table::Create(Spec("hash", "sgd"), StorageFor());
+  std::vector<Key> keys = {0, ~Key{0}, Key{1} << 63, (Key{1} << 63) - 1};
+  for (Key i = 1; i < 3000; ++i) keys.push_back(i << 40);
+  for (Key i = 1; i < 3000; ++i) keys.push_back(i << 12);
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  const std::vector<float> grads = Gradients(keys, kDim, 1);
+  std::vector<float> expected = Initial(table->spec(), keys);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] -= grads[i];
+  table->Push(keys.data(), keys.size(), grads.data(), 1.0);
+  EXPECT_EQ(table->rows(), keys.size());
+  EXPECT_EQ(Pull(*table, keys), expected);
+}
+
+TEST_P(TableTest, KeysOutsideAnArrayAreRefusedBeforeAnythingChanges) {
+  if (!array()) GTEST_SKIP() << "every key of a hash table is legal";
+  const auto table = Table::Create(Spec("array"), StorageFor());
+  const std::vector<Key> keys = {3, kInputDim, 4};
+  const std::vector<float> grads(keys.size() * kDim, 1.0F);
+  std::vector<float> out(keys.size() * kDim);
+  const std::string expected = "table 'C1': key 5000 is not below its input_dim 5000";
+  EXPECT_EQ(MessageOf<KeyRangeError>([&] { table->Push(keys.data(), 3, grads.data(), 1); }), expected);
+  EXPECT_EQ(MessageOf<KeyRangeError>([&] { table->Pull(keys.data(), 3, out.data()); }), expected);
+  const Key negative = static_cast<Key>(-1);
+  EXPECT_EQ(MessageOf<KeyRangeError>([&] { table->Pull(&negative, 1, out.data()); }),
+            "table 'C1': key 18446744073709551615 (-1 as int64) is not below its input_dim 5000");
+  EXPECT_EQ(table->rows(), 0U);
+  EXPECT_EQ(table->version(), 0U);
+}
+
+TEST_P(TableTest, LearningRatesAreChecked) {
+  const auto table = Table::Create(Spec(index()), StorageFor());
+  const Key key = 1;
+  const std::vector<float> grads(kDim, 1.0F);
+  for (const double rate : {-1.0, std::numeric_limits<double>::quiet_NaN(), 1e300}) {
+    EXPECT_THROW(table->Push(&key, 1, grads.data(), rate), SpecError) << rate;
+  }
+  EXPECT_EQ(table->rows(), 0U);
+}
+
+TEST_P(TableTest, ShardsExecutorsAndTiersGiveTheSameBits) {
+  for (const char* optimizer : {"adagrad", "adam"}) {
+    const TableSpec spec = Spec(index(), optimizer);
+    const auto one = Table::Create(spec, StorageSpec{});
+    std::vector<std::unique_ptr<Table>> three;
+    for (uint32_t i = 0; i < 3; ++i) three.push_back(Table::Create(spec, StorageFor(), {i, 3}));
+    Backwards backwards;
+    for (int step = 1; step <= 6; ++step) {
+      const std::vector<Key> keys = Batch(step, 2000, array());
+      const std::vector<float> grads = Gradients(keys, kDim, step);
+      one->Push(keys.data(), keys.size(), grads.data(), 0.05);
+      std::vector<float> parts(keys.size() * kDim);
+      const std::vector<float> whole = Pull(*one, keys);
+      for (uint32_t server = 0; server < 3; ++server) {
+        std::vector<Key> mine;
+        std::vector<float> my_grads;
+        std::vector<size_t> places;
+        for (size_t i = 0; i < keys.size(); ++i) {
+          if (server_of(keys[i], 3, array()) != server) continue;
+          mine.push_back(keys[i]);
+          places.push_back(i);
+          my_grads.insert(my_grads.end(), &grads[i * kDim], &grads[i * kDim] + kDim);
+        }
+        EXPECT_GT(mine.size(), keys.size() / 4);
+        three[server]->Push(mine.data(), mine.size(), my_grads.data(), 0.05, &backwards);
+        std::vector<float> rows(mine.size() * kDim);
+        three[server]->Pull(mine.data(), mine.size(), rows.data(), &backwards);
+        for (size_t i = 0; i < mine.size(); ++i) std::copy_n(&rows[i * kDim], kDim, &parts[places[i] * kDim]);
+      }
+      ASSERT_EQ(parts, whole) << optimizer << " step " << step;
+    }
+    EXPECT_EQ(three[0]->rows() + three[1]->rows() + three[2]->rows(), one->rows());
+  }
+}
+
+TEST_P(TableTest, KeysOfAnotherServerAreRefused) {
+  const auto table = Table::Create(Spec(index()), StorageFor(), {1, 3});
+  Key key = 0;
+  while (server_of(key, 3, array()) != 2) ++key;
+  std::vector<float> row(kDim);
+  EXPECT_EQ(MessageOf<SpecError>([&] { table->Pull(&key, 1, row.data()); }),
+            "table 'C1': key " + std::to_string(key) + " belongs to server 2 of 3, but was sent to server 1");
+  EXPECT_THROW((void)Table::Create(Spec(index()), StorageFor(), {3, 3}), SpecError);
+}
+
+TEST_P(TableTest, AFullStorageLeavesEveryRowWhole) {
+  const auto table = Table::Create(Spec(index(), "sgd", 64), StorageFor(uint64_t{768} << 10));
+  std::vector<Key> keys(array() ? kInputDim : 20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const std::vector<Key> few(keys.begin(), keys.begin() + 500);
+  const std::vector<float> few_grads = Gradients(few, 64, 1);
+  table->Push(few.data(), few.size(), few_grads.data(), 1.0);
+  const std::vector<float> before = Pull(*table, keys);
+
+  const std::vector<float> grads = Gradients(keys, 64, 2);
+  const std::string message =
+      MessageOf<StorageError>([&] { table->Push(keys.data(), keys.size(), grads.data(), 1.0); });
+  EXPECT_NE(message.find("is full: table 'C1' needs"), std::string::npos) << message;
+  // Nothing of the push is to be seen; rows it made have the value that a pull read before.
+  EXPECT_EQ(Pull(*table, keys), before);
+  EXPECT_EQ(table->version(), 1U);
+  EXPECT_GE(table->rows(), few.size());
+  EXPECT_LT(table->rows(), keys.size());
+  // The table goes on with what it has.
+  std::vector<float> expected = Pull(*table, few);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] -= few_grads[i];
+  table->Push(few.data(), few.size(), few_grads.data(), 1.0);
+  EXPECT_EQ(Pull(*table, few), expected);
+  // And every row there is can be saved and read back.
+  const TestDirectory saved;
+  const uint64_t rows = table->Save(saved.file("t")).rows;
+  EXPECT_EQ(rows, table->rows());
+  const auto copy = Table::Create(table->spec(), StorageSpec{});
+  copy->Restore({saved.file("t")});
+  EXPECT_EQ(Pull(*copy, keys), Pull(*table, keys));
+}
+
+TEST_P(TableTest, SaveAndRestoreAcrossServerCounts) {
+  for (const char* optimizer : {"adagrad", "adam", "sgd", "ftrl"}) {
+    const TestDirectory saved;
+    const TableSpec spec = Spec(index(), optimizer);
+    const auto original = Table::Create(spec, StorageFor());
+    for (int step = 1; step <= 4; ++step) {
+      const std::vector<Key> keys = Batch(step, 3000, array());
+      original->Push(keys.data(), keys.size(), Gradients(keys, kDim, step).data(), 0.05);
+    }
+    const std::string one = saved.file("one");
+    EXPECT_EQ(original->Save(one).rows, original->rows());
+
+    // 1 → 3 servers, each file read by each; then 3 → 2; then 2 → 1.
+    std::vector<std::string> files = {one};
+    for (const uint32_t servers : {3U, 2U, 1U}) {
+      std::vector<std::unique_ptr<Table>> tables;
+      std::vector<std::string> next;
+      uint64_t rows = 0;
+      for (uint32_t i = 0; i < servers; ++i) {
+        tables.push_back(Table::Create(spec, StorageFor(), {i, servers}));
+        tables.back()->Restore(files);
+        EXPECT_EQ(tables.back()->version(), 4U);
+        rows += tables.back()->rows();
+        next.push_back(saved.file(std::to_string(servers) + "-" + std::to_string(i)));
+        tables.back()->Save(next.back());
+      }
+      EXPECT_EQ(rows, original->rows());
+      files = next;
+    }
+    const auto back = Table::Create(spec, StorageFor());
+    back->Restore(files);
+    // Slots and step too: one more push must give the same bits.
+    for (int step = 5; step <= 6; ++step) {
+      const std::vector<Key> keys = Batch(step, 3000, array());
+      const std::vector<float> grads = Gradients(keys, kDim, step);
+      original->Push(keys.data(), keys.size(), grads.data(), 0.05);
+      back->Push(keys.data(), keys.size(), grads.data(), 0.05);
+      ASSERT_EQ(Pull(*back, keys), Pull(*original, keys)) << optimizer;
+    }
+    EXPECT_EQ(back->version(), original->version());
+  }
+}
+
+TEST_P(TableTest, RestoreReplacesEverything) {
+  const TestDirectory saved;
+  const auto table = Table::Create(Spec(index()), StorageFor());
+  const std::vector<Key> keys = {1, 2, 3};
+  const std::vector<float> grads(keys.size() * kDim, 1.0F);
+  table->Push(keys.data(), 2, grads.data(), 0.1);
+  const std::vector<float> then = Pull(*table, keys);
+  table->Save(saved.file("t"));
+  table->Push(keys.data(), 3, grads.data(), 0.1);
+  EXPECT_NE(Pull(*table, keys), then);
+  table->Restore({saved.file("t")});
+  EXPECT_EQ(Pull(*table, keys), then);
+  EXPECT_EQ(table->rows(), 2U);
+  EXPECT_EQ(table->version(), 1U);
+}
+
+TEST_P(TableTest, AnEmptyTableIsSavedToo) {
+  const TestDirectory saved;
+  const auto table = Table::Create(Spec(index()), StorageFor());
+  EXPECT_EQ(table->Save(saved.file("t")).rows, 0U);
+  table->Restore({saved.file("t")});
+  EXPECT_EQ(table->rows(), 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TableTest,
+                         testing::Combine(testing::Values("dram", "pmem_libpmem"),
+                                          testing::Values("hash", "array")),
+                         [](const auto& kind) {
+                           return std::string(std::get<0>(kind.param)) + "_" + std::get<1>(kind.param);
+                         });
+
+}  // namespace
+}  // namespace oe
