@@ -20,6 +20,7 @@ from provision.errors import ConvergeError, HostError
 from provision.inventory import Inventory
 from provision.jobs import ACTIVE
 from provision.journal import Journal, cluster_lock
+from provision.node.parts import steps_of
 from provision.node.plan import Plan, Step, make_plan
 from provision.node.state import State, difference
 from provision.playbook import TaskResult
@@ -285,12 +286,7 @@ class _Run:
 
 def _only(plan: Plan, part: str) -> Plan:
     """The plan with the steps of one part alone."""
-    return plan._replace(steps=[step for step in plan.steps if part_of(step) == part])
-
-
-def part_of(step: Step) -> str:
-    """Which role does a step: the first word of its id."""
-    return step.id.split(".", 1)[0]
+    return plan._replace(steps=steps_of(plan, part))
 
 
 class Progress:
@@ -332,7 +328,7 @@ class Progress:
             )
 
     def _steps(self, host: str, task: str) -> list[Step]:
-        """The agreed steps that a task does: the first word of its name says its role's part."""
+        """The agreed steps that a task does; Ansible puts the role before its name: `pmem : Bring …`."""
         plan = self.plans.get(host)
         part = task.split(" : ", 1)[0] if " : " in task else ""
-        return [step for step in plan.steps if part_of(step) == part] if plan else []
+        return steps_of(plan, part) if plan else []

@@ -1,0 +1,49 @@
+"""Gives the module what the inventory asks of the host, checked by the same models as `oeprov` itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from provision import settings
+from provision.errors import OeprovError
+from provision.inventory import host_of
+
+CONNECTION = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
+
+
+class ActionModule(ActionBase):
+    """Runs on the controller, where `provision` is installed; the module needs nothing on the host."""
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Add `desired`, and the plan that `oeprov` got agreement for (`oeprov_plans`), to the arguments."""
+        variables = task_vars or {}
+        name = str(variables["inventory_hostname"])
+        arguments = dict(self._task.args)
+        plans = self._templar.template(variables.get("oeprov_plans", {}))
+        approved = dict(plans.get(name, {}))
+        if "desired" not in arguments:
+            arguments["desired"] = approved.pop("desired", None) or self._desired(name, variables)
+        arguments.setdefault("approved", approved)
+        consent = self._templar.template(variables.get("pmem_consent", []))
+        arguments.setdefault("consent", [str(item) for item in consent])
+        return self._execute_module(
+            module_name="oeprov_converge", module_args=arguments, task_vars=task_vars, tmp=tmp
+        )
+
+    def _desired(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
+        found = {
+            key: self._templar.template(variables[key])
+            for key in (*settings.KNOWN, *CONNECTION)
+            if key in variables
+        }
+        state_dir = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
+        try:
+            host = host_of(name, variables.get("group_names", []), found, state_dir=state_dir)
+        except OeprovError as error:
+            raise AnsibleActionFail(str(error)) from None
+        return host.desired().to_dict()
