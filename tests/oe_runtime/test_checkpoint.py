@@ -1,0 +1,138 @@
+"""Checkpoints appear whole or not at all, and a damaged one is found out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oe_runtime import checkpoint
+from oe_runtime.errors import CheckpointError
+
+
+def write_rows(text: str):
+    def write(path: Path):
+        (path / "rows").write_text(text)
+        (path / "dense").mkdir()
+        (path / "dense" / "weights").write_bytes(b"\0" * 1000)
+        return {"training": {"note": text}}
+
+    return write
+
+
+def test_publish_then_latest_and_verify(tmp_path):
+    path = checkpoint.publish(tmp_path / "checkpoints", 7, write_rows("seven"))
+    found = checkpoint.latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert (found.path, found.step) == (path, 7)
+    assert found.manifest["training"] == {"note": "seven"}
+    assert set(found.manifest["files"]) == {"rows", "dense/weights"}
+    assert checkpoint.verify(path) == found
+
+
+def test_latest_of_nothing(tmp_path):
+    assert checkpoint.latest(tmp_path / "absent") is None
+
+
+def test_keeps_the_newest(tmp_path):
+    for step in (5, 10, 900, 1000):
+        checkpoint.publish(tmp_path, step, write_rows(str(step)), keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000900", "step-0000001000"]
+
+
+def test_the_same_step_again_is_newer(tmp_path):
+    for n in range(12):
+        checkpoint.publish(tmp_path, 5, write_rows(f"{n}"), keep=20)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert (found.step, (found.path / "rows").read_text()) == (5, "11")
+
+
+def test_a_writer_that_fails_publishes_nothing(tmp_path):
+    checkpoint.publish(tmp_path, 1, write_rows("one"))
+
+    def fail(path: Path):
+        (path / "rows").write_text("half")
+        raise CheckpointError("server lost")
+
+    with pytest.raises(CheckpointError, match="server lost"):
+        checkpoint.publish(tmp_path, 2, fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-0000000001"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "write", "fsync", "rename"])
+def test_killed_at_any_moment_the_previous_one_stays_the_latest(tmp_path, call):
+    checkpoint.publish(tmp_path, 1, write_rows("one"))
+    # A process that dies of SIGKILL at the named moment of writing checkpoint 2.
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from oe_runtime import checkpoint
+def die(*a, **k): os.kill(os.getpid(), signal.SIGKILL)
+def write(path):
+    (path / "rows").write_text("half")
+    if {call!r} == "write": die()
+    return {{}}
+if {call!r} == "mkdir": checkpoint.Path.mkdir = lambda self, **k: "partial" in self.name and die()
+if {call!r} == "fsync": os.fsync = die
+if {call!r} == "rename": checkpoint.Path.rename = die
+checkpoint.publish(Path(sys.argv[1]), 2, write)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert checkpoint.verify(found.path).step == 1
+    # and the next one clears what was left behind
+    checkpoint.publish(tmp_path, 3, write_rows("three"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000001", "step-0000000003"]
+
+
+def damage_flip(path: Path):
+    data = bytearray((path / "dense" / "weights").read_bytes())
+    data[500] ^= 1
+    (path / "dense" / "weights").write_bytes(data)
+
+
+def damage_truncate(path: Path):
+    os.truncate(path / "dense" / "weights", 10)
+
+
+def damage_remove(path: Path):
+    (path / "dense" / "weights").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_remove])
+def test_verify_names_the_damaged_file(tmp_path, damage):
+    path = checkpoint.publish(tmp_path, 1, write_rows("one"))
+    damage(path)
+    with pytest.raises(CheckpointError, match="dense/weights"):
+        checkpoint.verify(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "damaged"),
+        ("[]", "lists no files"),
+        (json.dumps({"format": 99, "step": 1, "files": {}}), "format is 99"),
+        (json.dumps({"format": 1, "step": "x", "files": {}}), "step is 'x'"),
+    ],
+)
+def test_a_manifest_that_is_not_one(tmp_path, text, message):
+    path = checkpoint.publish(tmp_path, 1, write_rows("one"))
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.latest(tmp_path)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="file"):
+        checkpoint.publish(tmp_path / "file" / "checkpoints", 1, write_rows("one"))
