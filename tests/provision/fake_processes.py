@@ -1,0 +1,114 @@
+"""Stand-ins for `oe_runtime.server` and `oe_runtime.train`: the same contract, no TensorFlow, quick to start."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from provision.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
+
+SERVER = """
+import json, os, signal, sys, threading
+ready, behaviour = sys.argv[1:3]
+if behaviour == "dies":
+    sys.exit("warning: first\\nerror: port 7001 on 127.0.0.1 is taken")
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
+if behaviour != "silent":
+    with open(ready + ".tmp", "w") as file:
+        json.dump({"pid": os.getpid(), "host": "127.0.0.1", "port": 7001, "index": 0, "count": 1,
+                   "storage": "dram", "is_pmem": False}, file)
+    os.rename(ready + ".tmp", ready)
+while True:
+    signal.pause()
+"""
+
+WORKER = """
+import json, os, signal, sys, threading, time
+servers, run, behaviour = sys.argv[1:4]
+resume = "--resume" in sys.argv
+stop = threading.Event()
+metrics = open(os.path.join(run, "metrics.jsonl"), "a")
+def say(event, **fields):
+    metrics.write(json.dumps({"event": event, **fields}) + "\\n")
+    metrics.flush()
+def save(step):
+    path = os.path.join(run, "checkpoints", "step-%010d" % step)
+    os.makedirs(path, exist_ok=True)
+    open(os.path.join(path, "manifest.json"), "w").close()
+    say("checkpoint", step=step, path=path, seconds=0.01)
+    return path
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+threading.Thread(target=lambda: (os.read(0, 1), stop.set()), daemon=True).start()
+first = 0
+if resume:
+    first = max(int(name[5:]) for name in os.listdir(os.path.join(run, "checkpoints")))
+say("start", rows=800, steps=8, model="deepfm", servers=servers)
+if resume:
+    say("resume", step=first, path="x")
+for step in range(first + 1, 9):
+    say("step", step=step, epoch=0, loss=1.0 / step, auc=0.5 + step / 100, samples_per_s=1000.0, eta_s=1.0)
+    if step == 2:
+        save(step)
+    if step == 3 and not resume:
+        if behaviour == "kills-itself":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "fails":
+            say("error", message="table C1: dim is 9 here and 16 in the checkpoint")
+            print("error: table C1: dim is 9 here and 16 in the checkpoint", file=sys.stderr)
+            sys.exit(1)
+        if behaviour == "kills-server":
+            os.kill(int(open(os.path.join(run, "victim")).read()), signal.SIGKILL)
+            say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
+            sys.exit(1)
+        if behaviour == "waits":
+            open(os.path.join(run, "waiting"), "w").close()
+            stop.wait()
+        if behaviour == "deaf":
+            open(os.path.join(run, "waiting"), "w").close()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+    if stop.is_set():
+        say("interrupted", step=step, path=save(step))
+        sys.exit(130)
+say("eval", rows=80, loss=0.4, auc=0.75)
+say("export", path=os.path.join(run, "export"))
+say("end", steps=8, seconds=0.1, samples_per_s=1234.0)
+"""
+
+
+def python(code: str, *words: str) -> list[str]:
+    """A command line that runs ``code`` without site-packages, for speed."""
+    return [sys.executable, "-I", "-S", "-c", code, *words]
+
+
+def make_job(
+    state_dir: Path, *, server: str = "good", worker: str = "good", servers: int = 1, storage: str = ""
+) -> Job:
+    """A job directory whose processes are stand-ins with the given behaviour."""
+    job = create(state_dir, "fake", datetime(2026, 11, 21, 12, 15))
+    processes = [
+        ProcessSpec(
+            name=f"server-{index}",
+            role="parameter_server",
+            host="localhost",
+            argv=python(SERVER, str(job.ready_file(f"server-{index}")), server),
+        )
+        for index in range(servers)
+    ]
+    argv = python(WORKER, SERVERS, str(job.run_dir), worker)
+    processes.append(ProcessSpec(name="worker-0", role="worker", host="localhost", argv=argv))
+    job.write_spec(
+        JobSpec(
+            id=job.id,
+            created="2026-11-21T12:15:00+00:00",
+            cluster="local",
+            inventory="inventory/local.yml",
+            storage_paths={"localhost": storage} if storage else {},
+            settings={},
+            processes=processes,
+        )
+    )
+    return job

@@ -1,0 +1,237 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from provision.child import StopRequest
+from provision.jobs import Job
+from provision.metrics import Event
+from provision.node import process
+from provision.supervisor import Limits, Outcome, Supervisor, start_detached
+
+from fake_processes import make_job
+
+QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
+REPOSITORY = Path(__file__).parents[2]
+
+
+def supervise(
+    job: Job, *, resume: bool = False, stop: StopRequest | None = None, limits: Limits = QUICK
+) -> tuple[Outcome, list[Event]]:
+    events: list[Event] = []
+    outcome = Supervisor(job, events.append, stop or StopRequest(), limits).run(resume)
+    return outcome, events
+
+
+def assert_nothing_left(job: Job) -> None:
+    state = job.state()
+    assert state.processes
+    for item in state.processes:
+        assert process.start_time(item.pid) != item.started, f"{item.name} still runs"
+
+
+def until(path: Path, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+def ask_when(path: Path, stop: StopRequest, times: int = 1) -> threading.Thread:
+    def wait_and_ask() -> None:
+        until(path)
+        for _ in range(times):
+            stop.ask()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=wait_and_ask)
+    thread.start()
+    return thread
+
+
+def test_runs_to_the_end(tmp_path: Path) -> None:
+    job = make_job(tmp_path, servers=2)
+    outcome, events = supervise(job)
+    assert outcome == Outcome("done", "training is done", 0)
+    kinds = [event["event"] for event in events]
+    assert kinds[:4] == ["server", "server", "worker", "start"]
+    assert kinds.count("step") == 8
+    assert kinds[-1] == "end"
+    started = next(event for event in events if event["event"] == "start")
+    assert started["servers"] == "127.0.0.1:7001,127.0.0.1:7001", "the worker is given the endpoints in order"
+    assert job.state().phase == "done"
+    assert [item.exit_code for item in job.state().processes] == [0, 0, 0]
+    assert_nothing_left(job)
+
+
+def test_worker_killed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="kills-itself")
+    outcome, _ = supervise(job)
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert "worker-0 on localhost" in outcome.message
+    assert "killed by signal 9 (SIGKILL)" in outcome.message
+    checkpoint = job.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint[0] == 2
+    assert_nothing_left(job)
+
+
+def test_worker_error_is_shown(tmp_path: Path) -> None:
+    outcome, _ = supervise(make_job(tmp_path, worker="fails"))
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert outcome.message.endswith("exit status 1: table C1: dim is 9 here and 16 in the checkpoint")
+
+
+def test_server_killed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="kills-server")
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if event["event"] == "server":
+            (job.run_dir / "victim").write_text(str(event["pid"]))
+
+    outcome = Supervisor(job, on_event, StopRequest(), QUICK).run()
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert "server-0 on localhost" in outcome.message
+    assert "127.0.0.1:7001" in outcome.message
+    assert "killed by signal 9 (SIGKILL)" in outcome.message
+    assert "the worker says: lost server 127.0.0.1:7001 after step 3" in outcome.message
+    assert_nothing_left(job)
+
+
+def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    job = make_job(tmp_path, server="dies")
+    outcome, events = supervise(job)
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert "ended with exit status 1: port 7001 on 127.0.0.1 is taken" in outcome.message
+    assert str(job.log("server-0")) in outcome.message
+    assert not [event for event in events if event["event"] == "worker"]
+    assert_nothing_left(job)
+
+
+def test_server_that_never_listens(tmp_path: Path) -> None:
+    job = make_job(tmp_path, server="silent")
+    outcome, _ = supervise(job, limits=Limits(ready=0.3, server=20))
+    assert outcome.phase == "failed"
+    assert "was not ready after" in outcome.message
+    assert_nothing_left(job)
+
+
+def test_program_that_is_missing(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    spec = job.spec()
+    first = spec.processes[0].model_copy(update={"argv": ["/nonexistent/python"]})
+    job.write_spec(spec.model_copy(update={"processes": [first, *spec.processes[1:]]}))
+    outcome, _ = supervise(job)
+    assert outcome.message == "server-0 on localhost: /nonexistent/python: No such file or directory"
+
+
+def test_stop_drains_and_resume_goes_on(tmp_path: Path) -> None:
+    job, stop = make_job(tmp_path, worker="waits"), StopRequest()
+    thread = ask_when(job.run_dir / "waiting", stop)
+    outcome, events = supervise(job, stop=stop)
+    thread.join()
+    assert outcome == Outcome("interrupted", "stopped at step 3, which is saved", 130)
+    assert [event["event"] for event in events][-2:] == ["checkpoint", "interrupted"]
+    assert_nothing_left(job)
+
+    outcome, events = supervise(job, resume=True)
+    assert outcome.phase == "done"
+    assert [event["step"] for event in events if event["event"] == "step"] == [4, 5, 6, 7, 8]
+    assert next(event for event in events if event["event"] == "resume")["step"] == 3
+
+
+def test_second_stop_ends_a_deaf_worker(tmp_path: Path) -> None:
+    job, stop = make_job(tmp_path, worker="deaf"), StopRequest()
+    thread = ask_when(job.run_dir / "waiting", stop, times=2)
+    outcome, _ = supervise(job, stop=stop)
+    thread.join()
+    assert (outcome.phase, outcome.exit_code) == ("interrupted", 130)
+    assert "without a new checkpoint" in outcome.message
+    assert_nothing_left(job)
+
+
+def test_stop_while_servers_start(tmp_path: Path) -> None:
+    job, stop = make_job(tmp_path, server="silent"), StopRequest()
+    stop.ask()
+    outcome, _ = supervise(job, stop=stop)
+    assert (outcome.phase, outcome.exit_code) == ("interrupted", 130)
+    assert_nothing_left(job)
+
+
+def test_stubborn_server_is_killed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, server="stubborn")
+    outcome, _ = supervise(job, limits=Limits(server=0.2))
+    assert outcome.phase == "done"
+    assert job.state().processes[0].exit_code == -signal.SIGKILL
+
+
+def test_error_in_the_view_leaves_no_orphans(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="waits")
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "step":
+            raise RuntimeError("the view broke")
+
+    with pytest.raises(RuntimeError, match="the view broke"):
+        Supervisor(job, on_event, StopRequest(), QUICK).run()
+    assert job.state().phase == "failed"
+    assert_nothing_left(job)
+
+
+@pytest.mark.process
+def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="waits")
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "provision.supervisor", str(job.directory)], cwd=REPOSITORY
+    )
+    until(job.run_dir / "waiting")
+    state = job.state()
+    assert state.phase == "running"
+    assert [item.alive for item in state.processes] == [True, True]
+    launcher.kill()
+    launcher.wait()
+    for item in state.processes:
+        assert process.wait_gone(item.pid, item.started, 20), f"{item.name} outlived its launcher"
+    after = job.state()
+    assert after.phase == "interrupted"
+    assert "launcher" in after.message
+    checkpoint = job.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint[0] == 3, "the worker saw the end of its input and wrote a checkpoint"
+
+
+@pytest.mark.process
+def test_detached_supervisor_stops_on_sigterm(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="waits")
+    pid = start_detached(job, resume=False)
+    until(job.run_dir / "waiting")
+    assert job.state().supervisor_pid == pid
+    assert process.send(pid, job.state().supervisor_started)
+    os.waitpid(pid, 0)
+    assert job.state().phase == "interrupted"
+    assert job.state().message == "stopped at step 3, which is saved"
+    lines = job.log("supervisor").read_text().splitlines()
+    assert json.loads(lines[0])["event"] == "server"
+    assert_nothing_left(job)
+
+
+def test_a_later_process_with_the_same_pid_is_left_alone() -> None:
+    other = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        started = process.start_time(other.pid)
+        assert not process.send(other.pid, started - 1)
+        assert other.poll() is None
+        assert process.alive(other.pid, started)
+        assert process.send(other.pid, started)
+        other.wait(20)
+    finally:
+        other.kill()
+        other.wait()
