@@ -123,7 +123,9 @@ def find_files(name: str) -> list[Path]:
     files = sorted(Path(p) for p in glob.glob(str(path)) if Path(p).is_file())
     if not files:
         what = "no file matches" if glob.has_magic(name) else "there is no file or directory"
-        raise DataError(f"{what} {name}; --data takes a Criteo TSV file, a directory, a glob or generate:ROWS")
+        raise DataError(
+            f"{what} {name}; --data takes a Criteo TSV file, a directory, a glob or generate:ROWS"
+        )
     return files
 
 
@@ -216,7 +218,10 @@ def _tables(path: Path, stream: _Rest, row: int) -> Iterator[pa.RecordBatch]:
 
 def _broken(path: Path, row: int) -> DataError:
     """What is wrong with the first broken line at or after `row` lines; the file is read again for it."""
-    with _open(path) as (_, stream), io.TextIOWrapper(io.BufferedReader(stream), "latin-1", newline="\n") as lines:
+    with (
+        _open(path) as (_, stream),
+        io.TextIOWrapper(io.BufferedReader(stream), "latin-1", newline="\n") as lines,
+    ):
         for number, line in enumerate(lines, start=1):
             if number > row and (problem := _problem(line.rstrip("\r\n"))):
                 return DataError(f"{path} line {number}: {problem}")

@@ -32,7 +32,7 @@ ZIPF_EXPONENT = 1.25
 _MISSING_CATEGORY = 0.05
 _MISSING_INTEGER = 0.1
 _SIGNAL = 1.5  # standard deviation of the planted log-odds
-_BIAS = -1.6  # about a quarter of the labels are 1
+_BIAS = -1.4  # about a quarter of the labels are 1
 _SCATTER = 2654435761  # odd; made coprime to the cardinality, it permutes the ids
 
 
@@ -58,6 +58,11 @@ class Generator:
         self._weights = [rng.standard_normal(c, dtype=np.float32) for c in self._cardinalities]
         self._integer_weights = rng.standard_normal(len(INTEGERS), dtype=np.float32)
         self._multipliers = [_coprime(_SCATTER % c or 1, c) for c in self._cardinalities]
+        # A few popular ids weigh so much that their luck would decide the share of ones and the best AUC.
+        self._shift, self._scale = np.float32(0), np.float32(1)
+        logits = self.raw_block(0).logits
+        self._scale = np.float32(_SIGNAL / logits.std())
+        self._shift = np.float32(_BIAS) - self._scale * logits.mean()
 
     def describe(self) -> str:
         """How the data was named on the command line."""
@@ -102,8 +107,8 @@ class Generator:
                 weights[absent] = 0
             logits += weights
             ids[:, field] = ranks
-        logits *= np.float32(_SIGNAL / np.sqrt(len(INTEGERS) + len(CATEGORIES)))
-        logits += np.float32(_BIAS)
+        logits *= self._scale
+        logits += self._shift
         labels = rng.random(BLOCK_ROWS, dtype=np.float32) < 1 / (1 + np.exp(-logits))
         return RawRows(integers, missing, ids, labels.astype(np.float32), logits)
 
@@ -134,7 +139,11 @@ def parse(name: str, max_cardinality: int = 0) -> Generator:
     """`generate:ROWS[:SEED]` as a generator; DataError says what is wrong with the name."""
     parts = name.split(":")
     numbers = [p.replace("_", "") for p in parts[1:]]
-    if len(numbers) not in (1, 2) or not all(n.isascii() and n.isdigit() for n in numbers) or not int(numbers[0]):
+    if (
+        len(numbers) not in (1, 2)
+        or not all(n.isascii() and n.isdigit() for n in numbers)
+        or not int(numbers[0])
+    ):
         raise DataError(f"'{name}' is not generate:ROWS[:SEED], for example generate:1000000:7")
     return Generator(int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0, max_cardinality)
 
@@ -189,7 +198,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--rows", type=int, required=True, help="how many rows")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same rows (default 0)")
-    parser.add_argument("--max-cardinality", type=int, default=0, help="cap on distinct values of a field (0: none)")
+    parser.add_argument(
+        "--max-cardinality", type=int, default=0, help="cap on distinct values of a field (0: none)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write; .gz and .zst compress")
     options = parser.parse_args(argv)
     if options.rows < 1:

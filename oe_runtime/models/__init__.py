@@ -9,7 +9,9 @@ NAMES = ("deepfm", "wdl")
 HIDDEN = (256, 128)
 
 
-def build(name: str, field_rows: Sequence[int], dim: int, *, hidden: Sequence[int] = HIDDEN, seed: int = 0) -> Any:
+def build(
+    name: str, field_rows: Sequence[int], dim: int, *, hidden: Sequence[int] = HIDDEN, seed: int = 0
+) -> Any:
     """A keras.Model from [integers (B, 13), C1_id (B, 1), …, C26_id (B, 1)] to click probability (B, 1).
 
     `field_rows[i]` is the number of ids of field i. Embedding layers, and so the tables, are called

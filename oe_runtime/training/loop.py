@@ -1,0 +1,231 @@
+"""Steps, progress, checkpoints, evaluation: the course of a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime.auc import StreamingAuc
+from oe_runtime.data import Batch, Source, Split, holdout_batches, training_batches
+from oe_runtime.training.options import Options
+from oe_runtime.training.progress import View
+from oe_runtime.training.run_directory import RunDirectory, RunError
+from oe_runtime.training.stopping import StopRequest
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data a run stands: `step` steps in all, `batch` of them in epoch `epoch` (from 0)."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+
+class Trainee(Protocol):
+    """A compiled model, stock or with served embeddings."""
+
+    def train(self, batch: Batch) -> None:
+        """One step."""
+        ...
+
+    def window(self) -> tuple[float, float]:
+        """Mean loss and AUC of the steps since the last call."""
+        ...
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """Click probabilities, shape (B,)."""
+        ...
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has written what it needs to go on."""
+
+    def __init__(self, position: Position, path: Path | None) -> None:
+        super().__init__()
+        self.position = position
+        self.path = path
+
+
+class Loop:
+    """One run over the data."""
+
+    def __init__(
+        self,
+        options: Options,
+        source: Source,
+        trainee: Trainee,
+        checkpoint: Callable[[Position], Path],
+        directory: RunDirectory,
+        view: View,
+        stop: StopRequest,
+    ) -> None:
+        self._options = options
+        self._source = source
+        self._split = Split(options.holdout)
+        self._trainee = trainee
+        self._checkpoint = checkpoint
+        self._directory = directory
+        self._view = view
+        self._stop = stop
+        self._clock = _Clock()
+        self.saved: tuple[int, Path] | None = None  # step and path of the latest checkpoint
+
+    def train(self, start: Position) -> Position:
+        """Train from `start` to the end of the last epoch or to --steps; the end is checkpointed."""
+        position = start
+        self._clock.start()
+        while not self._finished(position):
+            before = position.step
+            batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
+            for batch in batches:
+                position = self._step(position, batch)
+                if self._finished(position):
+                    break
+            else:
+                if position.step == before and position.batch == 0:
+                    raise RunError(
+                        f"{self._source.describe()} has no rows to train on (holdout {self._options.holdout})"
+                    )
+                position = Position(position.step, position.epoch + 1)
+        if self._clock.pending:
+            self._log(position)
+        self._save(position)
+        return position
+
+    def evaluate(self) -> StreamingAuc:
+        """AUC and log loss on the held-out rows."""
+        auc = StreamingAuc()
+        for batch in holdout_batches(self._source, self._split, self._options.batch_size):
+            if self._stop:
+                raise Interrupted(Position(self.saved[0]) if self.saved else Position(), self._saved_path())
+            auc.update(batch.labels, self._trainee.predict(batch))
+        return auc
+
+    def speed(self) -> tuple[float, float]:
+        """Seconds of training, and samples a second without the first step, in which TensorFlow compiles."""
+        return self._clock.seconds, self._clock.overall()
+
+    def steps(self) -> int | None:
+        """Steps of the whole run as far as they are known; while a file is read, judged from its bytes."""
+        limits = [] if self._options.steps is None else [self._options.steps]
+        rows = self._source.total_rows()
+        if self._options.epochs is not None:
+            if rows is None:
+                return None
+            per_epoch = -(-self._split.training_rows(rows) // self._options.batch_size)
+            limits.append(per_epoch * self._options.epochs)
+        return min(limits)
+
+    def _step(self, position: Position, batch: Batch) -> Position:
+        self._trainee.train(batch)
+        self._clock.add(batch.rows)
+        position = replace(position, step=position.step + 1, batch=position.batch + 1)
+        self._view.tick(position.step)
+        every = self._options.checkpoint_steps
+        due = bool(every) and position.step % every == 0
+        # A checkpoint ends a window, so that a resumed run reports the same means.
+        if due or self._stop or position.step % self._options.log_every == 0:
+            self._log(position)
+        if due or self._stop:
+            self._save(position)
+        if self._stop:
+            raise Interrupted(position, self._saved_path())
+        return position
+
+    def _finished(self, position: Position) -> bool:
+        if self._options.steps is not None and position.step >= self._options.steps:
+            return True
+        return self._options.epochs is not None and position.epoch >= self._options.epochs
+
+    def _log(self, position: Position) -> None:
+        loss, auc = self._trainee.window()
+        if not math.isfinite(loss):
+            raise RunError(f"the loss is {loss} at step {position.step}; try a smaller --learning-rate")
+        steps = self.steps()
+        speed, step_seconds = self._clock.window()
+        eta: float | None = None
+        if steps is not None and step_seconds is not None:
+            eta = max(0, steps - position.step) * step_seconds
+        self._directory.event(
+            "step",
+            step=position.step,
+            steps=steps,
+            epoch=position.epoch,
+            loss=loss,
+            auc=auc,
+            samples_per_s=None if speed is None else round(speed, 1),
+            eta_s=None if eta is None else round(eta, 1),
+        )
+        numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
+        self._view.step(position.step, steps, numbers)
+
+    def _save(self, position: Position) -> None:
+        if self.saved is not None and self.saved[0] == position.step:
+            return
+        started = time.perf_counter()
+        path = self._checkpoint(position)
+        seconds = time.perf_counter() - started
+        self._clock.pause(seconds)
+        self.saved = (position.step, path)
+        self._directory.event("checkpoint", step=position.step, path=str(path), seconds=round(seconds, 3))
+        self._view.say(f"checkpoint {path} ({seconds:.1f} s)")
+
+    def _saved_path(self) -> Path | None:
+        return self.saved[1] if self.saved else None
+
+
+class _Clock:
+    """Speed of the steps. Checkpoints do not count, nor does the first step, in which TensorFlow compiles."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._began = self._window_began = time.perf_counter()
+        self._paused = 0.0
+        self._first_ended: float | None = None
+        self._rows = 0  # after the first step
+        self._window_rows = self._window_steps = 0
+        self.pending = False  # steps since the last window
+
+    def add(self, rows: int) -> None:
+        """A step over `rows` rows ended."""
+        self.pending = True
+        if self._first_ended is None:
+            self._first_ended = self._window_began = time.perf_counter()
+            return
+        self._rows += rows
+        self._window_rows += rows
+        self._window_steps += 1
+
+    def pause(self, seconds: float) -> None:
+        """So many seconds went into something else."""
+        self._paused += seconds
+        self._window_began += seconds
+
+    def window(self) -> tuple[float | None, float | None]:
+        """Samples a second and seconds a step since the last call; None when only the first step was done."""
+        now = time.perf_counter()
+        seconds, rows, steps = now - self._window_began, self._window_rows, self._window_steps
+        self._window_began, self._window_rows, self._window_steps, self.pending = now, 0, 0, False
+        return (rows / seconds, seconds / steps) if steps and seconds > 0 else (None, None)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start, without pauses."""
+        return time.perf_counter() - self._began - self._paused
+
+    def overall(self) -> float:
+        """Samples a second of all steps but the first."""
+        if self._first_ended is None or not self._rows:
+            return 0.0
+        return self._rows / max(time.perf_counter() - self._first_ended - self._paused, 1e-9)

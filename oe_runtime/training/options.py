@@ -1,0 +1,258 @@
+"""The trainer's command line: what can be set, its defaults, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oe_runtime import models
+
+# Learning rates that suit click models when none is given.
+LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
+
+_EPILOG = """\
+examples:
+  # a first run on generated data, everything in this process
+  python -m oe_runtime.train --data generate:200000 --in-process
+
+  # real data, two embedding servers, a checkpoint every 500 steps
+  python -m oe_runtime.train --data 'day_*.gz' --servers 127.0.0.1:7000,127.0.0.1:7001 \\
+      --token-file token --run-dir runs/first --checkpoint-steps 500
+
+  # go on after an interruption: the same command with --resume
+  python -m oe_runtime.train … --run-dir runs/first --resume
+
+The run directory holds config.json, metrics.jsonl (one event a line), checkpoints/ and, at the end, export/.
+Exit codes: 0 finished, 1 error, 130 interrupted (a checkpoint was written; --resume goes on from it).
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A checked command line; see `parser` for the meaning of each."""
+
+    data: str
+    model: str
+    servers: tuple[str, ...]
+    token_file: Path | None
+    in_process: bool
+    stock: bool
+    storage: str
+    storage_path: str
+    storage_size: int
+    dim: int
+    hidden: tuple[int, ...]
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    optimizer: str
+    learning_rate: float
+    seed: int
+    max_cardinality: int
+    holdout: float
+    deterministic: bool
+    run_dir: Path
+    checkpoint_steps: int
+    keep_checkpoints: int
+    resume: bool
+    export: Path | None
+    log_every: int
+    exit_with_parent: bool
+
+    def fixed(self) -> dict[str, Any]:
+        """The settings that a resumed run must share with the run it goes on from."""
+        return {
+            "data": self.data,
+            "model": self.model,
+            "embeddings": "stock" if self.stock else "servers",
+            "dim": self.dim,
+            "hidden": list(self.hidden),
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "seed": self.seed,
+            "max_cardinality": self.max_cardinality,
+            "holdout": self.holdout,
+        }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser, whose help is the reference of the trainer."""
+    p = argparse.ArgumentParser(
+        prog="python -m oe_runtime.train",
+        description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH|generate:ROWS[:SEED]",
+        help="Criteo TSV data: a file, directory or glob, plain, .gz or .zst; or generated rows",
+    )
+    where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
+        required=True
+    )
+    where.add_argument(
+        "--servers", metavar="HOST:PORT,…", help="parameter servers, in the order of their --index"
+    )
+    where.add_argument("--in-process", action="store_true", help="in this process, by the same C++ core")
+    where.add_argument("--stock", action="store_true", help="in the plain Keras model, to compare with")
+    p.add_argument("--token-file", type=Path, metavar="FILE", help="file with the servers' token")
+    p.add_argument(
+        "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
+    )
+    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_libpmem: its directory")
+    p.add_argument(
+        "--storage-size", type=_count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
+    )
+
+    m = p.add_argument_group("model")
+    m.add_argument("--model", choices=models.NAMES, default="deepfm", help="default deepfm")
+    m.add_argument("--dim", type=_count(1), default=9, help="width of an embedding (default 9)")
+    m.add_argument(
+        "--hidden", type=_widths, default=models.HIDDEN, metavar="N,N", help="deep layers (default 256,128)"
+    )
+    m.add_argument(
+        "--max-cardinality",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="cap on the ids of a field; 0 (default) keeps Criteo's 26 cardinalities, 10 million ids in all",
+    )
+
+    t = p.add_argument_group("training")
+    t.add_argument("--batch-size", type=_count(1), default=4096, help="rows a step (default 4096)")
+    t.add_argument("--epochs", type=_count(1), help="passes over the data (default 1, or as --steps needs)")
+    t.add_argument("--steps", type=_count(1), help="stop after so many steps in all")
+    t.add_argument("--optimizer", choices=tuple(LEARNING_RATES), default="adagrad", help="default adagrad")
+    rates = ", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items())
+    t.add_argument("--learning-rate", type=_rate, help=f"default by optimizer: {rates}")
+    t.add_argument("--seed", type=_count(0), default=0, help="same seed, same losses (default 0)")
+    t.add_argument(
+        "--holdout",
+        type=_share,
+        default=0.1,
+        help="share of the rows kept for the final evaluation (default 0.1: every tenth row)",
+    )
+    t.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="TensorFlow's deterministic operations; they cost nothing measurable here (default on)",
+    )
+
+    r = p.add_argument_group("run")
+    r.add_argument("--run-dir", type=Path, metavar="DIR", help="default runs/MODEL-DATE-TIME")
+    r.add_argument(
+        "--checkpoint-steps",
+        type=_count(0),
+        default=1000,
+        metavar="N",
+        help="0: only at the end (default 1000)",
+    )
+    r.add_argument(
+        "--keep-checkpoints",
+        type=_count(1),
+        default=3,
+        metavar="N",
+        help="older ones are removed (default 3)",
+    )
+    r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
+    r.add_argument(
+        "--export", type=Path, metavar="DIR", help="write a SavedModel for plain TensorFlow to DIR at the end"
+    )
+    r.add_argument(
+        "--log-every",
+        type=_count(1),
+        default=20,
+        metavar="N",
+        help="steps between progress lines (default 20)",
+    )
+    r.add_argument("--exit-with-parent", action="store_true", help="stop as on SIGTERM when stdin closes")
+    return p
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    """The checked options; a mistake ends the process with a message and status 2, as argparse does."""
+    p = parser()
+    a = p.parse_args(argv)
+    if a.resume and a.run_dir is None:
+        p.error("--resume needs --run-dir, the directory of the run to go on with")
+    if not a.in_process and (a.storage or a.storage_path or a.storage_size):
+        p.error(
+            "--storage, --storage-path and --storage-size go with --in-process; servers have their own"
+        )
+    if a.storage == "pmem_libpmem" and not a.storage_path:
+        p.error(
+            "--storage pmem_libpmem needs --storage-path, a directory (an fsdax mount)"
+        )
+    if a.storage_path and a.storage != "pmem_libpmem":
+        p.error("--storage-path goes with --storage pmem_libpmem")
+    servers = _endpoints(p, a.servers) if a.servers is not None else ()
+    if a.token_file is not None and not servers:
+        p.error("--token-file goes with --servers")
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    values = vars(a) | {
+        "servers": servers,
+        "storage": a.storage or "dram",
+        "storage_path": a.storage_path or "",
+        "storage_size": a.storage_size or 0,
+        "epochs": a.epochs if a.epochs or a.steps else 1,
+        "learning_rate": LEARNING_RATES[a.optimizer] if a.learning_rate is None else a.learning_rate,
+        "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",
+    }
+    return Options(**values)
+
+
+def _endpoints(p: argparse.ArgumentParser, text: str) -> tuple[str, ...]:
+    endpoints = tuple(e.strip() for e in text.split(","))
+    for endpoint in endpoints:
+        host, colon, port = endpoint.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            p.error(f"--servers: '{endpoint}' is not HOST:PORT")
+    if len(set(endpoints)) < len(endpoints):
+        p.error(f"--servers: an endpoint is named twice in {text}")
+    return endpoints
+
+
+def _count(least: int) -> Any:
+    def count(text: str) -> int:
+        try:
+            value = int(text.replace("_", ""))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return count
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+
+
+def _rate(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 0.9:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 0.9")
+    return value
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    return tuple(_count(1)(part) for part in text.split(","))

@@ -1,0 +1,128 @@
+"""What the person at the terminal sees: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+
+class View(Protocol):
+    """Shows a run."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+        ...
+
+    def total(self, steps: int | None, done: int) -> None:
+        """How many steps there are, and how many are done already."""
+        ...
+
+    def tick(self, step: int) -> None:
+        """A step was done."""
+        ...
+
+    def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
+        """Progress: loss, auc, samples_per_s, eta_s."""
+        ...
+
+
+def view() -> View:
+    """A bar when stdout is a terminal, else lines."""
+    return Bar() if sys.stdout.isatty() else Lines()
+
+
+def describe(numbers: dict[str, float | None]) -> str:
+    """`loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02`."""
+    parts = []
+    for name in ("loss", "auc"):
+        value = numbers.get(name)
+        if value is not None:
+            parts.append(f"{name} {value:.4f}")
+    speed, eta = numbers.get("samples_per_s"), numbers.get("eta_s")
+    if speed is not None:
+        parts.append(f"{speed:,.0f} samples/s")
+    if eta is not None:
+        parts.append(f"ETA {duration(eta)}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`1:02` or `3:01:02`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Lines:
+    """Plain lines for logs and pipes."""
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(text, flush=True)
+
+    def total(self, steps: int | None, done: int) -> None:
+        """Nothing to show."""
+
+    def tick(self, step: int) -> None:
+        """Nothing to show."""
+
+    def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
+        """Print `step 40/1000  loss …`."""
+        of = f"/{steps}" if steps is not None else ""
+        print(f"step {step}{of}  {describe(numbers)}", flush=True)
+
+
+class Bar:
+    """A Rich progress bar; news appears above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("training"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+            transient=False,
+        )
+        self._task = self._progress.add_task("training", total=None, text="starting", visible=False)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def total(self, steps: int | None, done: int) -> None:
+        """Show the bar."""
+        self._progress.update(self._task, total=steps, completed=done, visible=True)
+
+    def tick(self, step: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=step)
+
+    def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
+        """Move the bar and show the numbers."""
+        self._progress.update(self._task, completed=step, total=steps, text=describe(numbers))

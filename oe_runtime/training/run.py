@@ -1,0 +1,186 @@
+"""One training run from checked options to exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from oe_runtime.client import Client
+from oe_runtime.data import Source, field_rows, open_source
+from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.spec import StorageSpec
+from oe_runtime.training import checkpoints
+from oe_runtime.training.loop import Interrupted, Loop, Position
+from oe_runtime.training.options import Options
+from oe_runtime.training.progress import View, duration, view
+from oe_runtime.training.run_directory import RunDirectory, RunError
+from oe_runtime.training.stopping import StopRequest
+
+INTERRUPTED = 130
+
+
+def run(options: Options) -> int:
+    """Train as the options say; the exit status. Errors are one line on stderr and an event."""
+    stop = StopRequest()
+    stop.install(with_parent=options.exit_with_parent)
+    directory: RunDirectory | None = None
+    client: Client | None = None
+    try:
+        # What can be wrong is looked at before TensorFlow is imported and before anything is written.
+        source = open_source(options.data, options.max_cardinality)
+        source.check()
+        _check_export(options)
+        resumed = checkpoints.to_resume(options) if options.resume else None
+        client = _connect(options)
+        directory = RunDirectory(options)
+        with view() as screen:
+            try:
+                _train(options, source, client, directory, screen, stop, resumed)
+            except Interrupted as interrupted:
+                path = interrupted.path
+                directory.event(
+                    "interrupted", step=interrupted.position.step, path=None if path is None else str(path)
+                )
+                screen.say(_interrupted(options, stop, interrupted))
+                return INTERRUPTED
+        return 0
+    except OeError as error:
+        message = _message(error, options)
+        if directory is not None:
+            directory.event("error", message=message)
+        print(f"error: {message}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        # A fault of ours: the traceback is wanted, and those who watch the run must see its end.
+        if directory is not None:
+            directory.event("error", message=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if directory is not None:
+            directory.close()
+        if client is not None:
+            client.close()
+
+
+def _train(
+    options: Options,
+    source: Source,
+    client: Client | None,
+    directory: RunDirectory,
+    screen: View,
+    stop: StopRequest,
+    resumed: checkpoints.Resumed | None,
+) -> None:
+    from oe_runtime.training.trainee import KerasTrainee
+
+    screen.say(_opening(options))
+    trainee = KerasTrainee(options, client)
+    start = Position()
+    if resumed is not None:
+        checkpoints.restore(resumed, trainee.model, client)
+        start = resumed.position
+    loop = Loop(
+        options,
+        source,
+        trainee,
+        lambda position: checkpoints.write(options, position, trainee.model, client, directory.checkpoints),
+        directory,
+        screen,
+        stop,
+    )
+    directory.event(
+        "start",
+        pid=os.getpid(),
+        model=options.model,
+        data=options.data,
+        embeddings=_where(options),
+        rows=source.total_rows(),
+        steps=loop.steps(),
+        batch_size=options.batch_size,
+        dim=options.dim,
+    )
+    if resumed is not None:
+        loop.saved = (start.step, resumed.path)
+        directory.event("resume", step=start.step, path=str(resumed.path))
+        screen.say(f"going on from step {start.step}, {resumed.path}")
+    screen.total(loop.steps(), start.step)
+    began = time.perf_counter()
+    if stop:
+        raise Interrupted(start, resumed.path if resumed else None)
+    end = loop.train(start)
+    seconds, speed = loop.speed()
+
+    screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}, {speed:,.0f} samples/s")
+    auc = loop.evaluate()
+    if auc.rows:
+        directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
+        screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
+    if options.export is not None:
+        trainee.export(options.export, stock=options.stock)
+        directory.event("export", path=str(options.export))
+        screen.say(f"exported a SavedModel to {options.export}")
+    directory.event(
+        "end",
+        steps=end.step,
+        seconds=round(seconds, 3),
+        total_seconds=round(time.perf_counter() - began, 3),
+        samples_per_s=round(speed, 1),
+    )
+    screen.say(f"run directory {directory.path}")
+
+
+def _connect(options: Options) -> Client | None:
+    if options.stock:
+        return None
+    if options.in_process:
+        return Client.in_process(StorageSpec(options.storage, options.storage_path, options.storage_size))
+    token = ""
+    if options.token_file is not None:
+        try:
+            token = options.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"cannot read the token file {options.token_file}: {error}") from error
+    return Client(options.servers, token=token)
+
+
+def _check_export(options: Options) -> None:
+    path = options.export
+    if path is not None and os.path.lexists(path):
+        raise RunError(f"--export {path} exists already; name a new directory or remove it")
+
+
+def _where(options: Options) -> str:
+    if options.stock:
+        return "in the stock Keras model"
+    if options.in_process:
+        return f"in this process ({options.storage})"
+    return "on " + ", ".join(options.servers)
+
+
+def _opening(options: Options) -> str:
+    ids = sum(field_rows(options.max_cardinality))
+    return (
+        f"{options.model}, dim {options.dim}, {options.optimizer}: {ids:,} ids in 26 fields, "
+        f"embeddings {_where(options)}\n"
+        f"data {options.data}, run directory {options.run_dir}; starting TensorFlow"
+    )
+
+
+def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) -> str:
+    if interrupted.path is None:
+        return f"stopped ({stop.reason}) before the first step; there is nothing to resume"
+    return (
+        f"stopped ({stop.reason}) after step {interrupted.position.step}, checkpoint {interrupted.path}; "
+        f"go on with --run-dir {options.run_dir} --resume"
+    )
+
+
+def _message(error: OeError, options: Options) -> str:
+    if not isinstance(error, ServerLost):
+        return str(error)
+    last: Path | None = checkpoints.latest_path(options.run_dir)
+    if last is None:
+        return f"{error}; no checkpoint was written yet: start the servers and run again"
+    return f"{error}; the last checkpoint is {last.name}: start the servers and run again with --resume"

@@ -1,0 +1,55 @@
+"""A run's directory: config.json, metrics.jsonl, checkpoints/, export/."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+from oe_runtime.errors import OeError
+from oe_runtime.training.options import Options
+
+
+class RunError(OeError):
+    """A run that cannot start, go on or finish; the message says what to do."""
+
+
+class RunDirectory:
+    """Makes the directory and writes its events."""
+
+    def __init__(self, options: Options) -> None:
+        """Refuses a directory that holds another run (unless resuming) or that cannot be written."""
+        self.path = options.run_dir
+        self.checkpoints = self.path / "checkpoints"
+        self._metrics = self.path / "metrics.jsonl"
+        has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
+        if options.resume and not has_checkpoints:
+            raise RunError(f"nothing to resume: {self.path} has no checkpoint; run without --resume to start")
+        if has_checkpoints and not options.resume:
+            raise RunError(f"{self.path} already holds a run; go on with --resume, or name another --run-dir")
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            # What an earlier attempt without a checkpoint left is of no use to this run.
+            self._file = self._metrics.open("a" if options.resume else "w", encoding="utf-8")
+            if not options.resume:
+                self._write_config(options)
+        except OSError as error:
+            raise RunError(f"cannot write to the run directory {self.path}: {error.strerror}") from error
+
+    def event(self, event: str, **values: Any) -> None:
+        """Append one event; it is in the file when this returns."""
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the metrics file."""
+        self._file.close()
+
+    def _write_config(self, options: Options) -> None:
+        config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}
+        partial = self.path / ".config.json.part"
+        partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
+        os.replace(partial, self.path / "config.json")

@@ -1,0 +1,118 @@
+"""The model in training: built, compiled, stepped. TensorFlow is imported here and nowhere earlier."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime import models
+from oe_runtime.client import Client
+from oe_runtime.data import Batch, field_rows
+from oe_runtime.training.options import Options
+from oe_runtime.training.run_directory import RunError
+
+# What TensorFlow's C++ code prints before its log level applies.
+_NOISE = (b"I0000 ", b"W0000 ", b"WARNING: All log messages before absl::InitializeLog()")
+
+
+class KerasTrainee:
+    """The options' model: stock when `client` is None, else with its embeddings on the client's servers."""
+
+    def __init__(self, options: Options, client: Client | None) -> None:
+        keras = import_keras(deterministic=options.deterministic)
+        keras.utils.set_random_seed(options.seed)
+        self.model: Any = models.build(
+            options.model,
+            field_rows(options.max_cardinality),
+            options.dim,
+            hidden=options.hidden,
+            seed=options.seed,
+        )
+        kinds = {
+            "adagrad": keras.optimizers.Adagrad,
+            "adam": keras.optimizers.Adam,
+            "sgd": keras.optimizers.SGD,
+            "ftrl": keras.optimizers.Ftrl,
+        }
+        optimizer = kinds[options.optimizer](options.learning_rate)
+        if client is not None:
+            import oe_runtime.keras as embed
+
+            self.model = embed.distributed_model(self.model, client, seed=options.seed)
+            optimizer = embed.distributed_optimizer(optimizer)
+        self.model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+        self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
+
+    def train(self, batch: Batch) -> None:
+        """One step on the batch."""
+        self._logs = self.model.train_on_batch(_inputs(batch), batch.labels[:, None], return_dict=True)
+
+    def window(self) -> tuple[float, float]:
+        """Mean loss and AUC (Keras's, 200 thresholds) of the steps since the last call."""
+        self.model.reset_metrics()
+        return float(self._logs["loss"]), float(self._logs["auc"])
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """Click probabilities, shape (B,)."""
+        probabilities: NDArray[np.float32] = np.asarray(self.model.predict_on_batch(_inputs(batch)))
+        return probabilities.reshape(-1)
+
+    def export(self, path: Path, *, stock: bool) -> None:
+        """Write a SavedModel that plain TensorFlow loads; `path` must not exist."""
+        try:
+            if stock:
+                self.model.export(path, verbose=False)
+            else:
+                self.model.save_as_original_model(path)
+        except OSError as error:
+            raise RunError(f"cannot export to {path}: {error}") from error
+
+
+def _inputs(batch: Batch) -> list[NDArray[Any]]:
+    return [batch.dense, *(batch.ids[:, i : i + 1] for i in range(batch.ids.shape[1]))]
+
+
+def import_keras(*, deterministic: bool = True) -> Any:
+    """Keras on TensorFlow; RunError says how to install them. its chatter is dropped, errors are not."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    try:
+        with _without_noise():
+            import keras
+            import tensorflow as tf
+    except ImportError as error:
+        raise RunError(
+            f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
+        ) from error
+    if keras.backend.backend() != "tensorflow":
+        raise RunError(f"KERAS_BACKEND is {keras.backend.backend()}; this version trains with tensorflow")
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    return keras
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Holds back what is written to file descriptor 2, then writes all of it but the noise."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if not line.startswith(_NOISE):
+                    os.write(2, line)
