@@ -33,8 +33,8 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
             new = type(layer).from_config(layer.get_config())
         except Exception as error:
             raise ValueError(
-                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made from its "
-                f"get_config(): {error}"
+                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made "
+                f"from its get_config(): {error}"
             ) from error
         copies.append((layer, new))
         return new
@@ -48,8 +48,9 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     for layer, new in copies:
         if len(layer.variables) != len(new.variables):
             raise ValueError(
-                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied: it has {len(layer.variables)} "
-                f"variables, but a layer made from its get_config() has {len(new.variables)}"
+                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied: it has "
+                f"{len(layer.variables)} variables, but a layer made from its get_config() has "
+                f"{len(new.variables)}"
             )
         for old_variable, new_variable in zip(layer.variables, new.variables, strict=True):
             new_variable.assign(old_variable)

@@ -56,8 +56,8 @@ def save(model: Any, directory: Path) -> Path:
 def load(model: Any, directory: Path) -> None:
     """Assigns the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
 
-    Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another shape or
-    dtype.
+    Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another
+    shape or dtype.
     """
     path = directory / FILE
     variables = _named_variables(model)

@@ -36,10 +36,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     """Like `keras.layers.Embedding`, with the rows in a table of the parameter servers.
 
     `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
-    memory from its first update on. `mask_zero` masks id 0. The layer has no variables. Use it in a functional
-    model and give that to `distributed_model`, which binds it to the servers; the table has the layer's name.
+    memory from its first update on. `mask_zero` masks id 0. The layer has no variables. Use it in a
+    functional model and give that to `distributed_model`, which binds it to the servers; the table has the
+    layer's name.
 
-    ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape + (output_dim,).
+    ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
+    (output_dim,).
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
                 )
         if self.variable_dtype != "float32":
             raise ValueError(
-                f"layer '{self.name}': rows on parameter servers are float32, but the layer's dtype policy keeps "
-                f"variables as {self.variable_dtype}"
+                f"layer '{self.name}': rows on parameter servers are float32, but the layer's dtype policy "
+                f"keeps variables as {self.variable_dtype}"
             )
         self.input_dim = input_dim
         self.output_dim = output_dim
@@ -125,8 +127,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         table = self.table
         if table is None:
             raise RuntimeError(
-                f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, client) and "
-                "compile that with an optimizer (the rows keep the optimizer's state)"
+                f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, "
+                "client) and compile that with an optimizer (the rows keep the optimizer's state)"
             )
         if tf.executing_eagerly():
             return to_tensor(table.rows(to_numpy(ids)))

@@ -69,7 +69,7 @@ def _fill(layer: Any, table: Table) -> None:
 
 
 class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
-    """The rows of a table for any 64-bit id, in TensorFlow only: found by binary search among the sorted keys."""
+    """The rows of a table for any 64-bit id in TensorFlow only: a binary search among the sorted keys."""
 
     def __init__(self, table: Table, *, mask_zero: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,8 +1,9 @@
 """How a step hands rows to the embedding layers while a model is traced.
 
-A step runs outside the graph: the ids first, then the pull, then one compiled function. While a model is called
-under `feeding(...)`, its `Embedding` layers turn to the given feed, once for every lookup, always in the same order:
-`Collect` writes down which layer looks up which ids, `Supply` answers with rows that were pulled before.
+A step runs outside the graph: the ids first, then the pull, then one compiled function. While a model is
+called under `feeding(...)`, its `Embedding` layers turn to the given feed, once for every lookup, always in
+the same order: `Collect` writes down which layer looks up which ids, `Supply` answers with rows that were
+pulled before.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Supply:
         """Returns the rows of the next lookup in the shape of `ids`."""
         if self._next >= len(self._layers) or self._layers[self._next] is not layer:
             raise RuntimeError(
-                f"Embedding '{layer.name}' was not expected here: the model looks its embeddings up in another "
-                "order when training=True than when training=False, which is not supported"
+                f"Embedding '{layer.name}' was not expected here: the model looks its embeddings up in "
+                "another order when training=True than when training=False, which is not supported"
             )
         rows = self._rows[self._next]
         self._next += 1

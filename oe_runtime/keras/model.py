@@ -32,10 +32,11 @@ def distributed_model(
     """A model like the functional (or Sequential) `model`, with its large embeddings on parameter servers.
 
     Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
-    `oe_runtime.keras.Embedding`, becomes a table of the servers behind `client`, named `name_prefix` + the layer's
-    name; without a client the tables live in this process. All other weights are copied; `model` stays as it is. The
-    rows begin with what the layer's initializer means: a pure function of its seed (`seed` if it has none), the
-    table's name and the row, so not with the values that the original layer drew.
+    `oe_runtime.keras.Embedding`, becomes a table of the servers behind `client`, named `name_prefix` + the
+    layer's name; without a client the tables live in this process. All other weights are copied; `model`
+    stays as it is. The rows begin with what the layer's initializer means: a pure function of its seed
+    (`seed` if it has none), the table's name and the row, so not with the values that the original layer
+    drew.
 
     The tables are made when the result is compiled, because their rows keep the optimizer's state.
 
@@ -60,10 +61,14 @@ def distributed_model(
 class DistributedModel(keras.Model):  # type: ignore[misc]
     """A functional Keras model with embeddings on parameter servers; `distributed_model` makes it.
 
-    compile, fit, evaluate, predict and the on_batch methods are Keras's. A training step pulls the rows of its
-    batch, runs one compiled function, and pushes the rows' gradients; the step is done when the servers have
-    applied them.
+    compile, fit, evaluate, predict and the on_batch methods are Keras's. A training step pulls the rows of
+    its batch, runs one compiled function, and pushes the rows' gradients; the step is done when the servers
+    have applied them.
     """
+
+    train_function: Any
+    test_function: Any
+    predict_function: Any
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(inputs=inputs, outputs=outputs, name=name, **kwargs)
@@ -119,8 +124,8 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
     ) -> None:
         """As keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
 
-        Raises ValueError for an optimizer that tables do not support, and SpecMismatch when the servers have a table
-        of the same name but, say, another dim or optimizer.
+        Raises ValueError for an optimizer that tables do not support, and SpecMismatch when the servers have
+        a table of the same name but, say, another dim or optimizer.
         """
         if jit_compile is True:
             raise ValueError("jit_compile=True is not supported: the number of rows in a batch is not fixed")
@@ -192,18 +197,19 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
     def load_dense(self, directory: str | os.PathLike[str]) -> None:
         """Reads what `save_dense` wrote. The model must be compiled, with the same kind of optimizer.
 
-        Raises CheckpointError naming the file and the variable (with both shapes) that does not fit; the model is
-        then as it was.
+        Raises CheckpointError naming the file and the variable (with both shapes) that does not fit; the
+        model is then as it was.
         """
         dense.load(self, Path(directory))
 
     def save_as_original_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel with the embeddings inside, which TensorFlow alone can load and serve.
 
-        All rows of a table with an input_dim are read from the servers, untrained ones with their first value. Of a
-        table for any 64-bit id the rows that training made are written; for any other id the exported model takes
-        the mean of the initializer (the value of Constant, (minval + maxval) / 2 of RandomUniform, the mean of
-        RandomNormal), because TensorFlow cannot compute the initializer's function.
+        All rows of a table with an input_dim are read from the servers, untrained ones with their first
+        value. Of a table for any 64-bit id the rows that training made are written; for any other id the
+        exported model takes the mean of the initializer (the value of Constant, (minval + maxval) / 2 of
+        RandomUniform, the mean of RandomNormal), because TensorFlow cannot compute the initializer's
+        function.
 
         `path` must not exist; it appears only when it is complete. Returns it.
         """
@@ -216,8 +222,8 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
     def save(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refused: the rows are not in the model. Use `save_dense` and the client's `save`."""
         raise ValueError(
-            "the rows of this model are on parameter servers: save_dense(directory) and client.save(directory) write a "
-            "checkpoint, save_as_original_model(path) a SavedModel"
+            "the rows of this model are on parameter servers: save_dense(directory) and "
+            "client.save(directory) write a checkpoint, save_as_original_model(path) a SavedModel"
         )
 
     def save_weights(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,7 +261,7 @@ def _warn_of_hidden_embeddings(model: Any, size: int) -> None:
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= size:
             warnings.warn(
-                f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an ordinary Keras "
-                "embedding in the worker's memory",
+                f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
+                "ordinary Keras embedding in the worker's memory",
                 stacklevel=3,
             )

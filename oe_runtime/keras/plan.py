@@ -20,9 +20,9 @@ _SAME_ELEMENTS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"
 class Plan:
     """The lookups of one model for inputs of one structure.
 
-    layers[i] is the layer of lookup i, sources[i] the index of its ids in what `ids` returns. Lookups of the same
-    ids share them. Ids that are an input of the model are read from it directly; only the others take a run
-    of TensorFlow, of one function with nothing but the operations that lead to them.
+    layers[i] is the layer of lookup i, sources[i] the index of its ids in what `ids` returns. Lookups of the
+    same ids share them. Ids that are an input of the model are read from it directly; only the others take a
+    run of TensorFlow, of one function with nothing but the operations that lead to them.
     """
 
     def __init__(self, model: Any, structure: Any, specs: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ def _ids_function(
 
 
 def _strip(tensor: Any) -> Any:
-    """The tensor that has the same elements in the same order as `tensor`, as near to the inputs as can be."""
+    """The tensor nearest to the inputs that has the elements of `tensor` in the same order."""
     while True:
         kind = tensor.op.type
         widening = (
@@ -118,7 +118,7 @@ def _refuse_dependence(ids: Any, stand_ins: dict[str, str], layer: str) -> None:
         seen.add(op.name)
         if op.name in stand_ins:
             raise ValueError(
-                f"Embedding '{layer}': its ids are computed from the embeddings of '{stand_ins[op.name]}'. All ids "
-                "of a batch must be known before rows are pulled"
+                f"Embedding '{layer}': its ids are computed from the embeddings of '{stand_ins[op.name]}'. "
+                "All ids of a batch must be known before rows are pulled"
             )
         rest.extend(t.op for t in op.inputs)

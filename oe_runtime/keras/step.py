@@ -21,8 +21,9 @@ _Body = Callable[[Any, Callable[[], Supply], Sequence[Any], tuple[Any, Any, Any]
 class Steps:
     """Runs the batches of one compiled model.
 
-    For every structure of the data there is one plan of lookups and one compiled function for each of training,
-    testing and predicting. The batch's size is free in them, so that the last, smaller batch needs no new ones.
+    For every structure of the data there is one plan of lookups and one compiled function for each of
+    training, testing and predicting. The batch's size is free in them, so that the last, smaller batch needs
+    no new ones.
     """
 
     def __init__(self, model: Any, client: Client, *, eager: bool) -> None:
@@ -136,7 +137,7 @@ class _Program:
         )
 
     def pull(self, client: Client, tensors: Sequence[Any]) -> list[Any]:
-        """Pulls the rows of all lookups: those of trained tables first, if there are any, then those of frozen."""
+        """Pulls the rows of all lookups: of trained tables first, if there are any, then of frozen ones."""
         if not self._pulls:
             return []
         ids = self._plan.ids(tensors[: self._inputs])

@@ -43,10 +43,10 @@ _UNSUPPORTED = (
 def distributed_optimizer(optimizer: Any) -> Any:
     """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
 
-    Takes a Keras Adagrad, Adam, SGD or Ftrl, or the name of one. `DistributedModel.compile` gives every table the
-    server's counterpart with the same hyperparameters; each step pushes with the learning rate of that step,
-    also when it follows a schedule. A row's gradients are summed over the batch before the update, and only rows
-    that are in the batch are updated.
+    Takes a Keras Adagrad, Adam, SGD or Ftrl, or the name of one. `DistributedModel.compile` gives every table
+    the server's counterpart with the same hyperparameters; each step pushes with the learning rate of that
+    step, also when it follows a schedule. A row's gradients are summed over the batch before the update, and
+    only rows that are in the batch are updated.
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
@@ -77,8 +77,8 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
 def table_initializer(initializer: Any, seed: int, layer: str) -> dict[str, Any]:
     """The server's counterpart of a Keras initializer: {"name": …, parameters, "seed": …}.
 
-    The initializer's own seed is taken when it has one, else `seed`. Raises ValueError naming `layer` when there
-    is no counterpart.
+    The initializer's own seed is taken when it has one, else `seed`. Raises ValueError naming `layer` when
+    there is no counterpart.
     """
     kind = type(initializer)
     config = initializer.get_config() if isinstance(initializer, keras.initializers.Initializer) else {}

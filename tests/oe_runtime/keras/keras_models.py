@@ -1,0 +1,65 @@
+"""Small models and data for the tests here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+ROWS = 80
+
+
+def two_fields(layer: Any = keras.layers.Embedding, rows: int = ROWS) -> Any:
+    """Two fields with tables of width 4, one with a linear table of width 1 too, and a dense input."""
+    a = keras.Input((1,), dtype="int64", name="a")
+    b = keras.Input((1,), dtype="int64", name="b")
+    numbers = keras.Input((3,), name="numbers")
+    parts = [
+        keras.layers.Flatten(name="flat_a")(layer(rows, 4, name="table_a")(a)),
+        keras.layers.Flatten(name="flat_b")(layer(rows, 4, name="table_b")(b)),
+        numbers,
+    ]
+    x = keras.layers.Concatenate(name="all")(parts)
+    x = keras.layers.Dense(8, activation="relu", name="hidden")(x)
+    logit = keras.layers.Dense(1, name="logit")(x)
+    linear = keras.layers.Flatten(name="flat_linear")(layer(rows, 1, "zeros", name="linear_a")(a))
+    return keras.Model([a, b, numbers], keras.layers.Activation("sigmoid", name="click")(logit + linear))
+
+
+def shared_field(layer: Any = keras.layers.Embedding, rows: int = ROWS) -> Any:
+    """One table looked up twice: by a field of three ids and by a field of one."""
+    many = keras.Input((3,), dtype="int64", name="many")
+    one = keras.Input((1,), dtype="int64", name="one")
+    table = layer(rows, 4, keras.initializers.RandomNormal(stddev=0.1, seed=5), name="shared")
+    x = keras.layers.Concatenate(axis=1, name="both")([table(many), table(one)])
+    x = keras.layers.Dense(4, activation="tanh", name="hidden")(keras.layers.Flatten(name="flat")(x))
+    return keras.Model([many, one], keras.layers.Dense(1, activation="sigmoid", name="click")(x))
+
+
+def permutations(batches: int, rows: int = ROWS, seed: int = 0) -> tuple[list[Any], Any]:
+    """Data for `two_fields` in which every batch of `rows` has every id of every field once."""
+    rng = np.random.default_rng(seed)
+    fields = [np.concatenate([rng.permutation(rows) for _ in range(batches)])[:, None] for _ in range(2)]
+    numbers = rng.random((rows * batches, 3), dtype=np.float32)
+    labels = ((fields[0] % 3 + fields[1] % 2 + numbers[:, :1]) > 2).astype(np.float32)
+    return [*fields, numbers], labels
+
+
+def random_ids(samples: int, rows: int = ROWS, seed: int = 0) -> tuple[list[Any], Any]:
+    """Data for `two_fields` with ids that repeat."""
+    rng = np.random.default_rng(seed)
+    fields = [rng.integers(0, rows, (samples, 1)) for _ in range(2)]
+    numbers = rng.random((samples, 3), dtype=np.float32)
+    labels = ((fields[0] % 3 + fields[1] % 2 + numbers[:, :1]) > 2).astype(np.float32)
+    return [*fields, numbers], labels
+
+
+def copy_rows(model: Any, stock: Any) -> None:
+    """Gives the embeddings of `stock` the rows of the tables, and its other layers the model's weights."""
+    for name, spec in model.tables.items():
+        table = model.get_layer(name).table
+        stock.get_layer(name).set_weights([table.rows(np.arange(spec.input_dim))])
+    for layer in stock.layers:
+        if layer.name not in model.tables:
+            layer.set_weights(model.get_layer(layer.name).get_weights())

@@ -1,0 +1,139 @@
+"""Training with distributed embeddings gives what stock Keras gives."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_models import ROWS, copy_rows, permutations, random_ids, shared_field, two_fields
+
+import oe_runtime.keras as embed
+from oe_runtime.client import Client
+from oe_runtime.spec import StorageSpec
+
+OPTIMIZERS = {
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-6),
+    "adam": lambda: keras.optimizers.Adam(0.02, beta_1=0.8, beta_2=0.99, epsilon=1e-6),
+    "sgd": lambda: keras.optimizers.SGD(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.2, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.2, momentum=0.9, nesterov=True),
+    "ftrl": lambda: keras.optimizers.Ftrl(
+        0.1,
+        l1_regularization_strength=0.001,
+        l2_regularization_strength=0.01,
+        l2_shrinkage_regularization_strength=0.01,
+        beta=0.1,
+    ),
+}
+
+
+def _fit(model, x, y, **options):
+    history = model.fit(x, y, shuffle=False, verbose=0, **options)
+    return history.history["loss"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_equals_stock_keras(optimizer):
+    """Unmodified Keras `fit`, every row in every batch: the loss of every epoch and the predictions."""
+    x, y = permutations(batches=6)
+    stock = two_fields()
+    model = embed.distributed_model(stock)
+    model.compile(embed.distributed_optimizer(OPTIMIZERS[optimizer]()), "binary_crossentropy")
+    assert set(model.tables) == {"table_a", "table_b", "linear_a"}
+    copy_rows(model, stock)
+    stock.compile(OPTIMIZERS[optimizer](), "binary_crossentropy")
+    before = model.predict(x, verbose=0)
+    np.testing.assert_allclose(before, stock.predict(x, verbose=0), atol=1e-6)
+
+    ours = _fit(model, x, y, batch_size=ROWS, epochs=2)
+    theirs = _fit(stock, x, y, batch_size=ROWS, epochs=2)
+
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    after = model.predict(x, verbose=0)
+    assert np.abs(after - before).max() > 0.01
+    np.testing.assert_allclose(after, stock.predict(x, verbose=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd", "ftrl"])
+def test_repeated_ids_and_shared_layers_have_their_gradients_summed(optimizer):
+    """The reference applies the true gradient of the table. (Keras's own Adagrad, Adam and Ftrl square the
+    gradients of an id's occurrences one by one.)"""
+    rng = np.random.default_rng(1)
+    batches = []
+    for _ in range(8):
+        ids = np.concatenate([rng.permutation(ROWS), rng.permutation(ROWS)])
+        many, one = ids[: ROWS * 3 // 2].reshape(-1, 3), ids[ROWS * 3 // 2 :].reshape(-1, 1)
+        batches.append(([many, one], (many[:, :1] + one) % 2))
+    stock = shared_field()
+    model = embed.distributed_model(stock)
+    model.compile(OPTIMIZERS[optimizer](), "binary_crossentropy")
+    assert list(model.tables) == ["shared"]
+    copy_rows(model, stock)
+    reference = OPTIMIZERS[optimizer]()
+
+    for x, y in batches:
+        loss = model.train_on_batch(x, y)
+        with tf.GradientTape() as tape:
+            expected = tf.reduce_mean(keras.losses.binary_crossentropy(y, stock(x, training=True)))
+        variables = stock.trainable_variables
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(expected, variables)]
+        reference.apply_gradients(zip(gradients, variables, strict=True))
+        np.testing.assert_allclose(loss, expected, atol=1e-5)
+
+    x, _ = batches[0]
+    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-4)
+
+
+def test_rows_outside_the_batch_stay():
+    model = embed.distributed_model(two_fields())
+    model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+    table = model.get_layer("table_a").table
+    before = table.rows(np.arange(ROWS))
+    x, y = random_ids(64)
+    x[0] %= ROWS // 2
+    model.fit(x, y, epochs=2, verbose=0)
+    after = table.rows(np.arange(ROWS))
+    np.testing.assert_array_equal(after[ROWS // 2 :], before[ROWS // 2 :])
+    assert (after[np.unique(x[0])] != before[np.unique(x[0])]).all()
+    assert model.client.stats()  # the servers say what they hold
+
+
+def _losses(client):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model = embed.distributed_model(two_fields(), client, seed=11)
+    model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
+    losses: list[float] = []
+    x, y = random_ids(1000, seed=4)
+    step = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda _, logs: losses.append(float(logs["loss"]))
+    )
+    model.fit(x, y, batch_size=128, epochs=2, verbose=0, shuffle=False, callbacks=[step])
+    return losses, model.predict(x, verbose=0)
+
+
+def test_storage_and_server_count_do_not_change_a_bit(deterministic, tmp_path):
+    losses, predictions = _losses(Client.in_process())
+    assert len(losses) == 16
+    assert losses[-1] < losses[0]
+    pmem = StorageSpec("pmem_libpmem", str(tmp_path), 1 << 30)
+    for client in (Client.in_process(pmem), Client.in_process(servers=3)):
+        with client:
+            other_losses, other_predictions = _losses(client)
+        assert other_losses == losses
+        np.testing.assert_array_equal(other_predictions, predictions)
+
+
+def test_seed_decides_the_initial_rows():
+    rows = {}
+    for seed in (1, 1, 2):
+        model = embed.distributed_model(two_fields(), seed=seed)
+        model.compile("sgd", "binary_crossentropy")
+        table = model.get_layer("table_a").table.rows(np.arange(ROWS))
+        if seed in rows:
+            np.testing.assert_array_equal(table, rows[seed])
+        rows[seed] = table
+    assert (rows[1] != rows[2]).any()
+    assert np.abs(rows[1]).max() <= 0.05
+    assert len(np.unique(rows[1])) > ROWS

@@ -1,0 +1,178 @@
+"""One clear error that names the layer, the option or the table."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras_models import random_ids, two_fields
+
+import oe_runtime.keras as embed
+from oe_runtime.client import Client
+from oe_runtime.errors import KeyRangeError, SpecMismatch
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named"),
+    [
+        (keras.optimizers.Adam(amsgrad=True), "amsgrad"),
+        (keras.optimizers.SGD(weight_decay=0.1), "weight_decay"),
+        (keras.optimizers.SGD(clipnorm=1.0), "clipnorm"),
+        (keras.optimizers.SGD(clipvalue=1.0), "clipvalue"),
+        (keras.optimizers.Adagrad(global_clipnorm=1.0), "global_clipnorm"),
+        (keras.optimizers.Ftrl(use_ema=True), "use_ema"),
+        (keras.optimizers.Adam(loss_scale_factor=2.0), "loss_scale_factor"),
+        (keras.optimizers.Adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
+        (keras.optimizers.RMSprop(), "RMSprop"),
+        (keras.optimizers.AdamW(), "AdamW"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unsupported_optimizers(optimizer, named):
+    with pytest.raises(ValueError, match=named):
+        embed.distributed_optimizer(optimizer)
+    model = embed.distributed_model(two_fields())
+    with pytest.raises(ValueError, match=named):
+        model.compile(optimizer, "mse")
+    assert not model.compiled
+
+
+def test_supported_optimizers_are_returned():
+    optimizer = keras.optimizers.Adagrad(0.1)
+    assert embed.distributed_optimizer(optimizer) is optimizer
+    assert isinstance(embed.distributed_optimizer("ftrl"), keras.optimizers.Ftrl)
+
+
+def _one_table(**options):
+    x = keras.Input((1,), dtype="int64")
+    return keras.Model(x, keras.layers.Embedding(100, 2, name="here", **options)(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embeddings_initializer": "glorot_uniform"}, "GlorotUniform has no counterpart"),
+        (
+            {"embeddings_initializer": keras.initializers.Constant(np.ones((100, 2)))},
+            "Constant has no counterpart",
+        ),
+        (
+            {"embeddings_initializer": keras.initializers.RandomUniform(seed=-1)},
+            "seed must be an integer ≥ 0",
+        ),
+        ({"embeddings_regularizer": "l2"}, "embeddings_regularizer is not supported"),
+        ({"embeddings_constraint": "non_neg"}, "embeddings_constraint is not supported"),
+        ({"lora_rank": 2}, "lora_rank is not supported"),
+        ({"dtype": "bfloat16"}, "keeps variables as bfloat16"),
+    ],
+)
+def test_unsupported_layers(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        embed.distributed_model(_one_table(**options))
+    assert "'here'" in str(error.value)
+    embed.distributed_model(_one_table(**options), sparse_as_dense_size=101)  # it stays an ordinary layer
+
+
+def test_bad_arguments_of_the_layer():
+    for arguments in ((0, 2), (-2, 2), (10, 0), (10, None), ("10", 2)):
+        with pytest.raises(ValueError, match=r"Embedding '.*': (input|output)_dim must be an integer"):
+            embed.Embedding(*arguments)
+
+
+def test_small_embeddings_stay():
+    model = embed.distributed_model(_one_table(), sparse_as_dense_size=101)
+    assert type(model.get_layer("here")) is keras.layers.Embedding
+    assert (
+        type(embed.distributed_model(_one_table(), sparse_as_dense_size=100).get_layer("here"))
+        is embed.Embedding
+    )
+
+
+def test_translated_initializers():
+    for given, expected in (
+        ("ones", {"name": "constant", "value": 1.0, "seed": 4}),
+        ("zeros", {"name": "zeros", "seed": 4}),
+        (
+            keras.initializers.RandomNormal(0.5, 0.25, seed=9),
+            {"name": "normal", "mean": 0.5, "stddev": 0.25, "seed": 9},
+        ),
+    ):
+        model = embed.distributed_model(_one_table(embeddings_initializer=given), seed=4, name_prefix="x/")
+        model.compile("sgd", "mse")
+        assert dict(model.tables["x/here"].initializer) == expected
+
+
+def test_a_layer_without_servers():
+    x = keras.Input((1,), dtype="int64")
+    model = keras.Model(x, embed.Embedding(-1, 2, name="here")(x))
+    with pytest.raises(RuntimeError, match="'here' has no table yet"):
+        model(np.ones((1, 1), np.int64))
+    distributed = embed.distributed_model(model)
+    for use in (distributed.predict, distributed):
+        with pytest.raises(RuntimeError, match="compile"):
+            use(np.ones((1, 1), np.int64))
+    with pytest.raises(RuntimeError, match="table 'here' does not exist yet"):
+        _ = distributed.tables
+
+
+def test_models_that_cannot_be_copied():
+    class Subclassed(keras.Model):
+        pass
+
+    with pytest.raises(ValueError, match="functional"):
+        embed.distributed_model(Subclassed())
+
+    class Odd(keras.layers.Layer):
+        def __init__(self, size, **kwargs):
+            super().__init__(**kwargs)
+
+    x = keras.Input((1,))
+    with pytest.raises(ValueError, match=r"layer 'odd' .* cannot be copied"):
+        embed.distributed_model(keras.Model(x, Odd(3, name="odd")(x)))
+
+
+def test_two_layers_of_one_name():
+    x = keras.Input((1,), dtype="int64")
+    models = []
+    for name in ("left", "right"):
+        inner = keras.Input((1,), dtype="int64")
+        models.append(keras.Model(inner, embed.Embedding(-1, 2, name="same")(inner), name=name))
+    with pytest.raises(ValueError, match="two embedding layers have the name 'same'"):
+        embed.distributed_model(keras.Model(x, [m(x) for m in models]))
+
+
+def test_compile_options():
+    model = embed.distributed_model(two_fields())
+    with pytest.raises(ValueError, match="jit_compile"):
+        model.compile("sgd", "mse", jit_compile=True)
+
+
+def test_sequential_models_and_hidden_embeddings():
+    stock = keras.Sequential([keras.Input((3,), dtype="int64"), keras.layers.Embedding(100, 2, name="e")])
+    model = embed.distributed_model(stock)
+    model.compile("sgd", "mse")
+    assert list(model.tables) == ["e"]
+    x = keras.Input((2, 3), dtype="int64")
+    hidden = keras.Model(x, keras.layers.TimeDistributed(keras.layers.Embedding(100, 2, name="hidden"))(x))
+    with pytest.warns(UserWarning, match="'hidden' .*stays an ordinary Keras embedding"):
+        embed.distributed_model(hidden)
+
+
+def test_another_optimizer_for_tables_that_exist():
+    with Client.in_process() as client:
+        embed.distributed_model(two_fields(), client).compile("adagrad", "mse")
+        other = embed.distributed_model(two_fields(), client)
+        with pytest.raises(SpecMismatch, match="optimizer"):
+            other.compile("adam", "mse")
+        embed.distributed_model(two_fields(), client, name_prefix="other/").compile("adam", "mse")
+
+
+def test_ids_out_of_range():
+    model = embed.distributed_model(two_fields())
+    model.compile("sgd", "mse")
+    x, y = random_ids(10)
+    x[0][3] = 80
+    with pytest.raises(KeyRangeError, match="80"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(KeyRangeError, match="80"):
+        model.predict(x, verbose=0)
