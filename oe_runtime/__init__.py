@@ -1,0 +1,35 @@
+"""The embedding runtime: tables of rows in DRAM or persistent memory, trained through parameter servers.
+
+Nothing here imports TensorFlow; ``oe_runtime.keras`` does.
+"""
+
+from oe_runtime.client import Client, Group, Pulled
+from oe_runtime.errors import (
+    AuthError,
+    CheckpointError,
+    KeyRangeError,
+    OeError,
+    ProtocolError,
+    ServerLost,
+    SpecError,
+    SpecMismatch,
+    StorageError,
+)
+from oe_runtime.spec import StorageSpec, TableSpec
+
+__all__ = [
+    "AuthError",
+    "CheckpointError",
+    "Client",
+    "Group",
+    "KeyRangeError",
+    "OeError",
+    "ProtocolError",
+    "Pulled",
+    "ServerLost",
+    "SpecError",
+    "SpecMismatch",
+    "StorageError",
+    "StorageSpec",
+    "TableSpec",
+]

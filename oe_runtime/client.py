@@ -1,0 +1,137 @@
+"""The client of the parameter servers: ids in, rows out; gradients in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime import _core
+from oe_runtime._core import Group, Pulled
+from oe_runtime.errors import SpecError
+from oe_runtime.spec import StorageSpec, TableSpec
+
+__all__ = ["Client", "Group", "Pulled"]
+
+
+class Client:
+    """A training process's view of all tables on all servers.
+
+    Every method may be called from any thread; requests go out one after the other. After ``ServerLost`` a
+    client is of no more use: close it and resume from the last checkpoint with a new one.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], *, token: str = "", timeout: float = 60.0, threads: int = 0
+    ) -> None:
+        """Connect to the servers ``"host:port"``; their order is their index.
+
+        ``timeout`` is how many seconds a server may take to answer. ``threads`` share the client's own work;
+        0 means one per core, at most 8. Raises ``ServerLost``, ``AuthError``, ``ProtocolError``, and
+        ``SpecError`` for endpoints that cannot be right or a server that is not the one expected there.
+        """
+        self._core = _core.Client.connect(list(endpoints), token, timeout, threads)
+
+    @classmethod
+    def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
+        """A client whose tables live in this process (in DRAM by default): the same results without sockets."""
+        self = cls.__new__(cls)
+        self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
+        return self
+
+    @property
+    def servers(self) -> int:
+        """How many servers share the keys."""
+        return self._core.servers
+
+    def create_table(self, spec: TableSpec) -> int:
+        """The id of the table, which is created if it does not exist.
+
+        Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for one that is wrong.
+        """
+        return self._core.create_table(spec.to_json())
+
+    def spec(self, table: int) -> TableSpec:
+        """The specification of a table, with every default filled in."""
+        return TableSpec.from_json(self._core.spec(table))
+
+    def pull(self, ids: Sequence[NDArray[np.int64]], lookups: Sequence[tuple[int, int]]) -> Pulled:
+        """The rows of a batch: for each lookup ``(table id, index into ids)``, one message per server.
+
+        ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
+        distinct dim, ascending; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
+        the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing.
+        Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
+        """
+        return self._core.pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
+
+    def push(
+        self,
+        pulled: Pulled,
+        gradients: Sequence[NDArray[np.float32]],
+        learning_rate: float | Sequence[float],
+    ) -> None:
+        """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
+
+        Gradients of equal keys are summed in the order of positions. ``learning_rate`` is one number, or one
+        per group. Returns when every server has applied its part; when it raises, some may have and others
+        not, so go on from the last checkpoint.
+        """
+        rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
+        arrays = [np.ascontiguousarray(gradient, dtype=np.float32) for gradient in gradients]
+        self._core.push(pulled, arrays, [float(rate) for rate in rates])
+
+    def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included."""
+        return self._core.pull_rows(table, _keys(keys, "keys"))
+
+    def save(self, directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+        """Have every server write its files into an existing directory that all of them can reach.
+
+        Returns one entry a file: ``file, table, server, servers, rows, version, bytes, checksum, spec``.
+        Raises ``CheckpointError``.
+        """
+        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute())))
+        return saved
+
+    def restore(self, directory: str | os.PathLike[str]) -> None:
+        """Load every table that was created from what ``save`` wrote, from any number of servers.
+
+        A server changes nothing before it has verified all files. Raises ``CheckpointError``.
+        """
+        self._core.restore(str(Path(directory).absolute()))
+
+    def stats(self) -> dict[str, Any]:
+        """What the servers hold and did: ``{"servers": [{index, pid, storage, tables, ...}, ...]}``."""
+        return {"servers": json.loads(self._core.stats())}
+
+    def shutdown(self) -> None:
+        """End the servers, and this client."""
+        self._core.shutdown()
+
+    def close(self) -> None:
+        """End this client; the servers go on. May be called twice."""
+        self._core.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _keys(array: NDArray[Any], what: str) -> NDArray[np.int64]:
+    keys = np.asarray(array)
+    if keys.dtype == np.uint64:
+        keys = keys.view(np.int64)
+    if keys.dtype != np.int64:
+        raise SpecError(f"{what} must be int64, not {keys.dtype}")
+    return np.ascontiguousarray(keys)

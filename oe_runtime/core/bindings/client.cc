@@ -1,0 +1,165 @@
+#include "oe_runtime/core/client/client.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oe_runtime/core/bindings/module.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace py = pybind11;
+
+namespace oe {
+namespace {
+
+using Ids = py::array_t<int64_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
+
+// One group of a pull. The arrays are views of C++ memory that stays while any of them does.
+struct GroupView {
+  std::shared_ptr<PulledBatch> batch;
+  size_t number;
+
+  const PlannedGroup& group() const { return batch->plan.groups[number]; }
+  py::capsule Owner() const {
+    auto* owner = new std::shared_ptr<PulledBatch>(batch);
+    return {owner, [](void* pointer) { delete static_cast<std::shared_ptr<PulledBatch>*>(pointer); }};
+  }
+  py::array Rows() const {
+    return py::array_t<float>({group().rows, static_cast<size_t>(group().dim)},
+                              batch->rows[number].as<float>(), Owner());
+  }
+  py::array Inverse() const {
+    return py::array_t<int32_t>(static_cast<py::ssize_t>(group().inverse.size()), group().inverse.data(),
+                                Owner());
+  }
+};
+
+std::vector<IdsView> ViewsOf(const std::vector<Ids>& arrays) {
+  std::vector<IdsView> views;
+  for (const Ids& ids : arrays) {
+    views.push_back({reinterpret_cast<const Key*>(ids.data()), static_cast<size_t>(ids.size())});
+  }
+  return views;
+}
+
+std::shared_ptr<PulledBatch> Pull(Client& client, const std::vector<Ids>& ids,
+                                  const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
+  const std::vector<IdsView> views = ViewsOf(ids);
+  const py::gil_scoped_release release;
+  return client.Pull(views, lookups);
+}
+
+void Push(Client& client, const PulledBatch& pulled, const std::vector<Floats>& gradients,
+          const std::vector<double>& learning_rates) {
+  std::vector<GradientView> views;
+  for (size_t g = 0; g < gradients.size(); ++g) {
+    if (gradients[g].ndim() != 2) {
+      throw SpecError("gradients of group " + std::to_string(g) + " have " +
+                      std::to_string(gradients[g].ndim()) + " dimensions; expected (ids, dim)");
+    }
+    views.push_back({gradients[g].data(), static_cast<size_t>(gradients[g].shape(0)),
+                     static_cast<size_t>(gradients[g].shape(1))});
+  }
+  const py::gil_scoped_release release;
+  client.Push(pulled, views, learning_rates);
+}
+
+py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
+  const size_t dim = client.Spec(table).dim;
+  const auto n = static_cast<size_t>(keys.size());
+  py::array_t<float> rows({n, dim});
+  float* out = rows.mutable_data();
+  const auto* data = reinterpret_cast<const Key*>(keys.data());
+  {
+    const py::gil_scoped_release release;
+    client.PullRows(table, data, n, out);
+  }
+  return std::move(rows);
+}
+
+std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, unsigned threads) {
+  const auto spec = nlohmann::json::parse(storage).get<StorageSpec>();
+  const py::gil_scoped_release release;
+  return Client::InProcess(spec, servers, threads);
+}
+
+std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
+                                double timeout, unsigned threads) {
+  RemoteOptions options;
+  options.endpoints = endpoints;
+  options.token = token;
+  options.timeout = timeout;
+  options.check_interrupt = [] {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+  const py::gil_scoped_release release;
+  return Client::Connect(options, threads);
+}
+
+// Calls a method without the GIL.
+template <typename Function>
+auto Released(Function function) {
+  const py::gil_scoped_release release;
+  return function();
+}
+
+}  // namespace
+
+void BindClient(py::module_& module) {
+  py::class_<GroupView>(module, "Group", "The rows of all tables of one dim that a pull brought.")
+      .def_property_readonly("dim", [](const GroupView& view) { return view.group().dim; })
+      .def_property_readonly("rows", &GroupView::Rows)
+      .def_property_readonly("inverse", &GroupView::Inverse)
+      .def_property_readonly("lookups",
+                             [](const GroupView& view) {
+                               std::vector<size_t> numbers;
+                               for (const auto& lookup : view.group().lookups)
+                                 numbers.push_back(lookup.lookup);
+                               return numbers;
+                             })
+      .def_property_readonly("sizes", [](const GroupView& view) {
+        std::vector<size_t> sizes;
+        for (const auto& lookup : view.group().lookups) sizes.push_back(lookup.size);
+        return sizes;
+      });
+
+  py::class_<PulledBatch, std::shared_ptr<PulledBatch>>(module, "Pulled", "What Client.pull returns.")
+      .def_property_readonly("groups", [](const std::shared_ptr<PulledBatch>& batch) {
+        std::vector<GroupView> groups;
+        for (size_t g = 0; g < batch->plan.groups.size(); ++g) groups.push_back({batch, g});
+        return groups;
+      });
+
+  py::class_<Client>(module, "Client", "See oe_runtime.Client.")
+      .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
+      .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
+                  py::arg("threads"))
+      .def_property_readonly("servers", &Client::servers)
+      .def("create_table",
+           [](Client& client, const std::string& spec) {
+             const TableSpec parsed = TableSpecFromJsonText(spec);
+             return Released([&] { return client.CreateTable(parsed); });
+           })
+      .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
+      .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
+      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"))
+      .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
+      .def("save",
+           [](Client& client, const std::string& directory) {
+             return Released([&] { return client.Save(directory).dump(); });
+           })
+      .def("restore",
+           [](Client& client, const std::string& directory) { Released([&] { client.Restore(directory); }); })
+      .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
+      .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
+      .def("close", [](Client& client) { Released([&] { client.Close(); }); });
+}
+
+}  // namespace oe

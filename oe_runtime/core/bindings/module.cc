@@ -1,0 +1,9 @@
+#include "oe_runtime/core/bindings/module.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ core of oe_runtime. Use oe_runtime.Client and python -m oe_runtime.server.";
+  oe::BindErrors();
+  oe::BindClient(module);
+  oe::BindServer(module);
+  oe::BindStrings(module);
+}

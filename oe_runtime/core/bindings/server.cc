@@ -1,0 +1,7 @@
+#include "oe_runtime/core/bindings/module.h"
+
+namespace oe {
+
+void BindServer(pybind11::module_&) {}
+
+}  // namespace oe

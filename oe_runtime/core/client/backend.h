@@ -1,0 +1,56 @@
+// What a client talks to: servers over sockets, or stores in its own process. Both do the same with the same
+// messages, and throw the same errors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/wire/messages.h"
+
+namespace oe {
+
+// One server's part of a batch.
+struct ServerBatch {
+  std::vector<BatchEntry> entries;
+  std::vector<KeyBlock> blocks;
+  std::vector<float*> values;  // per entry: where its rows go (pull), where its gradients are (push)
+  std::vector<size_t> floats;  // per entry: how many
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual uint32_t servers() const = 0;
+  // The table's id on each server.
+  virtual std::vector<uint32_t> CreateTable(const TableSpec& spec) = 0;
+  // One batch per server. Returns when every server has answered.
+  virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
+  virtual void Push(const std::vector<ServerBatch>& batches) = 0;
+  virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
+  virtual void Restore(const std::string& directory) = 0;
+  virtual nlohmann::json Stats() = 0;  // an array, one object a server
+  virtual void Shutdown() = 0;         // ends the servers
+  virtual void Close() = 0;            // ends this client
+};
+
+// `servers` stores in this process, over one storage.
+std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t servers, ThreadPool* pool);
+
+struct RemoteOptions {
+  std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
+  std::string token;
+  double timeout = 60;  // seconds that a server may take to answer
+  // Called about five times a second during a wait; may throw to end it, which closes the connections.
+  std::function<void()> check_interrupt;
+};
+
+// Connects and says hello to every server. Throws SpecError for endpoints that cannot be right, ServerLost,
+// AuthError, ProtocolError.
+std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options);
+
+}  // namespace oe

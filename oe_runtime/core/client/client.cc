@@ -1,0 +1,235 @@
+#include "oe_runtime/core/client/client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+namespace {
+
+constexpr unsigned kMostThreads = 8;
+
+unsigned ThreadsOr(unsigned threads) {
+  if (threads != 0) return threads;
+  return std::min(kMostThreads, std::max(1U, std::thread::hardware_concurrency()));
+}
+
+// The lookups of one table touch rows that no other table's do: one piece of work for a thread.
+struct SumWork {
+  size_t group;
+  size_t table;
+};
+
+void SumTable(const PlannedGroup& group, size_t table, const BatchPlan& plan, const float* gradients,
+              float* sums) {
+  const PlannedTable& planned = group.tables[table];
+  const size_t dim = group.dim;
+  for (uint32_t server = 0; server < plan.servers; ++server) {
+    const size_t rows = plan.keys[planned.keys].on(server);
+    std::fill_n(sums + planned.offsets[server] * dim, rows * dim, 0.0F);
+  }
+  for (const PlannedLookup& lookup : group.lookups) {
+    if (lookup.table != table) continue;
+    SumByRow(gradients + lookup.offset * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums);
+  }
+}
+
+}  // namespace
+
+Client::Client(unsigned threads) : pool_(ThreadsOr(threads)) {}
+
+std::unique_ptr<Client> Client::InProcess(const StorageSpec& storage, uint32_t servers, unsigned threads) {
+  std::unique_ptr<Client> client(new Client(threads));
+  client->backend_ = NewLocalBackend(storage, servers, &client->pool_);
+  client->servers_ = client->backend_->servers();
+  return client;
+}
+
+std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned threads) {
+  std::unique_ptr<Client> client(new Client(threads));
+  client->backend_ = NewRemoteBackend(options);
+  client->servers_ = client->backend_->servers();
+  return client;
+}
+
+uint32_t Client::CreateTable(const TableSpec& spec) {
+  const TableSpec wanted = Complete(spec);
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  std::vector<uint32_t> ids = backend_->CreateTable(wanted);
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  for (uint32_t id = 0; id < tables_.size(); ++id) {
+    if (tables_[id].name == wanted.name) return id;
+  }
+  tables_.push_back(wanted);
+  server_ids_.push_back(std::move(ids));
+  return static_cast<uint32_t>(tables_.size() - 1);
+}
+
+TableSpec Client::Spec(uint32_t table) const {
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  if (table >= tables_.size()) {
+    throw SpecError("table id " + std::to_string(table) + " does not exist; this client has " +
+                    std::to_string(tables_.size()) + " tables");
+  }
+  return tables_[table];
+}
+
+std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<float*>& groups,
+                                         const std::vector<double>& learning_rates) const {
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  std::vector<ServerBatch> batches(plan.servers);
+  for (uint32_t server = 0; server < plan.servers; ++server) {
+    ServerBatch& batch = batches[server];
+    for (const ShardedKeys& keys : plan.keys) {
+      batch.blocks.push_back({keys.keys.data() + keys.bounds[server], keys.on(server)});
+    }
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      const PlannedGroup& group = plan.groups[g];
+      for (const PlannedTable& table : group.tables) {
+        batch.entries.push_back(
+            {server_ids_[table.table][server], static_cast<uint32_t>(table.keys), learning_rates[g]});
+        batch.values.push_back(groups[g] + table.offsets[server] * group.dim);
+        batch.floats.push_back(plan.keys[table.keys].on(server) * group.dim);
+      }
+    }
+  }
+  return batches;
+}
+
+std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
+                                          const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
+  std::vector<TableSpec> tables;
+  {
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    tables = tables_;
+  }
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    if (lookups[i].first >= tables.size()) {
+      throw SpecError("lookup " + std::to_string(i) + ": table id " + std::to_string(lookups[i].first) +
+                      " does not exist; this client has " + std::to_string(tables.size()) + " tables");
+    }
+    if (lookups[i].second >= ids.size()) {
+      throw SpecError("lookup " + std::to_string(i) + ": ids " + std::to_string(lookups[i].second) + " of " +
+                      std::to_string(ids.size()) + " arrays");
+    }
+  }
+  auto pulled = std::make_shared<PulledBatch>();
+  pulled->client = this;
+  pulled->plan = MakePlan(tables, ids, lookups, servers_, &pool_);
+  std::vector<float*> rows;
+  for (const PlannedGroup& group : pulled->plan.groups) {
+    pulled->rows.emplace_back(group.rows * group.dim * sizeof(float));
+    rows.push_back(pulled->rows.back().as<float>());
+  }
+  const std::vector<double> no_rates(rows.size(), 0.0);
+  const std::vector<ServerBatch> batches = Batches(pulled->plan, rows, no_rates);
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Pull(batches);
+  return pulled;
+}
+
+void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
+                  const std::vector<double>& learning_rates) {
+  const BatchPlan& plan = pulled.plan;
+  if (pulled.client != this) throw SpecError("this batch was pulled by another client");
+  if (gradients.size() != plan.groups.size()) {
+    throw SpecError(std::to_string(gradients.size()) + " gradients for " +
+                    std::to_string(plan.groups.size()) + " groups");
+  }
+  std::vector<double> rates = learning_rates;
+  if (rates.size() == 1) rates.resize(plan.groups.size(), rates[0]);
+  if (rates.size() != plan.groups.size()) {
+    throw SpecError(std::to_string(rates.size()) + " learning rates for " +
+                    std::to_string(plan.groups.size()) + " groups");
+  }
+  for (size_t g = 0; g < gradients.size(); ++g) {
+    const PlannedGroup& group = plan.groups[g];
+    if (gradients[g].rows != group.inverse.size() || gradients[g].dim != group.dim) {
+      throw SpecError("gradients of group " + std::to_string(g) + " have shape (" +
+                      std::to_string(gradients[g].rows) + ", " + std::to_string(gradients[g].dim) +
+                      "); expected (" + std::to_string(group.inverse.size()) + ", " +
+                      std::to_string(group.dim) + ")");
+    }
+  }
+  std::vector<Buffer> sums;
+  std::vector<float*> places;
+  std::vector<SumWork> work;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    sums.emplace_back(plan.groups[g].rows * plan.groups[g].dim * sizeof(float));
+    places.push_back(sums.back().as<float>());
+    for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
+  }
+  pool_.ParallelFor(work.size(), [&](size_t i) {
+    const size_t g = work[i].group;
+    SumTable(plan.groups[g], work[i].table, plan, gradients[g].data, places[g]);
+  });
+  const std::vector<ServerBatch> batches = Batches(plan, places, rates);
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Push(batches);
+}
+
+void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
+  const TableSpec spec = Spec(table);
+  const bool array = spec.index == "array";
+  const size_t dim = spec.dim;
+  std::vector<std::vector<Key>> parts(servers_);
+  std::vector<std::vector<size_t>> positions(servers_);
+  for (size_t i = 0; i < n; ++i) {
+    if (array && keys[i] >= spec.input_dim) {
+      throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(keys[i])) +
+                          " is not in [0, " + std::to_string(spec.input_dim) + ")");
+    }
+    const uint32_t server = server_of(keys[i], servers_, array);
+    parts[server].push_back(keys[i]);
+    positions[server].push_back(i);
+  }
+  std::vector<Buffer> rows;
+  std::vector<ServerBatch> batches(servers_);
+  for (uint32_t s = 0; s < servers_; ++s) {
+    const size_t floats = parts[s].size() * dim;
+    rows.emplace_back(floats * sizeof(float));
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    batches[s].entries = {{server_ids_[table][s], 0, 0.0}};
+    batches[s].blocks = {{parts[s].data(), parts[s].size()}};
+    batches[s].values = {rows.back().as<float>()};
+    batches[s].floats = {floats};
+  }
+  {
+    const std::lock_guard<std::mutex> request(request_mutex_);
+    backend_->Pull(batches);
+  }
+  for (uint32_t s = 0; s < servers_; ++s) {
+    for (size_t i = 0; i < positions[s].size(); ++i) {
+      std::memcpy(out + positions[s][i] * dim, rows[s].as<float>() + i * dim, dim * sizeof(float));
+    }
+  }
+}
+
+nlohmann::json Client::Save(const std::string& directory) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->Save(directory);
+}
+
+void Client::Restore(const std::string& directory) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Restore(directory);
+}
+
+nlohmann::json Client::Stats() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->Stats();
+}
+
+void Client::Shutdown() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Shutdown();
+}
+
+void Client::Close() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Close();
+}
+
+}  // namespace oe

@@ -1,0 +1,78 @@
+// The client of one training process: ids in, rows out; gradients in. Python's Client is a thin cover over
+// it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oe_runtime/core/client/backend.h"
+#include "oe_runtime/core/client/plan.h"
+#include "oe_runtime/core/wire/buffer.h"
+
+namespace oe {
+
+// What a pull brought. Immutable once it is handed out, but for the rows, which belong to the caller.
+struct PulledBatch {
+  BatchPlan plan;
+  std::vector<Buffer> rows;      // per group: rows x dim floats
+  const void* client = nullptr;  // who made it; table ids mean nothing to another
+};
+
+struct GradientView {
+  const float* data = nullptr;
+  size_t rows = 0;
+  size_t dim = 0;
+};
+
+// Thread-safe: requests of several threads go out one after the other.
+class Client {
+ public:
+  // threads: for unique and sums; 0 = one per core, at most 8.
+  static std::unique_ptr<Client> InProcess(const StorageSpec& storage, uint32_t servers, unsigned threads);
+  static std::unique_ptr<Client> Connect(const RemoteOptions& options, unsigned threads);
+
+  uint32_t servers() const { return servers_; }
+
+  // Idempotent. The id counts this client's tables from 0. Throws SpecError, SpecMismatch.
+  uint32_t CreateTable(const TableSpec& spec);
+  // The specification of a table, every default filled in. Throws SpecError for an id that does not exist.
+  TableSpec Spec(uint32_t table) const;
+
+  std::shared_ptr<PulledBatch> Pull(const std::vector<IdsView>& ids,
+                                    const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
+  // gradients: one per group, a row for each of the group's ids. learning_rates: one for all, or one per
+  // group. Every server has applied its part when this returns; otherwise it throws.
+  void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
+            const std::vector<double>& learning_rates);
+  // The rows of the keys as they come, duplicates included, into out[n * dim].
+  void PullRows(uint32_t table, const Key* keys, size_t n, float* out);
+
+  nlohmann::json Save(const std::string& directory);
+  void Restore(const std::string& directory);
+  nlohmann::json Stats();
+  void Shutdown();
+  void Close();
+
+ private:
+  explicit Client(unsigned threads);
+  // The entries of every server in the order of the groups; `values` points into the given array of each
+  // group.
+  std::vector<ServerBatch> Batches(const BatchPlan& plan, const std::vector<float*>& groups,
+                                   const std::vector<double>& learning_rates) const;
+
+  ThreadPool pool_;
+  std::unique_ptr<Backend> backend_;
+  uint32_t servers_ = 0;
+  std::mutex request_mutex_;  // one request at a time
+
+  mutable std::mutex tables_mutex_;
+  std::vector<TableSpec> tables_;
+  std::vector<std::vector<uint32_t>> server_ids_;  // per table, per server
+};
+
+}  // namespace oe

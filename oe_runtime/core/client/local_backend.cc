@@ -1,0 +1,98 @@
+#include <exception>
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/client/backend.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+namespace {
+
+template <typename Float>
+std::vector<TablePart<Float>> PartsOf(const ServerBatch& batch) {
+  std::vector<TablePart<Float>> parts;
+  parts.reserve(batch.entries.size());
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    const KeyBlock& block = batch.blocks[entry.block];
+    parts.push_back({entry.table, block.keys, block.size, batch.values[i], entry.learning_rate});
+  }
+  return parts;
+}
+
+class LocalBackend : public Backend {
+ public:
+  LocalBackend(const StorageSpec& spec, uint32_t servers, ThreadPool* pool) {
+    if (servers == 0) throw SpecError("servers is 0; at least one is needed");
+    const std::shared_ptr<Storage> storage = Storage::Open(spec);
+    for (uint32_t i = 0; i < servers; ++i) {
+      stores_.push_back(std::make_unique<Store>(storage, ShardInfo{i, servers}, pool));
+    }
+  }
+
+  uint32_t servers() const override { return static_cast<uint32_t>(stores_.size()); }
+
+  std::vector<uint32_t> CreateTable(const TableSpec& spec) override {
+    CheckOpen();
+    std::vector<uint32_t> ids;
+    for (const auto& store : stores_) ids.push_back(store->CreateTable(spec));
+    return ids;
+  }
+
+  void Pull(const std::vector<ServerBatch>& batches) override {
+    CheckOpen();
+    for (size_t i = 0; i < stores_.size(); ++i) stores_[i]->Pull(PartsOf<float>(batches[i]));
+  }
+
+  // As with servers, one that fails does not keep the others from their part.
+  void Push(const std::vector<ServerBatch>& batches) override {
+    CheckOpen();
+    std::exception_ptr error;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      try {
+        stores_[i]->Push(PartsOf<const float>(batches[i]));
+      } catch (const Error&) {
+        if (!error) error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+  nlohmann::json Save(const std::string& directory) override {
+    CheckOpen();
+    nlohmann::json all = nlohmann::json::array();
+    for (const auto& store : stores_) {
+      for (auto& entry : store->Save(directory)) all.push_back(std::move(entry));
+    }
+    return all;
+  }
+
+  void Restore(const std::string& directory) override {
+    CheckOpen();
+    for (const auto& store : stores_) store->Restore(directory);
+  }
+
+  nlohmann::json Stats() override {
+    CheckOpen();
+    nlohmann::json all = nlohmann::json::array();
+    for (const auto& store : stores_) all.push_back(store->Stats());
+    return all;
+  }
+
+  void Shutdown() override { Close(); }
+  void Close() override { stores_.clear(); }
+
+ private:
+  void CheckOpen() const {
+    if (stores_.empty()) throw Error("this client is closed");
+  }
+
+  std::vector<std::unique_ptr<Store>> stores_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t servers, ThreadPool* pool) {
+  return std::make_unique<LocalBackend>(storage, servers, pool);
+}
+
+}  // namespace oe

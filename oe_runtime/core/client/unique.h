@@ -1,0 +1,24 @@
+// What a client does to a batch before and after the servers: duplicates out, gradients of duplicates summed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "oe_runtime/core/common/shard.h"
+
+namespace oe {
+
+struct UniqueKeys {
+  std::vector<Key> keys;         // in the order of their first occurrence
+  std::vector<int32_t> inverse;  // position -> place in keys
+};
+
+// `n` must be below 2^31. The result depends on the ids alone.
+UniqueKeys FindUnique(const Key* ids, size_t n);
+
+// sums[rows[i] * dim ...] += gradients[i * dim ...], in the order of the positions, so that the same batch
+// gives the same bits on every run and for every number of servers and threads.
+void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums);
+
+}  // namespace oe

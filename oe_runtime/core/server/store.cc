@@ -1,0 +1,189 @@
+#include "oe_runtime/core/server/store.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kMaxTableName = 150;  // as it stands in a file name
+
+uint64_t CountKeys(const std::vector<PushPart>& parts) {
+  uint64_t keys = 0;
+  for (const PushPart& part : parts) keys += part.size;
+  return keys;
+}
+
+std::string Hex(uint64_t value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
+  return text;
+}
+
+// Everything that a push can get wrong but the room for new rows.
+void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard) {
+  const TableSpec& spec = table.spec();
+  if (!std::isfinite(part.learning_rate)) {
+    throw SpecError("table '" + spec.name + "': the learning rate is not a finite number");
+  }
+  const bool array = spec.index == "array";
+  if (!array && shard.servers == 1) return;
+  for (size_t i = 0; i < part.size; ++i) {
+    const Key key = part.keys[i];
+    if (array && key >= spec.input_dim) {
+      throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(key)) +
+                          " is not in [0, " + std::to_string(spec.input_dim) + ")");
+    }
+    if (server_of(key, shard.servers, array) != shard.server) {
+      throw ProtocolError("table '" + spec.name + "': key " + std::to_string(key) + " belongs to server " +
+                          std::to_string(server_of(key, shard.servers, array)) + ", not to " +
+                          std::to_string(shard.server));
+    }
+  }
+}
+
+}  // namespace
+
+Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool)
+    : storage_(std::move(storage)), shard_(shard), pool_(pool) {}
+
+uint32_t Store::CreateTable(const TableSpec& spec) {
+  const TableSpec wanted = Complete(spec);
+  if (TableFileName(wanted.name, {}).size() > kMaxTableName) {
+    throw SpecError("table '" + wanted.name + "': the name is too long to name its checkpoint file");
+  }
+  const std::lock_guard<std::shared_mutex> lock(mutex_);
+  for (uint32_t id = 0; id < tables_.size(); ++id) {
+    const TableSpec& present = tables_[id]->spec();
+    if (present.name != wanted.name) continue;
+    if (const auto difference = Difference(present, wanted)) {
+      throw SpecMismatch("table '" + wanted.name + "' exists already with " + difference->field + " " +
+                         difference->left + "; asked for was " + difference->right);
+    }
+    return id;
+  }
+  tables_.push_back(Table::Create(wanted, storage_, shard_));
+  return static_cast<uint32_t>(tables_.size() - 1);
+}
+
+Table& Store::Get(uint32_t id) const {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  if (id >= tables_.size()) {
+    throw ProtocolError("table " + std::to_string(id) + " does not exist on this server; it has " +
+                        std::to_string(tables_.size()));
+  }
+  return *tables_[id];
+}
+
+std::vector<Table*> Store::Tables() const {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::vector<Table*> tables;
+  tables.reserve(tables_.size());
+  for (const auto& table : tables_) tables.push_back(table.get());
+  return tables;
+}
+
+uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
+
+void Store::Pull(const std::vector<PullPart>& parts) {
+  std::vector<const Table*> tables(parts.size());
+  uint64_t keys = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    tables[i] = &Get(parts[i].table);
+    keys += parts[i].size;
+  }
+  pool_->ParallelFor(
+      parts.size(), [&](size_t i) { tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_); });
+  pulls_.fetch_add(1, std::memory_order_relaxed);
+  pulled_keys_.fetch_add(keys, std::memory_order_relaxed);
+}
+
+void Store::Push(const std::vector<PushPart>& parts) {
+  std::vector<Table*> tables(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
+  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_); });
+
+  std::atomic<size_t> pushed{0};
+  try {
+    pool_->ParallelFor(parts.size(), [&](size_t i) {
+      const PushPart& part = parts[i];
+      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_);
+      pushed.fetch_add(1, std::memory_order_relaxed);
+    });
+  } catch (const StorageError& error) {
+    if (pushed.load() == 0) throw;
+    throw StorageError(std::string(error.what()) + " (" + std::to_string(pushed.load()) + " of " +
+                       std::to_string(parts.size()) +
+                       " tables took this push: go on from the last checkpoint)");
+  }
+  pushes_.fetch_add(1, std::memory_order_relaxed);
+  pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
+}
+
+nlohmann::json Store::Save(const std::string& directory) const {
+  nlohmann::json saved = nlohmann::json::array();
+  for (const Table* table : Tables()) {
+    const std::string name = TableFileName(table->spec().name, shard_);
+    const TableFileInfo info = table->Save(directory + "/" + name);
+    saved.push_back({{"file", name},
+                     {"table", table->spec().name},
+                     {"server", shard_.server},
+                     {"servers", shard_.servers},
+                     {"rows", info.rows},
+                     {"version", info.version},
+                     {"bytes", info.bytes},
+                     {"checksum", Hex(info.checksum)},
+                     {"spec", table->spec()}});
+  }
+  return saved;
+}
+
+void Store::Restore(const std::string& directory) {
+  const std::vector<Table*> tables = Tables();
+  std::vector<std::vector<std::string>> files;
+  for (const Table* table : tables) {
+    const TableSpec& spec = table->spec();
+    const size_t row_floats = spec.dim * (1 + size_t{Optimizer::Create(spec.optimizer, spec.dim)->slots()});
+    files.push_back(FindTableFiles(directory, spec.name));
+    CheckTableFiles(spec, row_floats, files.back());
+  }
+  // One table is replaced only when all can be. Table::Restore verifies again while it loads, so what changes
+  // on disk in between is still found, only later.
+  std::vector<const std::string*> all;
+  for (const auto& of_table : files) {
+    for (const std::string& file : of_table) all.push_back(&file);
+  }
+  pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->Restore(files[i]);
+}
+
+nlohmann::json Store::Stats() const {
+  nlohmann::json tables = nlohmann::json::object();
+  for (const Table* table : Tables()) {
+    tables[table->spec().name] = {{"dim", table->spec().dim},
+                                  {"rows", table->rows()},
+                                  {"bytes", table->bytes()},
+                                  {"index_bytes", table->index_bytes()},
+                                  {"version", table->version()}};
+  }
+  return {{"index", shard_.server},
+          {"count", shard_.servers},
+          {"pid", getpid()},
+          {"storage", storage_->spec().type},
+          {"storage_bytes", storage_->bytes()},
+          {"is_pmem", storage_->is_pmem()},
+          {"threads", pool_->threads()},
+          {"tables", std::move(tables)},
+          {"pulls", {{"requests", pulls_.load()}, {"keys", pulled_keys_.load()}}},
+          {"pushes", {{"requests", pushes_.load()}, {"keys", pushed_keys_.load()}}}};
+}
+
+}  // namespace oe

@@ -1,0 +1,87 @@
+// The tables of one server: what a server process serves over its socket, and what an in-process client
+// calls.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/table/table.h"
+
+namespace oe {
+
+// Rows of one table that a request reads (values is written) or gradients that it pushes (values is read).
+template <typename Float>
+struct TablePart {
+  uint32_t table = 0;  // id from CreateTable
+  const Key* keys = nullptr;
+  size_t size = 0;
+  Float* values = nullptr;  // size * dim floats
+  double learning_rate = 0;
+};
+using PullPart = TablePart<float>;
+using PushPart = TablePart<const float>;
+
+// Thread-safe; no lock is held over more than the list of tables while tables work.
+class Store {
+ public:
+  // `pool` must outlive the store.
+  Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool);
+
+  // The id of the table. The same specification again gives the same id; another one under the same name
+  // throws SpecMismatch naming the first field that differs and both values.
+  uint32_t CreateTable(const TableSpec& spec);
+  // Throws ProtocolError for an id that CreateTable never gave.
+  uint32_t Dim(uint32_t table) const;
+
+  void Pull(const std::vector<PullPart>& parts);
+  // Checks every key and learning rate before any table changes. Only a storage that fills up on the way can
+  // leave some tables pushed and others not; the error says so.
+  void Push(const std::vector<PushPart>& parts);
+
+  // Writes one file a table into the directory, which must exist. Returns a JSON array of
+  // {file, table, server, servers, rows, version, bytes, checksum, spec}.
+  nlohmann::json Save(const std::string& directory) const;
+  // Loads every table from the files that Save of any number of servers wrote. Verifies all files of all
+  // tables before the first table changes. Throws CheckpointError.
+  void Restore(const std::string& directory);
+
+  // JSON: {index, count, pid, storage, is_pmem, threads, tables: {name: {...}}, pulls: {...}, pushes: {...}}.
+  nlohmann::json Stats() const;
+
+  const Storage& storage() const { return *storage_; }
+  const ShardInfo& shard() const { return shard_; }
+  unsigned threads() const { return pool_->threads(); }
+
+ private:
+  Table& Get(uint32_t id) const;
+  std::vector<Table*> Tables() const;
+
+  const std::shared_ptr<Storage> storage_;
+  const ShardInfo shard_;
+  ThreadPool* const pool_;
+
+  mutable std::shared_mutex
+      mutex_;  // guards the vector, not the tables, which stay for the life of the store
+  std::vector<std::unique_ptr<Table>> tables_;
+
+  std::atomic<uint64_t> pulls_{0};
+  std::atomic<uint64_t> pulled_keys_{0};
+  std::atomic<uint64_t> pushes_{0};
+  std::atomic<uint64_t> pushed_keys_{0};
+};
+
+// "server-0-of-3.wide%2Femb.oet": the name of a table in a file name has only letters, digits, '_' and '-',
+// and %XX for anything else.
+std::string TableFileName(const std::string& table, const ShardInfo& shard);
+
+// All files of the table in the directory, in the order of their servers. Throws CheckpointError when there
+// is none, when some server's is missing, or when there are files of several server counts.
+std::vector<std::string> FindTableFiles(const std::string& directory, const std::string& table);
+
+}  // namespace oe

@@ -1,0 +1,73 @@
+// Names of table files in a checkpoint directory.
+#include <dirent.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <regex>
+
+#include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+namespace {
+
+std::string Escape(const std::string& name) {
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+    if (plain) {
+      out += c;
+    } else {
+      out += '%';
+      out += kDigits[byte >> 4];
+      out += kDigits[byte & 15];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string TableFileName(const std::string& table, const ShardInfo& shard) {
+  return "server-" + std::to_string(shard.server) + "-of-" + std::to_string(shard.servers) + "." +
+         Escape(table) + ".oet";
+}
+
+std::vector<std::string> FindTableFiles(const std::string& directory, const std::string& table) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(opendir(directory.c_str()), closedir);
+  if (!listing) throw CheckpointError(directory + ": cannot be listed: " + std::strerror(errno));
+  // No character of an escaped name means anything in a regular expression.
+  const std::regex pattern("server-([0-9]{1,9})-of-([0-9]{1,9})\\." + Escape(table) + "\\.oet");
+  std::map<uint32_t, std::map<uint32_t, std::string>> found;  // by count, then by index
+  while (const dirent* entry = readdir(listing.get())) {      // NOLINT(concurrency-mt-unsafe): own stream
+    std::cmatch match;
+    if (!std::regex_match(entry->d_name, match, pattern)) continue;
+    const auto index = static_cast<uint32_t>(std::stoul(match[1]));
+    const auto count = static_cast<uint32_t>(std::stoul(match[2]));
+    found[count][index] = directory + "/" + entry->d_name;
+  }
+  if (found.empty()) throw CheckpointError(directory + ": has no file of table '" + table + "'");
+  if (found.size() > 1) {
+    throw CheckpointError(directory + ": has files of table '" + table + "' from " +
+                          std::to_string(found.begin()->first) + " and from " +
+                          std::to_string(std::next(found.begin())->first) +
+                          " servers; it is not one checkpoint");
+  }
+  const auto& [count, by_index] = *found.begin();
+  std::vector<std::string> files;
+  for (uint32_t index = 0; index < count; ++index) {
+    const auto file = by_index.find(index);
+    if (file == by_index.end()) {
+      throw CheckpointError(directory + ": " + TableFileName(table, {index, count}) + " is missing");
+    }
+    files.push_back(file->second);
+  }
+  return files;
+}
+
+}  // namespace oe

@@ -1,0 +1,75 @@
+// A block of 64-byte aligned, uninitialised memory: what keys, rows and frames are read into.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace oe {
+
+class Buffer {
+ public:
+  static constexpr size_t kAlignment = 64;  // one cache line; what TensorFlow asks of memory it does not copy
+
+  Buffer() = default;
+  explicit Buffer(size_t size) { Resize(size); }
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  // The old content is lost. Memory is kept unless the new size needs less than a quarter of a large block,
+  // so that one huge request does not hold its memory for the life of a connection.
+  void Resize(size_t size) {
+    const bool wasteful = capacity_ > kKeep && size < capacity_ / 4;
+    if (size > capacity_ || wasteful) {
+      std::free(data_);
+      data_ = nullptr;
+      size_ = capacity_ = 0;
+      const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+      if (rounded < size) throw std::bad_alloc();
+      data_ = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded));
+      if (data_ == nullptr) throw std::bad_alloc();
+      capacity_ = rounded;
+    }
+    size_ = size;
+  }
+
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  // The memory as an array of T; T must be a plain number.
+  template <typename T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+  template <typename T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_);
+  }
+
+ private:
+  static constexpr size_t kKeep = size_t{8} << 20;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
+// Bytes that somebody else owns.
+struct Bytes {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+};
+
+}  // namespace oe

@@ -1,0 +1,38 @@
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+
+ErrorCode CodeOf(const std::exception& error) {
+  if (dynamic_cast<const SpecError*>(&error) != nullptr) return ErrorCode::kSpec;
+  if (dynamic_cast<const SpecMismatch*>(&error) != nullptr) return ErrorCode::kSpecMismatch;
+  if (dynamic_cast<const KeyRangeError*>(&error) != nullptr) return ErrorCode::kKeyRange;
+  if (dynamic_cast<const StorageError*>(&error) != nullptr) return ErrorCode::kStorage;
+  if (dynamic_cast<const CheckpointError*>(&error) != nullptr) return ErrorCode::kCheckpoint;
+  if (dynamic_cast<const AuthError*>(&error) != nullptr) return ErrorCode::kAuth;
+  if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return ErrorCode::kProtocol;
+  return ErrorCode::kInternal;
+}
+
+void ThrowAs(ErrorCode code, const std::string& message) {
+  switch (code) {
+    case ErrorCode::kSpec:
+      throw SpecError(message);
+    case ErrorCode::kSpecMismatch:
+      throw SpecMismatch(message);
+    case ErrorCode::kKeyRange:
+      throw KeyRangeError(message);
+    case ErrorCode::kStorage:
+      throw StorageError(message);
+    case ErrorCode::kCheckpoint:
+      throw CheckpointError(message);
+    case ErrorCode::kAuth:
+      throw AuthError(message);
+    case ErrorCode::kProtocol:
+      throw ProtocolError(message);
+    case ErrorCode::kInternal:
+      break;
+  }
+  throw Error(message);
+}
+
+}  // namespace oe

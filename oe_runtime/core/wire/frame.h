@@ -1,0 +1,64 @@
+// Everything between a client and a server is a frame: a fixed header, then `length` bytes of body.
+//
+//   offset  0  magic    "OEP\n"
+//           4  version  uint16   kProtocolVersion
+//           6  op       uint16   Op; a reply repeats the request's, or is kError
+//           8  request  uint64   number of the request; a reply repeats it
+//          16  length   uint64   bytes of body; bounded, see below
+//
+// Numbers are little-endian. This header never changes, so that two versions can at least tell each other
+// that they differ.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "oe_runtime/core/wire/buffer.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+
+constexpr uint16_t kProtocolVersion = 1;
+constexpr size_t kHeaderBytes = 24;
+constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
+
+// The largest body. A peer that did not say hello yet may only send a small one: nobody without the token can
+// make a server allocate memory.
+constexpr uint64_t kMaxBody = uint64_t{1} << 31;
+constexpr uint64_t kMaxHelloBody = 4096;
+
+enum class Op : uint16_t {
+  kError = 0,
+  kHello = 1,
+  kCreateTable = 2,
+  kPull = 3,
+  kPush = 4,
+  kSave = 5,
+  kRestore = 6,
+  kStats = 7,
+  kShutdown = 8,
+};
+constexpr uint16_t kLastOp = 8;
+
+struct FrameHeader {
+  Op op = Op::kError;
+  uint64_t request = 0;
+  uint64_t length = 0;
+};
+
+using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
+
+HeaderBytes EncodeHeader(const FrameHeader& header);
+
+// What came first on the connection is not ours at all (another protocol, garbage); no reply would make
+// sense.
+class NotOurs : public ProtocolError {
+ public:
+  using ProtocolError::ProtocolError;
+};
+
+// Throws NotOurs for a wrong magic, ProtocolError for another version, an unknown op, or a body longer than
+// max_length; the message says what was found.
+FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length);
+
+}  // namespace oe

@@ -1,0 +1,148 @@
+#include "oe_runtime/core/wire/messages.h"
+
+#include <cstring>
+
+namespace oe {
+namespace {
+
+// Takes bytes from the front of a body.
+class Reader {
+ public:
+  Reader(Bytes body, const char* what) : rest_(body), what_(what) {}
+
+  const uint8_t* Take(size_t size, const char* field) {
+    if (size > rest_.size) {
+      throw ProtocolError(std::string(what_) + ": " + field + " needs " + std::to_string(size) +
+                          " bytes, but only " + std::to_string(rest_.size) + " are left");
+    }
+    const uint8_t* data = rest_.data;
+    rest_.data += size;
+    rest_.size -= size;
+    return data;
+  }
+  // Like Take for `count` items of `size` bytes; the product cannot overflow.
+  const uint8_t* TakeMany(uint64_t count, size_t size, const char* field) {
+    if (count > rest_.size / size) {
+      throw ProtocolError(std::string(what_) + ": " + std::to_string(count) + " " + field +
+                          " do not fit into the " + std::to_string(rest_.size) + " bytes left");
+    }
+    return Take(static_cast<size_t>(count) * size, field);
+  }
+  template <typename T>
+  T Number(const char* field) {
+    T value;
+    std::memcpy(&value, Take(sizeof value, field), sizeof value);
+    return value;
+  }
+  Bytes rest() const { return rest_; }
+  void End() const {
+    if (rest_.size != 0) {
+      throw ProtocolError(std::string(what_) + ": " + std::to_string(rest_.size) + " bytes too many");
+    }
+  }
+
+ private:
+  Bytes rest_;
+  const char* what_;
+};
+
+template <typename T>
+void Append(std::string* out, T value) {
+  char bytes[sizeof value];
+  std::memcpy(bytes, &value, sizeof value);
+  out->append(bytes, sizeof value);
+}
+
+}  // namespace
+
+std::string EncodeHello(const Hello& hello) {
+  std::string body;
+  Append(&body, hello.version);
+  Append(&body, static_cast<uint16_t>(hello.token.size()));
+  return body + hello.token;
+}
+
+Hello ParseHello(Bytes body) {
+  Reader reader(body, "hello");
+  Hello hello;
+  hello.version = reader.Number<uint16_t>("version");
+  const auto size = reader.Number<uint16_t>("token size");
+  hello.token.assign(reinterpret_cast<const char*>(reader.Take(size, "token")), size);
+  reader.End();
+  return hello;
+}
+
+std::string EncodeError(const ErrorBody& error) {
+  std::string body;
+  Append(&body, static_cast<uint32_t>(error.code));
+  return body + error.message;
+}
+
+ErrorBody ParseError(Bytes body) {
+  Reader reader(body, "error");
+  ErrorBody error;
+  error.code = static_cast<ErrorCode>(reader.Number<uint32_t>("code"));
+  error.message.assign(reinterpret_cast<const char*>(reader.rest().data), reader.rest().size);
+  return error;
+}
+
+void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {
+  size_t keys = 0;
+  for (const KeyBlock& block : blocks) keys += block.size;
+  head->Resize(8 + entries.size() * 16 + blocks.size() * 8 + keys * 8);
+  uint8_t* out = head->data();
+  const auto put = [&out](const void* data, size_t size) {
+    if (size != 0) std::memcpy(out, data, size);
+    out += size;
+  };
+  const auto block_count = static_cast<uint32_t>(blocks.size());
+  const auto entry_count = static_cast<uint32_t>(entries.size());
+  put(&block_count, 4);
+  put(&entry_count, 4);
+  for (const BatchEntry& entry : entries) {
+    put(&entry.table, 4);
+    put(&entry.block, 4);
+    put(&entry.learning_rate, 8);
+  }
+  for (const KeyBlock& block : blocks) {
+    const uint64_t size = block.size;
+    put(&size, 8);
+  }
+  for (const KeyBlock& block : blocks) put(block.keys, block.size * 8);
+}
+
+BatchView ParseBatch(Bytes body) {
+  if (reinterpret_cast<uintptr_t>(body.data) % alignof(uint64_t) != 0) {
+    throw ProtocolError("batch: the body is not aligned");
+  }
+  Reader reader(body, "batch");
+  const auto block_count = reader.Number<uint32_t>("number of blocks");
+  const auto entry_count = reader.Number<uint32_t>("number of entries");
+  const uint8_t* entries = reader.TakeMany(entry_count, 16, "entries");
+  const uint8_t* sizes = reader.TakeMany(block_count, 8, "block sizes");
+
+  BatchView view;
+  view.entries.resize(entry_count);
+  for (BatchEntry& entry : view.entries) {
+    std::memcpy(&entry.table, entries, 4);
+    std::memcpy(&entry.block, entries + 4, 4);
+    std::memcpy(&entry.learning_rate, entries + 8, 8);
+    entries += 16;
+    if (entry.block >= block_count) {
+      throw ProtocolError("batch: an entry names block " + std::to_string(entry.block) + " of " +
+                          std::to_string(block_count));
+    }
+  }
+  view.blocks.resize(block_count);
+  for (KeyBlock& block : view.blocks) {
+    uint64_t size = 0;
+    std::memcpy(&size, sizes, 8);
+    sizes += 8;
+    block.keys = reinterpret_cast<const uint64_t*>(reader.TakeMany(size, 8, "keys"));
+    block.size = static_cast<size_t>(size);
+  }
+  view.rest = reader.rest();
+  return view;
+}
+
+}  // namespace oe

@@ -1,0 +1,60 @@
+// The bodies of frames. Parsers never trust a count: every one is checked against the bytes that are there,
+// and ProtocolError says which field is wrong. Parsed views point into the body.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/wire/buffer.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+
+// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid}.
+struct Hello {
+  uint16_t version = 0;
+  std::string token;
+};
+std::string EncodeHello(const Hello& hello);
+Hello ParseHello(Bytes body);
+
+// Op::kError.
+struct ErrorBody {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+};
+std::string EncodeError(const ErrorBody& error);
+ErrorBody ParseError(Bytes body);
+
+// Op::kPull and Op::kPush: blocks of keys, and entries that say which table wants which block. Tables that
+// are looked up with the same ids share one block.
+//
+//   uint32 blocks, uint32 entries
+//   entries x { uint32 table, uint32 block, double learning_rate }       learning_rate is 0 in a pull
+//   blocks  x uint64 number of keys
+//   keys of all blocks, uint64 each
+//   push only: for each entry, keys x dim floats
+//
+// The reply to a pull is, for each entry, keys x dim floats; the reply to a push is empty.
+struct BatchEntry {
+  uint32_t table = 0;
+  uint32_t block = 0;
+  double learning_rate = 0;
+};
+struct KeyBlock {
+  const uint64_t* keys = nullptr;
+  size_t size = 0;
+};
+struct BatchView {
+  std::vector<BatchEntry> entries;
+  std::vector<KeyBlock> blocks;
+  Bytes rest;  // the floats of a push
+};
+
+// Writes everything but the floats into *head.
+void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head);
+// body.data must be aligned to 8 bytes, which every Buffer is.
+BatchView ParseBatch(Bytes body);
+
+}  // namespace oe

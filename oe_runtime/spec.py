@@ -1,0 +1,83 @@
+"""What makes a table and where its rows live, as plain values.
+
+The C++ core checks them (one home for the rules): a wrong field raises ``SpecError`` from
+``Client.create_table`` or when a client or server opens its storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from oe_runtime.errors import SpecError
+
+__all__ = ["StorageSpec", "TableSpec"]
+
+
+def _adagrad() -> Mapping[str, Any]:
+    return {"name": "adagrad"}
+
+
+def _uniform() -> Mapping[str, Any]:
+    return {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """An embedding table.
+
+    ``index`` is ``"hash"`` (any of the 2**64 keys; ``input_dim`` stays 0) or ``"array"`` (keys in
+    ``[0, input_dim)``). ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's
+    parameter names; what is left out has Keras's default. The learning rate belongs to a push.
+    """
+
+    name: str
+    dim: int
+    index: str = "hash"
+    input_dim: int = 0
+    dtype: str = "float32"
+    optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
+    initializer: Mapping[str, Any] = field(default_factory=_uniform)
+
+    def to_json(self) -> str:
+        """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
+        fields = {
+            "name": self.name,
+            "dim": self.dim,
+            "index": self.index,
+            "input_dim": self.input_dim,
+            "dtype": self.dtype,
+            "optimizer": dict(self.optimizer),
+            "initializer": dict(self.initializer),
+        }
+        try:
+            return json.dumps(fields, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"table {self.name!r}: {error}") from None
+
+    @classmethod
+    def from_json(cls, text: str | Mapping[str, Any]) -> TableSpec:
+        """The inverse of ``to_json``; takes the text or the parsed object."""
+        fields = json.loads(text) if isinstance(text, str) else dict(text)
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise SpecError(f"not the description of a table: {error}") from None
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """Where rows live: ``"dram"``, or ``"pmem_libpmem"`` in the directory ``path``.
+
+    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap.
+    """
+
+    type: str = "dram"
+    path: str = ""
+    capacity_bytes: int = 0
+
+    def to_json(self) -> str:
+        """The storage as a JSON object."""
+        return json.dumps({"type": self.type, "path": self.path, "capacity_bytes": self.capacity_bytes})
