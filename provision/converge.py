@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,14 +17,17 @@ from rich.markup import escape
 from provision import jobs, planview, playbook
 from provision.child import StopRequest
 from provision.errors import ConvergeError, HostError
-from provision.inventory import Inventory
 from provision.jobs import ACTIVE
 from provision.journal import Journal, cluster_lock
-from provision.node.parts import steps_of
-from provision.node.plan import Plan, Step, make_plan
+from provision.node.plan import make_plan
+from provision.node.roles import steps_of
 from provision.node.state import State, difference
+from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
 from provision.settings import Kind, mode_refusal
+
+if TYPE_CHECKING:
+    from provision.inventory import Inventory
 
 MODULE = "oeprov_converge"
 

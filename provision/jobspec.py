@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from provision.errors import TrainingError
-from provision.inventory import Host, Inventory, explain
 from provision.jobs import ACTIVE, SERVERS, Job, JobSpec, ProcessSpec, all_jobs
 from provision.settings import Kind, TrainingSettings
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -98,6 +100,8 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     try:
         training = TrainingSettings.model_validate({**base, **given})
     except ValidationError as error:
+        from provision.inventory import explain
+
         item = error.errors()[0]
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     if storage not in (None, *STORAGES):

@@ -156,17 +156,21 @@ def logs(
         tail, offsets[path] = _tail(path, lines)
         for line in tail:
             _print(write, path, width, line, len(files))
+    if not follow:
+        return 0
     rest: dict[Path, bytes] = {}
-    while follow:
+    while True:
         active = job.state().phase in ACTIVE
         for path in _log_files(job, process_name):
             for line in _new_lines(path, offsets, rest):
                 _print(write, path, width, line, len(files))
         if not active:
-            break
+            for path, line in rest.items():
+                if line:
+                    _print(write, path, width, line, len(files))
+            return 0
         sys.stdout.flush()
         time.sleep(POLL_SECONDS)
-    return 0
 
 
 def _log_files(job: Job, process_name: str | None) -> list[Path]:

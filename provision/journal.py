@@ -66,7 +66,7 @@ class Journal:
         self.write("end", host=host, step=step, ok=ok, message=message)
 
     def interrupted(self, cluster: str) -> list[Interrupted]:
-        """Steps of the cluster's last run that began and never ended; none after a run that came to its end."""
+        """Steps of the cluster's last run that began and never ended; none after a run that finished."""
         last = ""
         open_steps: dict[tuple[str, str], Interrupted] = {}
         for entry in self.read():

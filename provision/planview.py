@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision.node.plan import Plan
+from provision.node.step import Plan
 
 
 def show(console: Console, plans: Iterable[Plan]) -> None:

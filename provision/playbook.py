@@ -1,4 +1,4 @@
-"""Runs one of our playbooks through ansible-runner: results as they come, Ansible's own words in a log file."""
+"""Runs our playbooks through ansible-runner: results as they come, Ansible's own words in a log file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from provision import share
 from provision.child import StopRequest
 from provision.errors import ConvergeError
-from provision.inventory import Inventory
+
+if TYPE_CHECKING:
+    from provision.inventory import Inventory
 
 Status = Literal["ok", "failed", "skipped", "unreachable"]
 _STATUS: dict[str, Status] = {
@@ -64,8 +66,8 @@ def run(
 ) -> PlaybookRun:
     """Run ``playbooks/<name>.yml`` on the inventory's hosts.
 
-    ``on_start(host, task, action)`` and ``on_result`` are called as Ansible reports them. The hosts' variables
-    are the inventory's final values. Nothing of the run stays behind but the log.
+    ``on_start(host, task, action)`` and ``on_result`` are called as Ansible reports. The hosts' variables are
+    the inventory's final values. Nothing of the run stays behind but the log.
     """
     import ansible_runner  # slow to import, and most commands never change a host
 

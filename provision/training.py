@@ -9,7 +9,7 @@ import shutil
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -20,7 +20,6 @@ from provision import jobs, jobspec, playbook
 from provision.child import TICK, StopRequest
 from provision.converge import pending
 from provision.errors import TrainingError
-from provision.inventory import Host, Inventory
 from provision.jobs import ACTIVE, Job, JobState
 from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
@@ -28,6 +27,9 @@ from provision.metrics import Summary, summary
 from provision.node import process
 from provision.progress import TrainingView, number, rate
 from provision.supervisor import Outcome, Supervisor, start_detached
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow, and `stop` does without
 
 DEFAULT_STATE_DIR = Path(".oeprov")
 

@@ -1,4 +1,4 @@
-"""Stand-ins for `oe_runtime.server` and `oe_runtime.train`: the same contract, no TensorFlow, quick to start."""
+"""Stand-ins for `oe_runtime.server` and `oe_runtime.train`: the same contract, without TensorFlow."""
 
 from __future__ import annotations
 

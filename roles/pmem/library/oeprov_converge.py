@@ -57,8 +57,9 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node import apply as node_apply
 from ansible.module_utils.node import observe as node_observe
-from ansible.module_utils.node import parts, plan
+from ansible.module_utils.node import plan, roles
 from ansible.module_utils.node.command import CommandError, System
+from ansible.module_utils.node.step import Desired
 
 
 def refusal(step, approved, consent):
@@ -83,7 +84,7 @@ def describe(steps):
 def run(module, system):
     """Observe, plan, refuse or carry out."""
     params = module.params
-    desired = plan.Desired.from_dict(params["desired"])
+    desired = Desired.from_dict(params["desired"])
     state = node_observe.observe(system, desired)
     made = plan.make_plan(state, desired)
     approved, part = params["approved"], params["part"]
@@ -95,7 +96,7 @@ def run(module, system):
                 steps=[],
             )
         module.exit_json(changed=False, steps=[])
-    steps = parts.steps_of(made, part)
+    steps = roles.steps_of(made, part)
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
     diff = {"before": describe(steps), "after": ""}

@@ -2,9 +2,9 @@
 
 from typing import List
 
-from .plan import Plan, Step
+from .step import Plan, Step
 
-PARTS = ("kernel", "runtime", "pmem", "gpu")
+ROLES = ("kernel", "runtime", "pmem", "gpu")
 _ACTIONS = {
     "install_packages": "runtime",
     "install_runtime": "runtime",
@@ -12,7 +12,7 @@ _ACTIONS = {
 }
 
 
-def part_of(step: Step) -> str:
+def role_of(step: Step) -> str:
     """The role of a step."""
     if step.action in _ACTIONS:
         return _ACTIONS[step.action]
@@ -23,8 +23,8 @@ def part_of(step: Step) -> str:
     return "kernel" if "reboot" in words or "arguments" in words else "pmem"
 
 
-def steps_of(plan: Plan, part: str) -> List[Step]:
+def steps_of(plan: Plan, role: str) -> List[Step]:
     """The steps of one role in the plan's order; ``all`` for every role's, ``none`` for no step."""
-    if part == "all":
+    if role == "all":
         return plan.steps
-    return [step for step in plan.steps if part_of(step) == part]
+    return [step for step in plan.steps if role_of(step) == role]

@@ -1,0 +1,95 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision.errors import ConvergeError
+from provision.journal import Journal, cluster_lock
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def entries(journal: Journal) -> list[tuple[str, str]]:
+    return [(entry["event"], entry.get("step", "")) for entry in journal.read()]
+
+
+def test_entries_are_read_back_in_order(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state" / "journal.jsonl", "bootstrap-1")
+    journal.write("run", cluster="local")
+    journal.begin("localhost", "directory", "make /data")
+    journal.end("localhost", "directory", ok=True)
+    journal.write("finished", outcome="ok")
+    assert entries(journal) == [("run", ""), ("begin", "directory"), ("end", "directory"), ("finished", "")]
+    assert all(entry["run"] == "bootstrap-1" and entry["time"] for entry in journal.read())
+    assert journal.interrupted("local") == []
+
+
+def test_a_step_without_an_end_was_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path, "bootstrap-1")
+    first.write("run", cluster="local")
+    first.begin("localhost", "packages", "install libpmem1")
+    first.end("localhost", "packages", ok=True)
+    first.begin("localhost", "runtime", "install tensorflow")
+    (found,) = Journal(path, "bootstrap-2").interrupted("local")
+    assert (found.run, found.host, found.step) == ("bootstrap-1", "localhost", "runtime")
+    assert found.what == "install tensorflow"
+    assert first.interrupted("another") == []
+
+
+def test_the_next_run_of_the_cluster_settles_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path, "bootstrap-1")
+    first.write("run", cluster="local")
+    first.begin("localhost", "runtime", "install tensorflow")
+    other = Journal(path, "bootstrap-2")
+    other.write("run", cluster="another")
+    other.write("finished", outcome="ok")
+    assert [item.step for item in other.interrupted("local")] == ["runtime"], (
+        "another cluster settles nothing"
+    )
+    second = Journal(path, "bootstrap-3")
+    second.write("run", cluster="local")
+    second.write("finished", outcome="ok")
+    assert second.interrupted("local") == []
+
+
+def test_a_line_that_a_crash_cut_off_spoils_neither_neighbour(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "bootstrap-1")
+    journal.begin("localhost", "directory", "make /data")
+    with path.open("a") as file:
+        file.write('{"event": "end", "ho')
+    journal.begin("localhost", "runtime", "install tensorflow")
+    assert entries(journal) == [("begin", "directory"), ("begin", "runtime")]
+    assert json.loads(path.read_text().splitlines()[-1])["step"] == "runtime"
+
+
+def test_two_runs_refuse_each_other(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from provision.journal import cluster_lock\n"
+        "with cluster_lock(Path(sys.argv[1]), 'local'):\n    print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        refused = pytest.raises(ConvergeError, match=f"cluster local is being changed by pid {other.pid} ")
+        with refused, cluster_lock(tmp_path, "local"):
+            pytest.fail("the lock was given twice")
+        with cluster_lock(tmp_path, "another"):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+    with cluster_lock(tmp_path, "local"):  # the kernel dropped the lock of the killed process
+        assert f"pid {os.getpid()}" in (tmp_path / "lock-local").read_text()
+    assert (tmp_path / "lock-local").read_text() == ""

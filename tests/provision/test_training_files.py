@@ -1,0 +1,210 @@
+import io
+import json
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from fake_processes import make_job
+from rich.console import Console
+
+from provision import jobs, jobview
+from provision.errors import TrainingError
+from provision.jobs import JobState, ProcessState
+from provision.metrics import MetricsTail, summary
+from provision.node import process
+from provision.progress import TrainingView
+
+
+def write(path: Path, *events: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def running(job: jobs.Job, **changes: object) -> None:
+    me = os.getpid()
+    started = process.start_time(me)
+    item = ProcessState(
+        name="server-0",
+        role="parameter_server",
+        host="localhost",
+        pid=me,
+        started=started,
+        endpoint="127.0.0.1:7001",
+    )
+    state = JobState(phase="running", supervisor_pid=me, supervisor_started=started, processes=[item])
+    job.write_state(state.model_copy(update=changes))
+
+
+def test_token_is_for_its_owner_only_and_kept(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    assert stat.S_IMODE(job.token_file.stat().st_mode) == 0o600
+    token = job.token_file.read_text()
+    assert len(token.strip()) == 64
+    job.make()
+    assert job.token_file.read_text() == token
+    assert token.strip() not in job.job_file.read_text()
+
+
+def test_two_jobs_in_one_second(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 21, 12, 15)
+    names = [jobs.create(tmp_path, "deepfm", now).id for _ in range(3)]
+    assert names == ["deepfm-20261121-121500", "deepfm-20261121-121500-2", "deepfm-20261121-121500-3"]
+
+
+def test_find(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no job in .* yet"):
+        jobs.find(tmp_path, None)
+    first, second = make_job(tmp_path), make_job(tmp_path)
+    os.utime(first.job_file, ns=(1, 1))
+    assert jobs.find(tmp_path, None).id == second.id
+    assert jobs.find(tmp_path, first.id).id == first.id
+    with pytest.raises(TrainingError, match=f"no job nonsense in .*last jobs: {first.id}, {second.id}"):
+        jobs.find(tmp_path, "nonsense")
+    with pytest.raises(TrainingError, match="no job"):
+        jobs.find(tmp_path, "../jobs/" + first.id)
+
+
+def test_job_file_that_was_tampered_with(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.job_file.write_text(job.job_file.read_text().replace('"cluster"', '"clutter"'))
+    with pytest.raises(TrainingError, match=r"job\.json: cluster: Field required"):
+        job.spec()
+
+
+def test_state_of_a_supervisor_that_is_gone(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    running(job)
+    assert job.state().phase == "running"
+    running(job, supervisor_started=1)
+    assert job.state().phase == "interrupted"
+    running(job, supervisor_started=1, phase="done")
+    assert job.state().phase == "done"
+
+
+def test_only_published_checkpoints_count(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    assert job.checkpoint() is None
+    for name in ("step-0000000900", "step-0000001000", ".tmp-step-0000001100", "step-0000001200"):
+        (job.run_dir / "checkpoints" / name).mkdir(parents=True)
+    for name in ("step-0000000900", "step-0000001000"):
+        (job.run_dir / "checkpoints" / name / "manifest.json").touch()
+    assert job.checkpoint() == (1000, job.run_dir / "checkpoints" / "step-0000001000")
+
+
+def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"event": "old"})
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    with path.open("a") as file:
+        file.write('{"event": "step", "st')
+    assert tail.read() == []
+    with path.open("a") as file:
+        file.write('ep": 1}\nnot json\n[]\n{"event": "end"}\n')
+    assert tail.read() == [{"event": "step", "step": 1}, {"event": "end"}]
+    assert tail.read() == []
+    path.write_text('{"event": "new"}\n')
+    assert tail.read() == [{"event": "new"}]
+
+
+def test_summary_of_a_long_run_reads_both_ends(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"event": "start", "steps": 20000})
+    write(path, *({"event": "step", "step": step, "loss": 0.5, "pad": "x" * 60} for step in range(1, 12001)))
+    assert path.stat().st_size > 3 * (1 << 18)
+    found = summary(path)
+    assert (found.step, found.steps, found.loss) == (12000, 20000, 0.5)
+
+
+def test_summary_of_a_resumed_run_forgets_the_earlier_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, {"event": "start", "steps": 10}, {"event": "error", "message": "lost"})
+    assert summary(path).error == "lost"
+    write(path, {"event": "start", "steps": 10}, {"event": "step", "step": 4, "auc": 0.6})
+    found = summary(path)
+    assert (found.error, found.step, found.auc, found.eval) == (None, 4, 0.6, None)
+    assert summary(tmp_path / "missing.jsonl").step is None
+
+
+def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    assert jobview.status(tmp_path) == 0
+    assert "no jobs in" in capsys.readouterr().out
+    job = make_job(tmp_path)
+    running(job)
+    step = {"event": "step", "step": 3, "loss": 0.51, "auc": 0.71, "samples_per_s": 91234.0, "eta_s": 61}
+    write(job.metrics_file, {"event": "start", "steps": 8}, step)
+    write(
+        job.server_metrics("server-0"), {"tables": [{"name": "C1", "rows": 1000}, {"name": "C2", "rows": 24}]}
+    )
+    assert jobview.status(tmp_path) == 0
+    shown = capsys.readouterr().out
+    for words in (job.id, "running", "3/8", "0.5100", "0.7100", "91,234", "1:01", "127.0.0.1:7001", "1,024"):
+        assert words in shown
+    assert jobview.status(tmp_path, as_json=True) == 0
+    (report,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert report["rows"] == {"C1": 1000, "C2": 24}
+    assert report["processes"][0]["memory_bytes"] > 1 << 20
+
+
+def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path)
+    with pytest.raises(TrainingError, match="has no logs yet"):
+        jobview.logs(tmp_path)
+    job.log("server-0").write_text("ready\n")
+    job.log("worker-0").write_text("".join(f"line {number}\n" for number in range(5000)))
+    jobview.logs(tmp_path, lines=2)
+    assert capsys.readouterr().out == "server-0 | ready\nworker-0 | line 4998\nworker-0 | line 4999\n"
+    jobview.logs(tmp_path, process_name="worker-0", lines=1)
+    assert capsys.readouterr().out == "line 4999\n"
+    jobview.logs(tmp_path, process_name="worker-0", lines=0)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(TrainingError, match="no log of process 'worker'; there are: server-0, worker-0"):
+        jobview.logs(tmp_path, process_name="worker")
+
+
+def test_follow_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path)
+    running(job, phase="done")
+    job.log("worker-0").write_text("first\nlast line without an end")
+    jobview.logs(tmp_path, follow=True)
+    assert capsys.readouterr().out == "first\nlast line without an end\n"
+
+
+def test_plain_progress(tmp_path: Path) -> None:
+    out, now = io.StringIO(), [100.0]
+    console = Console(file=out, width=200)
+    with TrainingView(console, clock=lambda: now[0]) as view:
+        view.event({"event": "start", "steps": 100, "rows": 4000, "model": "deepfm"})
+        for step in (1, 2, 3):
+            view.event(
+                {"event": "step", "step": step, "loss": 0.5, "auc": None, "samples_per_s": 1000, "eta_s": 90}
+            )
+            now[0] += 1.5
+        view.event({"event": "checkpoint", "step": 3, "path": "p", "seconds": 0.25})
+        view.event(
+            {"event": "step", "step": 100, "loss": 0.25, "auc": 0.75, "samples_per_s": 1000, "eta_s": 0}
+        )
+        view.event({"event": "something new"})
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "✓ training deepfm on 4,000 rows, 100 steps",
+        "  step 1/100  1,000 samples/s  loss 0.5000  AUC –  ETA 1:30",
+        "  step 3/100  1,000 samples/s  loss 0.5000  AUC –  ETA 1:30",
+        "✓ checkpoint at step 3 (0.2 s)",
+        "  step 100/100  1,000 samples/s  loss 0.2500  AUC 0.7500  ETA 0:00",
+    ]
+
+
+def test_progress_bar_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True)
+    with TrainingView(console) as view:
+        view.event({"event": "start", "steps": 8, "model": "wdl"})
+        view.event({"event": "step", "step": 4, "loss": 0.5, "auc": 0.7, "samples_per_s": 1000, "eta_s": 9})
+    assert "training wdl" in out.getvalue()
+    assert "4/8" in out.getvalue()
+    assert "AUC 0.7000" in out.getvalue()
