@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision import settings
+from provision import requirements, settings
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
 from provision.node.plan import Desired
@@ -85,6 +85,7 @@ class Host:
             kind=self.kind.value,
             parameter_server=self.is_parameter_server,
             worker=self.is_worker,
+            runtime_requirements=list(requirements.of_extra(values["runtime_extra"])),
         )
         return Desired.from_dict(values)
 

@@ -1,106 +1,79 @@
 """What will be done on a node: a pure function of its state and of what is wanted there.
 
 ``make_plan(state, desired)`` looks at nothing and changes nothing; ``provision.node.apply`` carries a
-step out. Each mechanism (bootloader, ndctl, mount, …) plans its own part in its own file.
+step out. Each mechanism (bootloader, ndctl, mount, …) plans its own part in its own file; here the parts
+are put in order around at most one reboot.
 """
 
-from typing import Any, Dict, List, NamedTuple
+from typing import List
 
-from .state import State, decode, encode_fields
+from . import bootloader, gpu, kernel, packages, pmem, runtime
+from .part import Part
+from .state import State
+from .step import Desired, Plan, Step
 
-
-class Step(NamedTuple):
-    """One thing to do, shown to the user before it is done.
-
-    ``destroys`` names the objects whose data is lost, as ``--consent HOST:OBJECT`` takes them; it is empty
-    for a step that is safe. ``commands`` are the exact argument vectors, for reading; ``action`` and
-    ``args`` are what ``apply`` carries out.
-    """
-
-    id: str
-    what: str
-    why: str
-    destroys: List[str] = []
-    reboots: bool = False
-    commands: List[List[str]] = []
-    action: str = ""
-    args: Dict[str, Any] = {}
-
-
-class Desired(NamedTuple):
-    """What the inventory wants of one host; names are those of the inventory's variables."""
-
-    host: str = ""
-    kind: str = "cpu"
-    parameter_server: bool = False  # host is in the group parameter_servers
-    worker: bool = False
-    kernel_version: str = ""  # "" keep, "newest", or a pinned release
-    kernel_source: str = "distribution"
-    kernel_repository_url: str = ""
-    kernel_archive_url: str = ""
-    kernel_arguments: List[str] = []
-    kernel_trial_boot: bool = True
-    kernel_reboot_timeout: int = 1800
-    pmem_mode: str = "none"
-    pmem_directory: str = ""
-    pmem_size: int = 0  # bytes that the directory's file system must have free
-    pmem_memmap: str = ""
-    pmem_mount_prefix: str = "/mnt/pmem"
-    pmem_filesystem: str = "ext4"
-    pmem_namespaces: List[str] = []  # empty: all
-    pmem_map: str = "mem"
-    pmem_movable: bool = True
-    pmem_device_timeout: int = 30
-    pmem_max_movable_ratio: float = 4.0
-    runtime_venv: str = ""
-    runtime_python: str = "python3"
-    runtime_extra: str = ""  # extra of the oeprov distribution, "" for none
-    runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
-    gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Desired":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
-
-
-class Plan(NamedTuple):
-    """The steps for one host, in order, bound to the state they were made from by its digest.
-
-    ``problems`` are reasons why what is wanted cannot be reached; a plan with problems must not be applied.
-    ``notes`` are worth knowing and stop nothing.
-    """
-
-    host: str
-    steps: List[Step] = []
-    digest: str = ""
-    notes: List[str] = []
-    problems: List[str] = []
-
-    @property
-    def converged(self) -> bool:
-        """Nothing to do and nothing in the way."""
-        return not self.steps and not self.problems
-
-    @property
-    def destroys(self) -> List[str]:
-        """All objects that the steps destroy, in order, without repeats."""
-        return list(dict.fromkeys(item for step in self.steps for item in step.destroys))
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Plan":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
+__all__ = ["Desired", "Plan", "Step", "make_plan"]
 
 
 def make_plan(state: State, desired: Desired) -> Plan:
-    """The steps that lead from ``state`` to ``desired``; none when it is there already."""
-    raise NotImplementedError
+    """The steps that lead from ``state`` to ``desired``; none when it is there already.
+
+    ``problems`` say why it cannot be reached; steps are then what would be done otherwise.
+    """
+    part = pmem.plan(state, desired)
+    steps = (
+        packages.plan(state, desired) + part.before
+        if desired.kind == "local"
+        else _steps(state, desired, part)
+    )
+    steps += runtime.plan(state, desired)
+    notes, problems = list(part.notes), list(part.problems)
+    problems += packages.problems(state, desired) + runtime.problems(state, desired)
+    if desired.kind != "local":
+        notes += bootloader.notes(state) + gpu.notes(state, desired)
+        problems += kernel.problems(state, desired) + gpu.problems(state, desired)
+        notes += ["could not be looked at: " + item for item in state.trouble]
+    if state.assumed:
+        notes.insert(0, "not observed: planned from a freshly installed host of this kind")
+    return Plan(
+        desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
+    )
+
+
+def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
+    add = part.add_arguments + [word for word in desired.kernel_arguments if word not in part.add_arguments]
+    whys = [part.arguments_why] if part.add_arguments or part.remove_arguments else []
+    whys += ["kernel_arguments asks for it"] if desired.kernel_arguments else []
+    change = bootloader.Change(add, part.remove_arguments, "; ".join(whys))
+    new_kernel = kernel.needs_boot(state, desired)
+    reasons = ["the kernel changes"] if new_kernel else []
+    reasons += [part.reboot_why] if part.reboot_why else []
+    asked = bootloader.Change(desired.kernel_arguments, [], "")
+    reasons += ["kernel arguments change"] if bootloader.reboot_needed(state, asked) else []
+    mkconfig = bootloader.mkconfig_command(state) if state.bootloader.mkconfig else []
+    steps = packages.plan(state, desired) + gpu.plan(state, desired)
+    if new_kernel:
+        steps += bootloader.plan_saved_default(state) if desired.kernel_trial_boot else []
+    steps += kernel.plan_install(state, desired, mkconfig)
+    steps += part.before
+    steps += bootloader.plan(state, change)
+    if reasons:
+        steps.append(_reboot(state, desired, reasons, change))
+    return steps + kernel.plan_default(state, desired) + part.after
+
+
+def _reboot(state: State, desired: Desired, reasons: List[str], change: bootloader.Change) -> Step:
+    commands = kernel.trial_command(state, desired) if kernel.needs_boot(state, desired) else []
+    args = kernel.reboot_args(state, desired, change.add, change.remove)
+    what = "reboot"
+    if args["trial"]:
+        what = "boot {} once on trial".format(args["release"] or "the new kernel")
+    return Step(
+        id="reboot",
+        what=what,
+        why="; ".join(reasons) + (" (an unhealthy boot returns to the old kernel)" if args["trial"] else ""),
+        reboots=True,
+        commands=commands + [["systemctl", "reboot"]],
+        action="reboot",
+        args=args,
+    )

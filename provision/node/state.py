@@ -5,7 +5,7 @@ Sizes are bytes unless a name says otherwise. ``State.from_dict(state.to_dict())
 
 import hashlib
 import json
-from typing import Any, Dict, List, NamedTuple, Type, TypeVar
+from typing import Any, Dict, List, NamedTuple, Type, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -146,6 +146,7 @@ class MemoryPolicy(NamedTuple):
     auto_online: str = ""  # /sys/devices/system/memory/auto_online_blocks
     block_size: int = 0
     page_size: int = 4096
+    dax_model: str = "bus"  # "bus", or "class" where `daxctl migrate-device-model` was never run
 
 
 class Dimms(NamedTuple):
@@ -191,6 +192,7 @@ class Runtime(NamedTuple):
     oeprov: str = ""
     distributions: Dict[str, str] = {}  # normalised name -> version, of the names asked for
     missing: List[str] = []  # requirements of the wanted extra that the environment does not satisfy
+    error: str = ""  # why its interpreter cannot be used
 
 
 class Gpu(NamedTuple):
@@ -239,9 +241,13 @@ class State(NamedTuple):
         return decode(cls, data)
 
     def digest(self) -> str:
-        """SHA-256 of what a plan depends on: free memory and free space may move, a boot may pass."""
+        """SHA-256 of what a plan depends on.
+
+        Free memory and free space may move, a boot may pass, and another Python may be the one that looks.
+        """
         stable = self._replace(
             boot_id="",
+            os=self.os._replace(python="", is_root=False),
             numa=[node._replace(free=0) for node in self.numa],
             directories=[directory._replace(free=0) for directory in self.directories],
         )
@@ -267,8 +273,7 @@ def encode(value: Any) -> Any:
 
 def decode(kind: Type[T], data: Any) -> T:
     """The inverse of ``encode`` for a NamedTuple class; ValueError names fields that it does not have."""
-    value = _decode(kind, data)  # type: T
-    return value
+    return cast(T, _decode(kind, data))
 
 
 def _decode(kind: Any, data: Any) -> Any:

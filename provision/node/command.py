@@ -1,0 +1,120 @@
+"""The one way to look at a machine and to run an external command on it.
+
+``System`` reads files below a root directory and runs commands, so that tests can hand in a tree of files
+and canned answers.
+"""
+
+import os
+import shutil
+import subprocess
+from typing import Dict, List, NamedTuple, Optional
+
+TIMEOUT = 60.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOT_FOUND = 127
+TIMED_OUT = 124
+
+
+class CommandError(Exception):
+    """A command failed; the message has the command, how it ended and the last lines that it wrote."""
+
+
+class Result(NamedTuple):
+    """How a command ended."""
+
+    argv: List[str]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def ok(self) -> bool:
+        """It exited with 0."""
+        return self.code == 0
+
+    def explain(self) -> str:
+        """One line: the command, how it ended, the last words."""
+        said = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        how = {NOT_FOUND: "is not installed", TIMED_OUT: "did not end in time"}.get(
+            self.code, "failed with exit status {}".format(self.code)
+        )
+        return "`{}` {}{}".format(" ".join(self.argv), how, ": " + " / ".join(said[-3:]) if said else "")
+
+
+class System:
+    """The machine that this code runs on."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root
+
+    def path(self, path: str) -> str:
+        """Where an absolute path of the machine lies for this process."""
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def read(self, path: str) -> str:
+        """Text of a file; empty when it is missing or may not be read."""
+        try:
+            with open(self.path(path), "rb") as file:
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def list(self, path: str) -> List[str]:
+        """Sorted names in a directory; empty when it is missing."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except OSError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether the path is there."""
+        return os.path.exists(self.path(path))
+
+    def link(self, path: str) -> str:
+        """Where a symbolic link points; empty when it is none."""
+        try:
+            return os.readlink(self.path(path))
+        except OSError:
+            return ""
+
+    def which(self, name: str) -> str:
+        """Full path of a program, looked for in the sbin directories too; empty when not found."""
+        return shutil.which(name, path=os.environ.get("PATH", "") + ":" + _PATH) or ""
+
+    def run(
+        self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None
+    ) -> Result:
+        """Run to the end with output captured, English messages and no standard input; never raises."""
+        program = self.which(argv[0])
+        if not program:
+            return Result(argv, NOT_FOUND, "", "")
+        merged = dict(os.environ, LC_ALL="C.UTF-8", LANG="C.UTF-8")
+        merged.update(environment or {})
+        try:
+            done = subprocess.run(
+                [program] + argv[1:],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                timeout=timeout,
+                env=merged,
+            )
+        except subprocess.TimeoutExpired:
+            return Result(argv, TIMED_OUT, "", "gave up after {:.0f} s".format(timeout))
+        except OSError as error:
+            return Result(argv, 126, "", str(error))
+        return Result(
+            argv,
+            done.returncode,
+            done.stdout.decode("utf-8", "replace"),
+            done.stderr.decode("utf-8", "replace"),
+        )
+
+    def check(
+        self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None
+    ) -> str:
+        """Standard output of a command that must succeed; CommandError when it does not."""
+        result = self.run(argv, timeout, environment)
+        if not result.ok:
+            raise CommandError(result.explain())
+        return result.out

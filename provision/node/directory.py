@@ -1,0 +1,111 @@
+"""A directory that stands in for persistent memory (kind local)."""
+
+import os
+import tempfile
+from typing import List
+
+from .command import CommandError, System
+from .state import Directory, State
+from .step import Desired, Step
+
+
+def observe(system: System, path: str) -> Directory:
+    """The directory, or what is in its way; ``free`` is that of the nearest parent that exists."""
+    if not path:
+        return Directory("")
+    if system.exists(path):
+        nearest = path
+    else:
+        nearest = os.path.dirname(path)
+        while nearest != "/" and not system.exists(nearest):
+            nearest = os.path.dirname(nearest)
+    real = system.path(nearest)
+    is_directory = os.path.isdir(real)
+    writable = is_directory and os.access(real, os.W_OK | os.X_OK)
+    free = 0
+    if is_directory:
+        space = os.statvfs(real)
+        free = space.f_bavail * space.f_frsize
+    return Directory(
+        path=path,
+        exists=nearest == path,
+        is_directory=is_directory and nearest == path,
+        writable=writable,
+        free=free,
+        blocked_by="" if writable else nearest,
+    )
+
+
+def find(state: State, path: str) -> Directory:
+    """What was seen of ``path``."""
+    for directory in state.directories:
+        if directory.path == path:
+            return directory
+    return Directory(path, writable=True)
+
+
+def plan(state: State, desired: Desired) -> List[Step]:
+    """One step that makes the directory; none when it is there."""
+    path = desired.pmem_directory
+    if find(state, path).exists:
+        return []
+    return [
+        Step(
+            id="directory",
+            what="make {}".format(path),
+            why="a directory stands in for persistent memory here; it is not persistent memory",
+            commands=[["mkdir", "-p", "-m", "0700", path]],
+            action="make_directory",
+            args={"path": path, "size": desired.pmem_size},
+        )
+    ]
+
+
+def problems(state: State, desired: Desired) -> List[str]:
+    """Why the directory cannot be used."""
+    path = desired.pmem_directory
+    seen = find(state, path)
+    if seen.exists and not seen.is_directory:
+        return ["pmem_directory {}: is a file, not a directory".format(path)]
+    if not seen.writable:
+        where = "" if seen.blocked_by == path else " ({})".format(seen.blocked_by)
+        return ["pmem_directory {}: is not writable by this user{}".format(path, where)]
+    # Rows that lie there already count: a running job must not make its own directory look too small.
+    if not seen.exists and desired.pmem_size and seen.free < desired.pmem_size:
+        return [
+            "pmem_directory {}: has {} free, pmem_size asks for {}".format(
+                path, human(seen.free), human(desired.pmem_size)
+            )
+        ]
+    return []
+
+
+def human(size: int) -> str:
+    """Bytes as 1.5 GiB."""
+    value = float(size)
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    unit = units[0]
+    return "{:.0f} {}".format(value, unit) if value == int(value) else "{:.1f} {}".format(value, unit)
+
+
+def apply(system: System, path: str, size: int) -> bool:
+    """Makes the directory (mode 0700) and proves that files can be made there; whether it was new.
+
+    CommandError names the path and what is in the way.
+    """
+    real = system.path(path)
+    new = not os.path.isdir(real)
+    try:
+        os.makedirs(real, mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=real):
+            pass
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror)) from None
+    free = observe(system, path).free
+    if new and size and free < size:
+        os.rmdir(real)
+        raise CommandError("{}: has {} free, {} are asked for".format(path, human(free), human(size)))
+    return new

@@ -1,0 +1,196 @@
+"""re7p: a range of RAM that the kernel argument ``memmap=SIZE!OFFSET`` turns into persistent memory.
+
+Without the argument the range is a memory node without CPUs; with it, it is ``/dev/pmem0``.
+"""
+
+import re
+from typing import List, Tuple
+
+from . import mount, ndctl, numa
+from .numa import coalesce, cpuless
+from .part import Part
+from .state import MemoryRange, State
+from .step import Desired, Step
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+NOKASLR = "nokaslr"
+VOLATILE = (
+    "persistent memory of re7p does not outlive a stop or restart of the instance: treat what lies there as "
+    "volatile, and keep checkpoints elsewhere"
+)
+
+
+def is_memmap(argument: str) -> bool:
+    """The argument makes a range persistent (``!``); other kinds of memmap are not ours."""
+    return argument.startswith("memmap=") and "!" in argument
+
+
+def parse(value: str) -> List[Tuple[int, int]]:
+    """(start, size) bytes of ``SIZE!OFFSET[,SIZE!OFFSET]``; ValueError when it is something else."""
+    found = []
+    for part in value.split(","):
+        match = re.fullmatch(r"(\d+)([KMG])!(\d+)([KMG])", part)
+        if match is None:
+            raise ValueError("{!r} is not SIZE!OFFSET such as 1008G!257G".format(part))
+        size, offset = (
+            int(match.group(1)) * _UNITS[match.group(2)],
+            int(match.group(3)) * _UNITS[match.group(4)],
+        )
+        found.append((offset, size))
+    return found
+
+
+def _text(size: int) -> str:
+    for unit in ("G", "M", "K"):
+        if size % _UNITS[unit] == 0:
+            return "{}{}".format(size // _UNITS[unit], unit)
+    raise ValueError("{} is no multiple of 1K".format(size))
+
+
+def compute(state: State) -> str:
+    """SIZE!OFFSET of the memory that belongs to nodes without CPUs; empty when no table shows any.
+
+    The boot log's SRAT counts first, because it stays when the range is persistent already; then the
+    memory that is online now.
+    """
+    with_cpus = [node.id for node in state.numa if node.cpus]
+    for source in ("srat", "blocks"):
+        ranges = [
+            item for item in state.ranges if item.source == source and item.node not in with_cpus + [-1]
+        ]
+        if ranges:
+            whole = coalesce([MemoryRange(item.start, item.end, 0, source) for item in ranges])
+            return ",".join("{}!{}".format(_text(item.end - item.start), _text(item.start)) for item in whole)
+    return ""
+
+
+def _range_problems(state: State, value: str) -> List[str]:
+    """A range that is not RAM, or that takes the memory of a node with CPUs."""
+    found = []
+    ram = coalesce([item._replace(node=-1) for item in state.ranges if item.source == "firmware"])
+    with_cpus = [node.id for node in state.numa if node.cpus]
+    dram = [item for item in state.ranges if item.source == "srat" and item.node in with_cpus]
+    for start, size in parse(value):
+        end = start + size
+        if ram and not any(item.start <= start and end <= item.end for item in ram):
+            found.append(
+                "memmap={}: the range is not all RAM in this machine's firmware map ({})".format(
+                    value, ", ".join("{:#x}-{:#x}".format(item.start, item.end) for item in ram)
+                )
+            )
+        if any(item.start < end and start < item.end for item in dram):
+            found.append("memmap={}: the range takes memory of a node with CPUs".format(value))
+    return found
+
+
+def plan(state: State, desired: Desired) -> Part:
+    """The argument for fsdax, its absence for system-ram, and what follows from either."""
+    words = list(dict.fromkeys(item for item in _configured(state) + state.kernel.cmdline if is_memmap(item)))
+    if desired.pmem_mode == "system-ram":
+        return _plan_system_ram(state, desired, words)
+    value = desired.pmem_memmap or compute(state)
+    if not value:
+        problem = (
+            "memmap cannot be computed: neither the boot log nor the memory map shows a node without CPUs; "
+            "set pmem_memmap (1008G!257G is for ecs.re7p.16xlarge only)"
+        )
+        return Part(problems=[problem])
+    return _plan_fsdax(state, desired, words, value)
+
+
+def _configured(state: State) -> List[str]:
+    return state.bootloader.cmdline.split()
+
+
+def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) -> Part:
+    wanted = "memmap=" + value
+    others = [word for word in words if word != wanted]
+    problems, notes = _range_problems(state, value), [VOLATILE]
+    add = [wanted]
+    why = "turns the memory node into persistent memory"
+    running = wanted in state.kernel.cmdline and not [word for word in state.kernel.cmdline if word in others]
+    before: List[Step] = []
+    reboot_why = "" if running else "the kernel makes the range persistent at boot"
+    devices = [item for item in ndctl.chosen(state, desired) if item.enabled and item.blockdev]
+    if running and not devices:
+        if NOKASLR in state.kernel.cmdline:
+            problems.append(
+                "{} is on the command line but there is no /dev/pmem*: look for 'persistent' in the boot "
+                "log".format(wanted)
+            )
+        add.append(NOKASLR)
+        why = "the kernel may have been placed inside the range, which disables it"
+        reboot_why = "without a persistent device, the kernel must start elsewhere"
+    if reboot_why and devices:
+        before = _leave(state, desired, "the range changes")
+    after: List[Step] = []
+    count = len(parse(value))
+    if reboot_why:
+        for number in range(count):
+            where = desired.pmem_mount_prefix + str(number)
+            after += mount.plan(state, desired, "pmem{}".format(number), where, fresh=True)
+    else:
+        for number, item in enumerate(devices):
+            where = desired.pmem_mount_prefix + str(number)
+            after += mount.plan(state, desired, item.blockdev, where, fresh=False)
+            if not item.labels:
+                notes.append(
+                    "{} has no label: its size cannot change, and ownership is kept in {}".format(
+                        item.dev, ndctl.OWNED
+                    )
+                )
+    return Part(
+        before=before,
+        add_arguments=add,
+        remove_arguments=others,
+        arguments_why=why,
+        reboot_why=reboot_why,
+        after=after,
+        notes=notes,
+        problems=problems,
+    )
+
+
+def _leave(state: State, desired: Desired, why: str) -> List[Step]:
+    """Gives up what is on the persistent range: consent for its data, no mount, no fstab entry."""
+    steps: List[Step] = []
+    for item in state.namespaces:
+        steps += mount.unmount_step(state, item.blockdev)
+    steps += mount.forget_step(state, desired)
+    lost = [data for item in state.namespaces for data in ndctl.data_in(state, item)]
+    if lost:
+        steps.append(
+            Step(
+                id="give-up-data",
+                what="give up what is on "
+                + ", ".join(item.blockdev or item.dev for item in state.namespaces),
+                why=why + "; what is there is lost with the reboot",
+                destroys=lost,
+                action="check_unused",
+                args={"devices": [item.blockdev for item in state.namespaces]},
+            )
+        )
+    return steps
+
+
+def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
+    running = [word for word in state.kernel.cmdline if is_memmap(word)]
+    nodes = [node.id for node in cpuless(state)]
+    if not running and not nodes:
+        problem = (
+            "no memmap argument is set, yet there is no memory node without CPUs: is this a re7p instance?"
+        )
+        return Part(problems=[problem])
+    before = (
+        _leave(state, desired, "the range becomes a memory node")
+        if running
+        else mount.forget_step(state, desired)
+    )
+    return Part(
+        before=before,
+        remove_arguments=words,
+        arguments_why="without memmap the persistent memory is a memory node",
+        reboot_why="the kernel gives the range back at boot" if running else "",
+        after=numa.plan_memkind(state, [] if running else nodes),
+        notes=[VOLATILE],
+    )

@@ -1,0 +1,138 @@
+"""Memory nodes, physical memory ranges and the policy for hot-added memory."""
+
+import re
+from typing import Dict, List, Tuple
+
+from .command import System
+from .state import MemoryPolicy, MemoryRange, NumaNode, State
+from .step import Step
+
+_NODES = "/sys/devices/system/node"
+_MEMORY = "/sys/devices/system/memory"
+_SRAT = re.compile(r"SRAT: Node (\d+) PXM \d+ \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)\]")
+
+
+def parse_list(text: str) -> List[int]:
+    """Numbers of a kernel list: ``0-2,8``."""
+    numbers: List[int] = []
+    for part in text.strip().split(","):
+        if "-" in part:
+            first, last = part.split("-")
+            numbers += range(int(first), int(last) + 1)
+        elif part:
+            numbers.append(int(part))
+    return numbers
+
+
+def parse_meminfo(text: str) -> Tuple[int, int]:
+    """(total, free) bytes of a node's meminfo."""
+    values: Dict[str, int] = {}
+    for match in re.finditer(r"(MemTotal|MemFree):\s+(\d+) kB", text):
+        values[match.group(1)] = int(match.group(2)) * 1024
+    return values.get("MemTotal", 0), values.get("MemFree", 0)
+
+
+def parse_srat(text: str) -> List[MemoryRange]:
+    """Ranges of the boot log's SRAT lines, in order of address."""
+    found = [
+        MemoryRange(int(match.group(2), 16), int(match.group(3), 16) + 1, int(match.group(1)), "srat")
+        for match in _SRAT.finditer(text)
+    ]
+    return sorted(found)
+
+
+def coalesce(ranges: List[MemoryRange]) -> List[MemoryRange]:
+    """Neighbours of the same node and source become one."""
+    merged: List[MemoryRange] = []
+    for item in sorted(ranges):
+        if merged and merged[-1].end == item.start and merged[-1][2:] == item[2:]:
+            merged[-1] = merged[-1]._replace(end=item.end)
+        else:
+            merged.append(item)
+    return merged
+
+
+def observe_nodes(system: System) -> List[NumaNode]:
+    """The nodes of sysfs."""
+    nodes = []
+    for name in system.list(_NODES):
+        if not re.fullmatch(r"node\d+", name):
+            continue
+        base = "{}/{}".format(_NODES, name)
+        size, free = parse_meminfo(system.read(base + "/meminfo"))
+        nodes.append(
+            NumaNode(
+                id=int(name[4:]),
+                size=size,
+                free=free,
+                cpus=parse_list(system.read(base + "/cpulist")),
+                distances=[int(word) for word in system.read(base + "/distance").split()],
+            )
+        )
+    return sorted(nodes)
+
+
+def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
+    """Firmware's RAM, SRAT's nodes and the memory blocks that are online, in that order."""
+    ranges = []
+    for name in system.list("/sys/firmware/memmap"):
+        base = "/sys/firmware/memmap/" + name
+        if system.read(base + "/type").strip() == "System RAM":
+            start, end = (int(system.read(base + "/" + part).strip() or "0", 16) for part in ("start", "end"))
+            ranges.append(MemoryRange(start, end + 1))
+    blocks = []
+    block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
+    for node in observe_nodes(system):
+        for name in system.list("{}/node{}".format(_NODES, node.id)):
+            if re.fullmatch(r"memory\d+", name):
+                start = int(name[6:]) * block_size
+                blocks.append(MemoryRange(start, start + block_size, node.id, "blocks"))
+    return coalesce(ranges) + coalesce(parse_srat(boot_log)) + coalesce(blocks)
+
+
+def observe_policy(system: System) -> MemoryPolicy:
+    """Hot-add policy and sizes."""
+    dax_model = "class" if system.exists("/sys/class/dax") and not system.exists("/sys/bus/dax") else "bus"
+    return MemoryPolicy(
+        auto_online=system.read(_MEMORY + "/auto_online_blocks").strip(),
+        block_size=int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16),
+        page_size=4096,
+        dax_model=dax_model,
+    )
+
+
+def cpuless(state: State) -> List[NumaNode]:
+    """Nodes that have memory and no CPUs."""
+    return [node for node in state.numa if node.size and not node.cpus]
+
+
+def dram(state: State) -> int:
+    """Bytes of memory on nodes with CPUs."""
+    return sum(node.size for node in state.numa if node.cpus)
+
+
+# Read by the parameter server's unit: memkind takes its nodes from here.
+ENVIRONMENT = "/etc/oeprov/memory.env"
+
+
+def environment_text(nodes: List[int]) -> str:
+    """Text of ``ENVIRONMENT`` for these memory nodes."""
+    return "MEMKIND_DAX_KMEM_NODES={}\n".format(",".join(map(str, sorted(nodes))))
+
+
+def plan_memkind(state: State, nodes: List[int]) -> List[Step]:
+    """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps."""
+    text = environment_text(nodes)
+    if nodes and state.files.get(ENVIRONMENT) == text:
+        return []
+    value = ",".join(map(str, sorted(nodes))) or "<node of the new memory>"
+    return [
+        Step(
+            id="memkind-nodes",
+            what="memkind's memory nodes: " + value,
+            why="parameter servers allocate from the nodes that were found, never from a fixed number",
+            commands=[["write", ENVIRONMENT, "MEMKIND_DAX_KMEM_NODES=" + value]],
+            action="write_file",
+            args={"path": ENVIRONMENT, "text": text if nodes else "", "nodes": "cpuless"},
+        )
+    ]

@@ -1,0 +1,95 @@
+"""Looks at the whole machine once: everything that a plan depends on."""
+
+import os as operating_system
+import platform
+import re
+from typing import Any, Dict, List
+
+from . import bootloader, daxctl, directory, gpu, ipmctl, kernel, mount, ndctl, numa, packages, runtime
+from .command import System
+from .state import OsInfo, State, Tools
+from .step import Desired
+
+_FAMILY = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
+# Files of ours whose text decides whether a step is still to do.
+FILES = (mount.FSTAB, daxctl.CONFIG, daxctl.UNIT, numa.ENVIRONMENT, ndctl.OWNED)
+
+
+def parse_os_release(text: str) -> Dict[str, str]:
+    """KEY=value lines, quotes taken off."""
+    pairs = re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text, re.MULTILINE)
+    return dict(pairs)
+
+
+def observe_os(system: System) -> OsInfo:
+    """The distribution; derivatives count as what they are like."""
+    release = parse_os_release(system.read("/etc/os-release"))
+    name = release.get("ID", "")
+    likes = [name] + release.get("ID_LIKE", "").split()
+    family = next((_FAMILY[like] for like in likes if like in _FAMILY), "other")
+    managers = {"debian": ("apt-get",), "rhel": ("dnf", "yum")}.get(family, ())
+    manager = next((item for item in managers if system.which(item)), "")
+    return OsInfo(
+        id=name,
+        version=release.get("VERSION_ID", ""),
+        family=family,
+        name=release.get("PRETTY_NAME", name),
+        architecture=platform.machine(),
+        package_manager="apt" if manager == "apt-get" else manager,
+        python=platform.python_version(),
+        is_root=operating_system.geteuid() == 0,
+    )
+
+
+def observe(system: System, desired: Desired) -> State:
+    """The state of this machine as far as ``desired`` depends on it."""
+    os = observe_os(system)
+    state = State(
+        hostname=platform.node(),
+        boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
+        os=os,
+        packages=packages.observe(system, os, packages.needed(desired, os.family)),
+        runtime=runtime.observe(system, desired.runtime_venv, desired.runtime_requirements),
+    )
+    if desired.pmem_mode == "directory":
+        state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])
+    if desired.kind == "local":
+        # Nothing else of this machine is ours to change, so nothing else is looked at.
+        return state
+    trouble: List[str] = []
+    log = system.run(["dmesg"]).out
+    regions, namespaces = ndctl.observe(system, trouble)
+    filesystems = mount.observe_filesystems(system, [item.blockdev for item in namespaces if item.blockdev])
+    return state._replace(
+        kernel=kernel.observe(system, os, desired),
+        bootloader=bootloader.observe(system),
+        regions=regions,
+        namespaces=namespaces,
+        filesystems=filesystems,
+        mounts=mount.parse_mounts(system.read("/proc/mounts")),
+        fstab=mount.parse_fstab(system.read(mount.FSTAB)),
+        dax=daxctl.observe(system, trouble),
+        numa=numa.observe_nodes(system),
+        ranges=numa.observe_ranges(system, log),
+        memory=numa.observe_policy(system),
+        dimms=ipmctl.observe(system) if desired.kind == "bare_metal_pmem" else state.dimms,
+        files={path: system.read(path) for path in FILES if system.exists(path)},
+        tools=Tools(
+            ndctl=_version(system, "ndctl"),
+            daxctl=_version(system, "daxctl"),
+            cxl=_version(system, "cxl"),
+        ),
+        gpu=gpu.observe(system),
+        owned=system.read(ndctl.OWNED).split(),
+        trouble=trouble,
+    )
+
+
+def _version(system: System, tool: str) -> str:
+    result = system.run([tool, "--version"])
+    return result.out.strip() if result.ok else ""
+
+
+def observe_node(wanted: Dict[str, Any]) -> Dict[str, Any]:
+    """``observe`` on plain values, as it travels: ``wanted`` is a Desired as dictionary."""
+    return observe(System(), Desired.from_dict(wanted)).to_dict()

@@ -1,0 +1,100 @@
+"""What is wanted of a node, and the steps that lead there: plain values that travel as JSON."""
+
+from typing import Any, Dict, List, NamedTuple
+
+from .state import decode, encode_fields
+
+
+class Step(NamedTuple):
+    """One thing to do, shown to the user before it is done.
+
+    ``destroys`` names the objects whose data is lost, as ``--consent HOST:OBJECT`` takes them; it is empty
+    for a step that is safe. ``commands`` are the exact argument vectors, for reading; ``edit FILE -OLD
+    +NEW`` and ``write FILE TEXT`` stand for changes to files that oeprov makes itself, and ``<…>`` for what
+    is known only after the steps before. ``action`` and ``args`` are what ``apply`` carries out.
+    """
+
+    id: str
+    what: str
+    why: str
+    destroys: List[str] = []
+    reboots: bool = False
+    commands: List[List[str]] = []
+    action: str = ""
+    args: Dict[str, Any] = {}
+
+
+class Desired(NamedTuple):
+    """What the inventory wants of one host; names are those of the inventory's variables."""
+
+    host: str = ""
+    kind: str = "cpu"
+    parameter_server: bool = False  # host is in the group parameter_servers
+    worker: bool = False
+    kernel_version: str = ""  # "" keep, "newest", or a pinned release
+    kernel_source: str = "distribution"
+    kernel_repository_url: str = ""
+    kernel_archive_url: str = ""
+    kernel_arguments: List[str] = []
+    kernel_trial_boot: bool = True
+    kernel_reboot_timeout: int = 1800
+    pmem_mode: str = "none"
+    pmem_directory: str = ""
+    pmem_size: int = 0  # bytes that the directory's file system must have free
+    pmem_memmap: str = ""
+    pmem_mount_prefix: str = "/mnt/pmem"
+    pmem_filesystem: str = "ext4"
+    pmem_namespaces: List[str] = []  # empty: all
+    pmem_map: str = "mem"
+    pmem_movable: bool = True
+    pmem_device_timeout: int = 30
+    pmem_max_movable_ratio: float = 4.0
+    runtime_venv: str = ""
+    runtime_python: str = "python3"
+    runtime_extra: str = ""  # extra of the oeprov distribution, "" for none
+    runtime_requirements: List[str] = []  # what that extra means (PEP 508), from oeprov's own metadata
+    runtime_wheel: str = ""  # path of oeprov's wheel on the node, for hosts other than local
+    runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
+    gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return encode_fields(self)
+
+    @classmethod
+    def from_dict(cls, data: Dict[str, Any]) -> "Desired":
+        """The inverse of ``to_dict``; unknown keys raise ValueError."""
+        return decode(cls, data)
+
+
+class Plan(NamedTuple):
+    """The steps for one host, in order, bound to the state they were made from by its digest.
+
+    ``problems`` are reasons why what is wanted cannot be reached; a plan with problems must not be applied.
+    ``notes`` are worth knowing and stop nothing.
+    """
+
+    host: str
+    steps: List[Step] = []
+    digest: str = ""
+    notes: List[str] = []
+    problems: List[str] = []
+
+    @property
+    def converged(self) -> bool:
+        """Nothing to do and nothing in the way."""
+        return not self.steps and not self.problems
+
+    @property
+    def destroys(self) -> List[str]:
+        """All objects that the steps destroy, in order, without repeats."""
+        return list(dict.fromkeys(item for step in self.steps for item in step.destroys))
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return encode_fields(self)
+
+    @classmethod
+    def from_dict(cls, data: Dict[str, Any]) -> "Plan":
+        """The inverse of ``to_dict``; unknown keys raise ValueError."""
+        return decode(cls, data)
