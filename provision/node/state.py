@@ -240,18 +240,21 @@ class State(NamedTuple):
         """The State of ``to_dict``; unknown keys raise ValueError, missing ones take their defaults."""
         return decode(cls, data)
 
-    def digest(self) -> str:
-        """SHA-256 of what a plan depends on.
+    def stable(self) -> "State":
+        """The state without what a plan does not depend on.
 
         Free memory and free space may move, a boot may pass, and another Python may be the one that looks.
         """
-        stable = self._replace(
+        return self._replace(
             boot_id="",
             os=self.os._replace(python="", is_root=False),
             numa=[node._replace(free=0) for node in self.numa],
             directories=[directory._replace(free=0) for directory in self.directories],
         )
-        text = json.dumps(stable.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> str:
+        """SHA-256 of what a plan depends on."""
+        text = json.dumps(self.stable().to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -291,10 +294,11 @@ def _decode(kind: Any, data: Any) -> Any:
 
 
 def difference(before: State, after: State) -> List[str]:
-    """The top-level parts that differ, one line each: name, what it was, what it is."""
+    """The top-level parts that differ for a plan, one line each: name, what it was, what it is."""
     lines = []
+    was, now = before.stable(), after.stable()
     for name in State._fields:
-        old, new = getattr(before, name), getattr(after, name)
-        if name not in ("boot_id", "numa", "directories") and old != new:
+        old, new = getattr(was, name), getattr(now, name)
+        if old != new:
             lines.append("{}: was {!r}, is {!r}".format(name, encode(old), encode(new)))
     return lines
