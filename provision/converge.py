@@ -29,8 +29,6 @@ from provision.settings import Kind, mode_refusal
 if TYPE_CHECKING:
     from provision.inventory import Inventory
 
-MODULE = "oeprov_converge"
-
 
 @dataclass(frozen=True)
 class Consent:
@@ -301,20 +299,21 @@ class Progress:
         self.plans = plans
         self.spinner: Callable[[str], None] = lambda words: None
         self.done: list[dict[str, Any]] = []
+        self._begun: set[tuple[str, str]] = set()
 
-    def start(self, host: str, task: str, action: str) -> None:
-        """A task begins: its steps are written down before they are done."""
-        if action.rsplit(".", 1)[-1] != MODULE:
-            return
+    def start(self, host: str, role: str, task: str) -> None:
+        """A task begins: its role's steps are written down before they are done."""
         self.spinner(f"{host}: {task}")
-        for step in self._steps(host, task):
-            self.journal.begin(host, step.id, step.what)
+        for step in self._steps(host, role):
+            if (host, step.id) not in self._begun:
+                self._begun.add((host, step.id))
+                self.journal.begin(host, step.id, step.what)
 
     def result(self, result: TaskResult) -> None:
-        """A task ended: its steps are written down as done or failed, and shown."""
-        steps = {step.id: step for step in self._steps(result.host, result.task)}
+        """A task ended: the steps that it did are written down as done or failed, and shown."""
+        steps = {step.id: step for step in self._steps(result.host, result.role)}
         for item in result.result.get("steps") or []:
-            step = steps.pop(item["id"], None)
+            step = steps.get(item["id"])
             ok, message = bool(item["ok"]), str(item.get("message", ""))
             self.journal.end(result.host, item["id"], ok=ok, message=message)
             self.done.append({"host": result.host, **item})
@@ -325,13 +324,8 @@ class Progress:
                 highlight=False,
                 soft_wrap=True,
             )
-        for step in steps.values():
-            self.journal.end(
-                result.host, step.id, ok=result.status in ("ok", "skipped"), message="not needed"
-            )
 
-    def _steps(self, host: str, task: str) -> list[Step]:
-        """The agreed steps that a task does; Ansible puts the role before its name: `pmem : Bring …`."""
+    def _steps(self, host: str, role: str) -> list[Step]:
+        """The agreed steps that a role does on a host."""
         plan = self.plans.get(host)
-        part = task.split(" : ", 1)[0] if " : " in task else ""
-        return steps_of(plan, part) if plan else []
+        return steps_of(plan, role) if plan and role else []

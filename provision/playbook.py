@@ -32,6 +32,7 @@ class TaskResult:
     """How one task ended on one host; ``result`` is what its module returned."""
 
     host: str
+    role: str  # empty for a play's own tasks
     task: str
     status: Status
     result: Mapping[str, Any]
@@ -61,12 +62,12 @@ def run(
     run_id: str,
     variables: Mapping[str, Any],
     stop: StopRequest,
-    on_start: Callable[[str, str, str], None] = lambda host, task, action: None,
+    on_start: Callable[[str, str, str], None] = lambda host, role, task: None,
     on_result: Callable[[TaskResult], None] = lambda result: None,
 ) -> PlaybookRun:
     """Run ``playbooks/<name>.yml`` on the inventory's hosts.
 
-    ``on_start(host, task, action)`` and ``on_result`` are called as Ansible reports. The hosts' variables are
+    ``on_start(host, role, task)`` and ``on_result`` are called as Ansible reports. The hosts' variables are
     the inventory's final values. Nothing of the run stays behind but the log.
     """
     import ansible_runner  # slow to import, and most commands never change a host
@@ -79,12 +80,12 @@ def run(
 
     def handle(event: dict[str, Any]) -> bool:
         data = event.get("event_data", {})
-        host, task = str(data.get("host", "")), str(data.get("task", ""))
+        host, role, task = (str(data.get(key) or "") for key in ("host", "role", "task"))
         if event.get("event") == "runner_on_start":
-            on_start(host, task, str(data.get("task_action", "")))
+            on_start(host, role, task)
         elif status := _STATUS.get(str(event.get("event"))):
             seconds = float(data.get("duration") or 0.0)
-            result = TaskResult(host, task, status, data.get("res") or {}, seconds)
+            result = TaskResult(host, role, task, status, data.get("res") or {}, seconds)
             if status in ("failed", "unreachable") and not data.get("ignore_errors"):
                 failures.append(result)
             on_result(result)
@@ -100,7 +101,7 @@ def run(
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
             extravars=dict(variables),
-            envvars=_environment(inventory),
+            envvars={**_environment(inventory), "ANSIBLE_MODULE_UTILS": str(_module_utils(private))},
             settings={"pexpect_timeout": 1},
             ident="run",
             quiet=True,
@@ -120,12 +121,19 @@ def run(
         shutil.rmtree(private, ignore_errors=True)
 
 
+def _module_utils(private: Path) -> Path:
+    """A directory with nothing but ``node`` in it, for Ansible to pack into modules."""
+    directory = private / "module_utils"
+    directory.mkdir()
+    (directory / "node").symlink_to(share.node_package())
+    return directory
+
+
 def _environment(inventory: Inventory) -> dict[str, str]:
     """What Ansible needs to find our roles and modules from any working directory."""
     environment = {
         "ANSIBLE_CONFIG": str(share.ansible_config()),
         "ANSIBLE_ROLES_PATH": str(share.roles()),
-        "ANSIBLE_MODULE_UTILS": str(share.node_package().parent),
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_FORCE_COLOR": "0",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),

@@ -99,7 +99,7 @@ def run(module, system):
     steps = roles.steps_of(made, part)
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
-    diff = {"before": describe(steps), "after": ""}
+    diff = {"before": "", "after": describe(steps), "before_header": "now", "after_header": "steps to do"}
     if module.check_mode:
         shown = [
             {"id": step.id, "what": step.what, "ok": True, "message": "", "seconds": 0.0} for step in steps
