@@ -32,9 +32,9 @@ def write(options: Options, position: Position, model: Any, client: Client | Non
 
     def content(path: Path) -> Mapping[str, Any]:
         dense.save(model, path)
-        if client is not None:
-            client.save(path)
-        return {"training": {"settings": options.fixed(), "position": asdict(position)}}
+        tables = [] if client is None else client.save(path)
+        training = {"settings": options.fixed(), "position": asdict(position)}
+        return {"training": training, "tables": tables}
 
     return checkpoint.publish(directory, position.step, content, keep=options.keep_checkpoints)
 
@@ -52,9 +52,8 @@ def to_resume(options: Options) -> Resumed:
         raise RunError(
             f"nothing to resume: {options.run_dir} has no checkpoint; run without --resume to start"
         )
-    checkpoint.verify(found.path)
-    training = found.manifest.get("training")
     try:
+        training = found.manifest["training"]
         settings, position = training["settings"], Position(**training["position"])
     except (TypeError, KeyError) as error:
         raise CheckpointError(
@@ -67,6 +66,7 @@ def to_resume(options: Options) -> Resumed:
     ]
     if differences:
         raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
+    checkpoint.verify(found.path)
     return Resumed(found.path, position)
 
 

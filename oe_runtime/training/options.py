@@ -184,13 +184,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
     if not a.in_process and (a.storage or a.storage_path or a.storage_size):
-        p.error(
-            "--storage, --storage-path and --storage-size go with --in-process; servers have their own"
-        )
+        p.error("--storage, --storage-path and --storage-size go with --in-process; servers have their own")
     if a.storage == "pmem_libpmem" and not a.storage_path:
-        p.error(
-            "--storage pmem_libpmem needs --storage-path, a directory (an fsdax mount)"
-        )
+        p.error("--storage pmem_libpmem needs --storage-path, a directory (an fsdax mount)")
     if a.storage_path and a.storage != "pmem_libpmem":
         p.error("--storage-path goes with --storage pmem_libpmem")
     servers = _endpoints(p, a.servers) if a.servers is not None else ()

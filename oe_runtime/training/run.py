@@ -23,8 +23,11 @@ INTERRUPTED = 130
 
 def run(options: Options) -> int:
     """Train as the options say; the exit status. Errors are one line on stderr and an event."""
-    stop = StopRequest()
-    stop.install(with_parent=options.exit_with_parent)
+    with StopRequest(with_parent=options.exit_with_parent) as stop:
+        return _run(options, stop)
+
+
+def _run(options: Options, stop: StopRequest) -> int:
     directory: RunDirectory | None = None
     client: Client | None = None
     try:
@@ -34,6 +37,8 @@ def run(options: Options) -> int:
         _check_export(options)
         resumed = checkpoints.to_resume(options) if options.resume else None
         client = _connect(options)
+        if client is not None and not options.resume:
+            _refuse_trained(client)
         directory = RunDirectory(options)
         with view() as screen:
             try:
@@ -143,6 +148,17 @@ def _connect(options: Options) -> Client | None:
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"cannot read the token file {options.token_file}: {error}") from error
     return Client(options.servers, token=token)
+
+
+def _refuse_trained(client: Client) -> None:
+    """Rows that another run trained would silently be this run's beginning."""
+    for server in client.stats()["servers"]:
+        for name, table in server["tables"].items():
+            if table["rows"]:
+                raise RunError(
+                    f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
+                    "start fresh servers, or go on with the run that trained them by --resume"
+                )
 
 
 def _check_export(options: Options) -> None:

@@ -7,28 +7,37 @@ import signal
 import threading
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopRequest:
-    """Becomes true once the run was asked to stop; a second request ends it at once."""
+    """Becomes true once the run was asked to stop; a second request ends the process at once.
 
-    def __init__(self) -> None:
+    A context manager: listens to SIGINT and SIGTERM inside, and `with_parent` to the end of stdin.
+    """
+
+    def __init__(self, *, with_parent: bool) -> None:
         self._asked = threading.Event()
+        self._with_parent = with_parent
         self.reason = ""
 
-    def install(self, *, with_parent: bool) -> None:
-        """Listen to SIGINT and SIGTERM, and to the end of stdin if the run belongs to a parent."""
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        if with_parent:
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        if self._with_parent:
             threading.Thread(target=self._watch_stdin, name="watch-stdin", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return self._asked.is_set()
 
     def ask(self, reason: str) -> None:
         """Ask the run to stop after its current step."""
         self.reason = self.reason or reason
         self._asked.set()
-
-    def __bool__(self) -> bool:
-        return self._asked.is_set()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self:

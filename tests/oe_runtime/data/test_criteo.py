@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from oe_runtime import _core
-from oe_runtime.data import DataError, Split, field_cardinalities, holdout_batches, open_source, training_batches
+from oe_runtime.data import (
+    DataError,
+    Split,
+    field_cardinalities,
+    holdout_batches,
+    open_source,
+    training_batches,
+)
 from oe_runtime.data.batches import Source
 from oe_runtime.data.criteo import CriteoFiles, find_files
 from oe_runtime.data.schema import Batch, concatenate
@@ -155,14 +162,20 @@ def broken(line: int, text: bytes) -> list[bytes]:
         (broken(9, b"2" + LINES[8][1:]), "line 9: the label is '2', expected 0 or 1"),
         (broken(9, b"yes" + LINES[8][1:]), "line 9: the label is 'yes', expected 0 or 1"),
         (broken(9, LINES[8][1:]), "line 9: the label is '', expected 0 or 1"),
-        (broken(200, b"1\t2.5\t" + LINES[199].split(b"\t", 2)[2]), "line 200: I1 is '2.5', expected an integer"),
-        ([x.replace(b"\t", b",") for x in LINES], "line 1: found 1 columns, expected 40; are the columns tab-sep"),
+        (
+            broken(200, b"1\t2.5\t" + LINES[199].split(b"\t", 2)[2]),
+            "line 200: I1 is '2.5', expected an integer",
+        ),
+        (
+            [x.replace(b"\t", b",") for x in LINES],
+            "line 1: found 1 columns, expected 40; are the columns tab-sep",
+        ),
         ([], "is empty"),
     ],
 )
 def test_broken_files_name_file_and_line(tmp_path: Path, lines: list[bytes], message: str) -> None:
     path = write(tmp_path / "broken.tsv", lines)
-    with pytest.raises(DataError, match="broken.tsv") as raised:
+    with pytest.raises(DataError, match=r"broken\.tsv") as raised:
         everything(CriteoFiles(path))
     assert message in str(raised.value)
 
@@ -199,5 +212,7 @@ def test_no_such_data(tmp_path: Path, name: str, message: str) -> None:
 
 
 def test_reading_does_not_import_tensorflow() -> None:
-    code = "import sys, oe_runtime.training.run; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    code = (
+        "import sys, oe_runtime.training.run; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -68,7 +68,9 @@ def test_the_signal_is_planted() -> None:
         assert abs(raw.labels[within].mean() - probabilities[within].mean()) < 0.03
 
 
-@pytest.mark.parametrize("name", ["generate:", "generate:0", "generate:x", "generate:10:y", "generate:1:2:3", "generate:-1"])
+@pytest.mark.parametrize(
+    "name", ["generate:", "generate:0", "generate:x", "generate:10:y", "generate:1:2:3", "generate:-1"]
+)
 def test_bad_names(name: str) -> None:
     with pytest.raises(DataError, match=r"is not generate:ROWS\[:SEED\]"):
         open_source(name)

@@ -1,0 +1,264 @@
+"""The trainer's command, in this process: events, files, resume, equal losses, errors."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training_runs import DATA, SMALL, events, losses
+
+from oe_runtime.train import main
+from oe_runtime.training import progress
+from oe_runtime.training.options import parse
+
+
+@pytest.fixture(autouse=True)
+def keep_determinism() -> Iterator[None]:
+    """The trainer switches TensorFlow's deterministic operations on; other tests choose for themselves."""
+    yield
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.util import _pywrap_determinism
+
+        _pywrap_determinism.enable(False)
+
+
+def train(
+    run_dir: Path, *arguments: str, where: tuple[str, ...] = ("--in-process",), data: Any = DATA
+) -> int:
+    return main([*data, *SMALL, "--run-dir", str(run_dir), *where, *arguments])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs that was not interrupted, with an export."""
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    export = str(run_dir.parent / "exported")
+    assert train(run_dir, "--epochs", "2", "--checkpoint-steps", "5", "--export", export) == 0
+    return run_dir
+
+
+def test_a_run_tells_its_course(whole: Path) -> None:
+    kinds = [e["event"] for e in events(whole)]
+    steps = ["step"] * 5 + ["checkpoint"]
+    assert kinds == ["start", *steps * 3, "step", "step", "step", "checkpoint", "eval", "export", "end"]
+    start = events(whole, "start")[0]
+    assert (start["rows"], start["steps"], start["model"]) == (4000, 18, "deepfm")
+    step = events(whole, "step")[9]
+    assert (step["step"], step["epoch"], step["steps"]) == (10, 1, 18)
+    assert set(step) == {"event", "step", "steps", "epoch", "loss", "auc", "samples_per_s", "eta_s", "time"}
+    evaluation = events(whole, "eval")[0]
+    assert evaluation["rows"] == 400
+    assert 0.5 < evaluation["auc"] < 1
+    first, last = losses(whole)[1][0], losses(whole)[18][0]
+    assert last < first
+    end = events(whole, "end")[0]
+    assert end["steps"] == 18
+    assert end["samples_per_s"] > 0
+    assert json.loads((whole / "config.json").read_text())["dim"] == 4
+
+
+def test_checkpoints_describe_themselves_and_are_pruned(whole: Path) -> None:
+    names = sorted(p.name for p in (whole / "checkpoints").iterdir())
+    assert names == ["step-0000000010", "step-0000000015", "step-0000000018"]
+    manifest = json.loads((whole / "checkpoints" / names[0] / "manifest.json").read_text())
+    assert manifest["step"] == 10
+    assert manifest["training"]["position"] == {"step": 10, "epoch": 1, "batch": 1}
+    assert manifest["training"]["settings"]["optimizer"] == "adagrad"
+    assert {t["table"] for t in manifest["tables"]} >= {"C1", "C3", "C1_linear"}
+    assert "dense.npz" in manifest["files"]
+
+
+def test_the_export_is_a_plain_saved_model(whole: Path) -> None:
+    import tensorflow as tf
+
+    served = tf.saved_model.load(str(whole.parent / "exported"))
+    ids = [np.zeros((2, 1), np.int64)] * 26
+    answer = np.asarray(served.serve([np.zeros((2, 13), np.float32), *ids]))
+    assert answer.shape == (2, 1)
+    assert ((answer > 0) & (answer < 1)).all()
+
+
+# Two places: in the first epoch at a checkpoint of the whole run, and on the border of the epochs.
+@pytest.mark.parametrize("stop", ["4", "9"])
+def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(
+    whole: Path, tmp_path: Path, stop: str
+) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ("--epochs", "2", "--checkpoint-steps", "5")
+    assert train(run_dir, *arguments, "--steps", stop) == 0
+    assert max(losses(run_dir)) == int(stop)
+    assert train(run_dir, *arguments, "--resume") == 0
+    assert [e["step"] for e in events(run_dir, "resume")] == [int(stop)]
+    assert losses(run_dir) == losses(whole)
+    for kind in ("auc", "loss"):
+        assert events(run_dir, "eval")[-1][kind] == events(whole, "eval")[0][kind]
+
+
+def test_pmem_has_the_losses_of_dram(whole: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "pmem"
+    storage.mkdir()
+    where = ("--in-process", "--storage", "pmem_libpmem", "--storage-path", str(storage))
+    assert train(tmp_path / "run", "--epochs", "2", "--checkpoint-steps", "0", where=where) == 0
+    assert losses(tmp_path / "run") == losses(whole)
+    assert [e["step"] for e in events(tmp_path / "run", "checkpoint")] == [18]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "ftrl"])
+def test_wdl_and_the_other_optimizers_learn(tmp_path: Path, optimizer: str) -> None:
+    arguments = ("--model", "wdl", "--optimizer", optimizer, "--epochs", "3", "--log-every", "9")
+    assert train(tmp_path / "run", *arguments) == 0
+    seen = events(tmp_path / "run", "step")
+    assert seen[-1]["loss"] < seen[0]["loss"]
+
+
+def test_real_rows_and_a_short_last_batch(tmp_path: Path) -> None:
+    data = ["--data", str(Path(__file__).parent / "data/criteo_200.tsv")]
+    assert train(tmp_path / "run", "--batch-size", "70", data=data) == 0
+    assert events(tmp_path / "run", "start")[0]["steps"] == 3
+    assert max(losses(tmp_path / "run")) == 3
+    assert events(tmp_path / "run", "eval")[0]["rows"] == 20
+
+
+def test_steps_beyond_one_epoch_read_the_data_again(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--steps", "11") == 0
+    assert [(e["step"], e["epoch"]) for e in events(tmp_path / "run", "step")][-2:] == [(10, 1), (11, 1)]
+
+
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_resume_names_what_differs(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (whole / "metrics.jsonl").read_text()
+    assert train(whole, "--resume", "--dim", "8", "--epochs", "3") == 1
+    error = one_error(capsys)
+    assert "tables C1 to C26 have dim 4" in error
+    assert "--dim is 8" in error
+    assert train(whole, "--resume", "--optimizer", "adam", "--seed", "9") == 1
+    error = one_error(capsys)
+    for part in ("optimizer adagrad", "--optimizer is adam", "seed 0", "--seed is 9"):
+        assert part in error
+    assert train(whole, "--resume", data=["--data", "generate:4000:2"]) == 1
+    assert "data generate:4000:1, --data is generate:4000:2" in one_error(capsys)
+    assert (whole / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_directory_is_not_used_twice(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(whole) == 1
+    assert "already holds a run; go on with --resume" in one_error(capsys)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    assert train(run_dir, "--steps", "2") == 0
+    capsys.readouterr()
+    dense = run_dir / "checkpoints/step-0000000002/dense.npz"
+    content = bytearray(dense.read_bytes())
+    content[len(content) // 2] ^= 1
+    dense.write_bytes(content)
+    assert train(run_dir, "--resume", "--steps", "3") == 1
+    assert "dense.npz" in one_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [("nothing.tsv", "there is no file or directory"), ("generate:none", "is not generate:ROWS")],
+)
+def test_no_such_data(tmp_path: Path, data: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", data=["--data", data]) == 1
+    assert message in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_broken_line_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (Path(__file__).parent / "data/criteo_200.tsv").read_text().splitlines()
+    path = tmp_path / "rows.tsv"
+    path.write_text("\n".join([*lines[:150], "0\t1", *lines[151:]]) + "\n")
+    assert train(tmp_path / "run", data=["--data", str(path)]) == 1
+    assert f"{path} line 151: found 2 columns, expected 40" in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--resume") == 1
+    assert "nothing to resume" in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert train(tmp_path / "file/run") == 1
+    assert "cannot write to the run directory" in one_error(capsys)
+    assert train(tmp_path / "run", "--export", str(tmp_path / "file")) == 1
+    assert "exists already" in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_server_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", where=("--servers", "127.0.0.1:1")) == 1
+    assert "127.0.0.1:1" in one_error(capsys)
+    missing = str(tmp_path / "token")
+    assert train(tmp_path / "run", where=("--servers", "127.0.0.1:1", "--token-file", missing)) == 1
+    assert "cannot read the token file" in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--optimizer", "sgd", "--learning-rate", "1e30") == 1
+    assert "try a smaller --learning-rate" in one_error(capsys)
+    assert "smaller" in events(tmp_path / "run", "error")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of the arguments --servers --in-process --stock is required"),
+        (["--in-process", "--stock"], "not allowed with"),
+        (["--servers", "here"], "'here' is not HOST:PORT"),
+        (["--servers", "a:1,a:1"], "named twice"),
+        (["--stock", "--dim", "0"], "0 is less than 1"),
+        (["--stock", "--holdout", "1.5"], "not between 0 and 0.9"),
+        (["--stock", "--resume"], "--resume needs --run-dir"),
+        (["--stock", "--storage", "dram"], "go with --in-process"),
+        (["--in-process", "--storage", "pmem_libpmem"], "needs --storage-path"),
+        (["--stock", "--token-file", "x"], "goes with --servers"),
+        (["--stock", "--learning-rate", "-1"], "not a positive number"),
+    ],
+)
+def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--data", "generate:10", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_teaches() -> None:
+    command = [sys.executable, "-m", "oe_runtime.train", "--help"]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "100"}
+    )
+    assert shown.returncode == 0
+    for word in ("examples:", "--resume", "generate:ROWS", "130 interrupted"):
+        assert word in shown.stdout
+
+
+def test_the_progress_line_and_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = {"loss": 0.45123, "auc": 0.76549, "samples_per_s": 88120.3, "eta_s": 3723.0}
+    assert progress.describe(numbers) == "loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02:03"
+    with progress.Bar() as bar:
+        bar.total(10, 2)
+        bar.say("checkpoint [somewhere]")
+        bar.tick(3)
+        bar.step(4, 10, numbers)
+    shown = capsys.readouterr().out
+    assert "checkpoint [somewhere]" in shown
+    assert "4/10" in shown

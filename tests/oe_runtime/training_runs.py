@@ -1,0 +1,69 @@
+"""What the trainer's tests share: small runs, their events, server processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Small in every dimension: 9 steps an epoch of 400 training rows each, tables of at most 301 rows.
+SMALL = [
+    "--max-cardinality",
+    "300",
+    "--dim",
+    "4",
+    "--hidden",
+    "16,8",
+    "--batch-size",
+    "400",
+    "--log-every",
+    "1",
+]
+DATA = ["--data", "generate:4000:1"]
+
+
+def events(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The run's events, all or of one kind."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [e for e in found if kind is None or e["event"] == kind]
+
+
+def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
+    """Step → (loss, AUC), the last word on each."""
+    return {e["step"]: (e["loss"], e["auc"]) for e in events(run_dir, "step")}
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[Any], seconds: float = 90) -> None:
+    """Wait until `condition` holds; fails when the process ends before or the time is up."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+class ServerProcess:
+    """`python -m oe_runtime.server` on a free port of loopback."""
+
+    def __init__(self, directory: Path, index: int = 0, count: int = 1, storage: str = "dram") -> None:
+        directory.mkdir(parents=True)
+        ready = directory / "ready.json"
+        command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
+        command += ["--index", str(index), "--count", str(count), "--storage", storage]
+        command += ["--storage-path", str(directory)] if storage != "dram" else []
+        command += ["--ready-file", str(ready), "--exit-with-parent"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        wait_for(ready.exists, self.process)
+        self.endpoint = f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+
+    def stop(self) -> None:
+        """End it as its parent's end would; harmless when it was killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
