@@ -1,4 +1,5 @@
 """Processes on this machine, told apart from others that got the same number later."""
+
 import os
 import signal
 import time
