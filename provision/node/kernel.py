@@ -244,8 +244,8 @@ def problems(state: State, desired: Desired) -> List[str]:
     where = {"lvm": "LVM", "raid": "MD RAID"}.get(state.bootloader.grubenv_on, "")
     if where and needs_boot(state, desired) and desired.kernel_trial_boot:
         found.append(
-            "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a kernel on trial would "
-            "stay the default; set kernel_trial_boot: false to do without the trial".format(where)
+            "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a kernel on trial "
+            "would stay the default; set kernel_trial_boot: false to do without the trial".format(where)
         )
     return found
 

@@ -1,0 +1,198 @@
+"""The command line. Each command calls one function; what it prints and returns is decided there.
+
+Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 stopped by the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from provision import __version__, cli_inventory, cli_training
+from provision.cli_options import (
+    DEFAULT_INVENTORY,
+    DEFAULT_STATE_DIR,
+    Consent,
+    InventoryPath,
+    Json,
+    Limit,
+    StateDir,
+    Yes,
+    open_inventory,
+)
+from provision.errors import OeprovError
+from provision.node.command import CommandError
+
+app = typer.Typer(
+    name="oeprov",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Turns hosts with persistent memory, CXL memory and GPUs into a training cluster for recommendation "
+    "models, and trains on it.",
+    epilog="First steps on this machine alone:  oeprov bootstrap -i inventory/local.yml --yes  and then  "
+    "oeprov launch-training -i inventory/local.yml",
+)
+app.add_typer(cli_inventory.app, name="inventory")
+_PROVISION, _TRAIN = "Hosts", "Training"
+
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
+    ),
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"oeprov {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov plan -i inventory.yml --limit parameter_servers  |  "
+    "oeprov plan -i inventory/sample.yml --offline  |  oeprov plan --json",
+)
+def plan(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Reach no host: plan for freshly installed hosts of each kind.")
+    ] = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Show the exact commands of every step too.")
+    ] = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show what would change, on which host and why; what destroys data and what reboots.
+
+    Looks at every host at once and changes nothing. Exit code 0: nothing to do; 2: changes are pending; 1: a
+    host could not be seen, or what the inventory asks for cannot be reached.
+    """
+    from provision import planning
+
+    found = open_inventory(inventory, limit, state_dir)
+    return planning.plan(found, offline=offline, commands=commands, as_json=as_json)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov bootstrap -i inventory/local.yml --yes  |  oeprov bootstrap --check",
+)
+def bootstrap(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
+
+    Shows the plan, asks, applies it through Ansible, and looks again. A second run on a healthy cluster
+    changes nothing. A run that was killed is simply started again: it goes on from what is there.
+
+    Nothing that holds data is touched unless --consent names the host and the object.
+    """
+    from provision import converge
+
+    found = open_inventory(inventory, limit, state_dir)
+    agreed = converge.Consent(yes=yes, objects=consent or [])
+    return converge.bootstrap(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov pmem-mode system-ram --limit re7p-1 --check  |  oeprov pmem-mode fsdax --yes",
+)
+def pmem_mode(
+    mode: Annotated[
+        str, typer.Argument(help="fsdax, system-ram, memory, or on kind local directory.", metavar="MODE")
+    ],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Switch how hosts use their persistent memory.
+
+    fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
+    CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE refuses, and says why.
+    """
+    from provision import converge, planning
+
+    planning.check_mode(mode)
+    found = open_inventory(inventory, limit, state_dir)
+    agreed = converge.Consent(yes=yes, objects=consent or [])
+    return converge.pmem_mode(found, mode, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+
+
+app.command(rich_help_panel=_TRAIN, epilog=cli_training.LAUNCH_EXAMPLES)(cli_training.launch_training)
+app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)
+app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
+app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)
+
+# Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    try:
+        # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
+        code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
+    except OeprovError as error:
+        return _fail(str(error))
+    except CommandError as error:
+        return _fail(str(error))
+    except _ClickError as error:
+        found: Any = error
+        path = found.ctx.command_path if getattr(found, "ctx", None) else "oeprov"
+        message = " ".join(found.format_message().split())
+        if not message:  # no arguments at all: the help was the answer
+            return 1
+        return _fail(f"{message.rstrip('.')}; see `{path} --help`")
+    except (KeyboardInterrupt, typer.Abort):
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PermissionError as error:
+        return _fail(f"{error.filename}: permission denied")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def main() -> None:
+    """Entry point of the ``oeprov`` program."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

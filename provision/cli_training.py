@@ -1,0 +1,164 @@
+"""Commands for training: ``launch-training``, ``status``, ``logs``, ``stop``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from provision.cli_options import (
+    DEFAULT_INVENTORY,
+    DEFAULT_STATE_DIR,
+    InventoryPath,
+    Json,
+    Limit,
+    StateDir,
+    open_inventory,
+)
+
+LAUNCH_EXAMPLES = (
+    "Examples:  oeprov launch-training -i inventory/local.yml  |  oeprov launch-training --data criteo.tsv "
+    "--model deepfm --storage pmem_libpmem  |  oeprov launch-training --resume"
+)
+STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
+LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
+STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
+
+_SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
+_JOB = "Which job, as `oeprov status` names it; default: the running or the last one."
+
+
+def launch_training(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="With --resume: the job to go on with; default: the last."),
+    ] = None,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    model: Annotated[str | None, typer.Option(help="deepfm or wdl.", rich_help_panel=_SETTINGS)] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Criteo TSV file (.tsv, .tsv.gz), or generate:ROWS[:SEED].", rich_help_panel=_SETTINGS
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Where rows live: dram or pmem_libpmem.", rich_help_panel=_SETTINGS)
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Parameter servers on each host.", rich_help_panel=_SETTINGS)
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option(min=1, help="Width of an embedding.", rich_help_panel=_SETTINGS)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a step.", rich_help_panel=_SETTINGS)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=_SETTINGS)
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Stop after so many steps; 0: at the end.", rich_help_panel=_SETTINGS),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adagrad, adam, sgd or ftrl.", rich_help_panel=_SETTINGS)
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate.", rich_help_panel=_SETTINGS)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of all that is random.", rich_help_panel=_SETTINGS)
+    ] = None,
+    max_cardinality: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most distinct ids of a field; 0: all.", rich_help_panel=_SETTINGS),
+    ] = None,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option(min=0, help="Steps between checkpoints.", rich_help_panel=_SETTINGS)
+    ] = None,
+    export: Annotated[
+        bool | None,
+        typer.Option(
+            "--export/--no-export", help="Export a SavedModel at the end.", rich_help_panel=_SETTINGS
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name the job.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a job from its last checkpoint, with its settings.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
+    ] = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Train a model: start parameter servers and workers, show progress, export what was learned.
+
+    Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
+    there. No process is left behind, however it ends.
+    """
+    from provision import training
+    from provision.jobspec import LaunchOptions
+
+    if job is not None and not resume:
+        raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
+    options = LaunchOptions(
+        model=model,
+        data=data,
+        dim=dim,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        seed=seed,
+        max_cardinality=max_cardinality,
+        checkpoint_steps=checkpoint_steps,
+        export=export,
+        storage=storage,
+        servers=servers,
+        run_name=name,
+        resume=(job or "") if resume else None,
+        detach=detach,
+        as_json=as_json,
+    )
+    return training.launch(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+
+
+def status(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help=_JOB)] = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show jobs, and of a running one its processes: step, loss, samples/s, rows and memory of each server."""
+    from provision import jobview
+
+    return jobview.status(state_dir, job, as_json=as_json)
+
+
+def logs(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help=_JOB)] = None,
+    process: Annotated[
+        str | None,
+        typer.Option("--process", "-p", metavar="NAME", help="Only this process, such as worker-0."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Print what the processes of a job said."""
+    from provision import jobview
+
+    return jobview.logs(state_dir, job, process_name=process, follow=follow, lines=lines)
+
+
+def stop(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help=_JOB)] = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Stop a job: the worker writes a checkpoint, then the servers end."""
+    from provision import training
+
+    return training.stop(state_dir, job, as_json=as_json)
