@@ -64,7 +64,7 @@ class LaunchOptions:
 
 def flag(name: str) -> str:
     """The command-line flag of an option or setting."""
-    return "--" + name.replace("_", "-")
+    return "--name" if name == "run_name" else "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         raise TrainingError(f"--servers: found {servers}; expected a number from 1 to 64")
     if name is not None and not _NAME.fullmatch(name):
         raise TrainingError(
-            f"--run-name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
+            f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
     host = only_host(inventory)
@@ -175,14 +175,20 @@ def _check_data(data: str) -> None:
             raise TrainingError(f"--data: found {data!r}; expected generate:ROWS or generate:ROWS:SEED")
         return
     path = Path(data)
+    files = [path]
     if path.is_dir():
-        raise TrainingError(f"--data: {path} is a directory; give one .tsv or .tsv.gz file")
-    try:
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise TrainingError(f"--data: {path} is empty")
-    except OSError as error:
-        raise TrainingError(f"--data: {path}: {error.strerror}") from None
+        files = [item for item in path.iterdir() if item.is_file()]
+    elif not path.exists() and any(sign in path.name for sign in "*?["):
+        files = list(path.parent.glob(path.name))
+    if not files:
+        raise TrainingError(f"--data: {path}: there are no files")
+    for item in files:
+        try:
+            with item.open("rb") as file:
+                if not file.read(1):
+                    raise TrainingError(f"--data: {item} is empty")
+        except OSError as error:
+            raise TrainingError(f"--data: {item}: {error.strerror}") from None
 
 
 def _check_storage(host: Host, path: Path) -> None:

@@ -60,7 +60,6 @@ class Supervisor:
         self.stop = stop
         self.limits = limits or Limits()
         self.children: list[Child] = []
-        self.tail = MetricsTail(job.metrics_file)
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.phase: Phase = "starting"
 
@@ -80,6 +79,9 @@ class Supervisor:
 
     def _run(self, resume: bool) -> Outcome:
         self._write("starting")
+        if not resume:
+            self.job.metrics_file.unlink(missing_ok=True)
+        self.tail = MetricsTail(self.job.metrics_file)
         servers = [spec for spec in self.spec.processes if spec.role == "parameter_server"]
         for spec in servers:
             self.job.ready_file(spec.name).unlink(missing_ok=True)
@@ -116,12 +118,13 @@ class Supervisor:
         if dead is not None and code != 130:
             return self._server_lost(worker, dead)
         if code == 130 or self.stop.count:
-            saved = self.last.get("interrupted")
-            if saved is not None:
+            saved = self.last.get("interrupted", {})
+            if saved.get("path"):
                 return Outcome("interrupted", f"stopped at step {saved.get('step')}, which is saved", 130)
-            return Outcome(
-                "interrupted", f"stopped without a new checkpoint: the worker {worker.how_it_ended()}", 130
-            )
+            if code == 130:
+                return Outcome("interrupted", "stopped before the first step", 130)
+            message = f"stopped without a new checkpoint: the worker {worker.how_it_ended()}"
+            return Outcome("interrupted", message, 130)
         said = self.last.get("error", {}).get("message")
         how = (
             f"ended with exit status {code}: {said}" if said and code and code > 0 else worker.how_it_ended()

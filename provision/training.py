@@ -95,6 +95,7 @@ def _old(
     if checkpoint is None:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
+    shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
     return job, checkpoint is not None
 
 
@@ -116,7 +117,10 @@ def _prepare(
     me = os.getpid()
     job.write_state(JobState(phase="prepared", supervisor_pid=me, supervisor_started=process.start_time(me)))
     begun = time.monotonic()
-    variables = {"training_job_directory": str(job.directory)}
+    variables = {
+        "training_job_directory": str(job.directory),
+        "training_storage_directory": next(iter(job.spec().storage_paths.values()), ""),
+    }
     with console.status("preparing hosts"):
         run = playbook.run(
             "launch_training", inventory, state_dir=state_dir, run_id=job.id, variables=variables, stop=wish
@@ -187,11 +191,15 @@ def _running(state_dir: Path) -> Job:
 
 
 def _stop_orphans(job: Job) -> None:
-    """Processes whose supervisor was killed end by themselves; this waits, and insists."""
-    for role in ("worker", "parameter_server"):
+    """Processes whose supervisor was killed end by themselves; this waits, and then insists.
+
+    Not at once: a worker that is asked a second time ends without its checkpoint.
+    """
+    for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
         for item in job.state().processes:
-            if item.role == role and process.send(item.pid, item.started):
-                process.wait_gone(item.pid, item.started, 600.0 if role == "worker" else 30.0)
+            if item.role == role and not process.wait_gone(item.pid, item.started, seconds):
+                process.send(item.pid, item.started)
+                process.wait_gone(item.pid, item.started, 30.0)
 
 
 def _outcome(state: JobState) -> Outcome:

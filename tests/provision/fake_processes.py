@@ -112,3 +112,26 @@ def make_job(
         )
     )
     return job
+
+
+def make_environment(directory: Path, *, server: str = "good", worker: str = "good") -> Path:
+    """A stand-in for `runtime_venv`: its bin/python runs the stand-ins for `-m oe_runtime.*`."""
+    python_file = directory / "bin" / "python"
+    python_file.parent.mkdir(parents=True)
+    python_file.write_text(
+        f"#!{sys.executable} -IS\n"
+        "import sys\n"
+        f"SERVER, WORKER = {SERVER!r}, {WORKER!r}\n"
+        "module, words = sys.argv[2], sys.argv[3:]\n"
+        "flags = dict(zip(words, words[1:]))\n"
+        "assert '--exit-with-parent' in words and open(flags['--token-file']).read().strip()\n"
+        "resume = ['--resume'] * ('--resume' in words)\n"
+        "if module == 'oe_runtime.server':\n"
+        f"    sys.argv = ['server', flags['--ready-file'], {server!r}]\n"
+        "    exec(SERVER)\n"
+        "else:\n"
+        f"    sys.argv = ['train', flags['--servers'], flags['--run-dir'], {worker!r}, *resume]\n"
+        "    exec(WORKER)\n"
+    )
+    python_file.chmod(0o755)
+    return directory

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_processes import make_job
 
 from provision.child import StopRequest
 from provision.jobs import Job
 from provision.metrics import Event
 from provision.node import process
 from provision.supervisor import Limits, Outcome, Supervisor, start_detached
-
-from fake_processes import make_job
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
 REPOSITORY = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ module: oeprov_stop
 short_description: End the processes of a training job on this host
 description:
   - Reads C(state.json) of the job and sends SIGTERM to its processes of one role that still run here.
+  - Processes whose launcher is gone end by themselves and are only waited for.
   - A worker writes a checkpoint first. A process that got the pid of an ended one is left alone.
 options:
   job_directory:
@@ -64,8 +65,9 @@ def main():
     path = os.path.join(module.params["job_directory"], "state.json")
     try:
         with open(path) as file:
-            known = json.load(file)["processes"]
-        mine = [item for item in known if item["role"] == module.params["role"]]
+            state = json.load(file)
+        supervised = process.alive(state["supervisor_pid"], state["supervisor_started"])
+        mine = [item for item in state["processes"] if item["role"] == module.params["role"]]
         running = [item for item in mine if process.alive(item["pid"], item["started"])]
     except (OSError, IOError) as error:
         module.fail_json(msg="{}: {}".format(path, error.strerror))
@@ -75,7 +77,9 @@ def main():
     if module.check_mode or not running:
         module.exit_json(changed=bool(running), stopped=names)
     for item in running:
-        process.send(item["pid"], item["started"])
+        # Without their supervisor they are ending already, and a second request would cost the checkpoint.
+        if supervised:
+            process.send(item["pid"], item["started"])
     left = [
         item
         for item in running

@@ -1,0 +1,234 @@
+import json
+import os
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_processes import make_environment, make_job
+from test_training_supervisor import assert_nothing_left, until
+
+from provision import jobs, jobspec, training
+from provision.errors import TrainingError
+from provision.inventory import Inventory, load
+from provision.jobs import JobState
+from provision.jobspec import LaunchOptions
+from provision.node import process
+
+INVENTORY = """\
+all:
+  vars:
+    oeprov_cluster: test
+    training_data: generate:800
+  children:
+    parameter_servers: {{hosts: {{localhost: }}}}
+    workers: {{hosts: {{localhost: }}}}
+  hosts:
+    localhost:
+      ansible_connection: local
+      oeprov_kind: {kind}
+      {more}
+"""
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state" / "pmem0").mkdir(parents=True)
+    return tmp_path / "state"
+
+
+def inventory(state_dir: Path, more: str = "", kind: str = "local") -> Inventory:
+    path = state_dir.parent / "inventory.yml"
+    path.write_text(INVENTORY.format(kind=kind, more=more))
+    return load(path, state_dir=state_dir)
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "pending", lambda inventory: [])
+
+
+def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "") -> None:
+    with pytest.raises(TrainingError) as caught:
+        training.launch(inventory(state_dir, more), options, state_dir=state_dir)
+    assert words in str(caught.value)
+    assert [job for job in jobs.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
+
+
+@pytest.mark.usefixtures("ready")
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (
+                {"data": "generate:"},
+                "--data: found 'generate:'; expected generate:ROWS or generate:ROWS:SEED",
+            ),
+            ({"data": "generate:0"}, "expected generate:ROWS"),
+            ({"data": "/nonexistent/day_0.tsv"}, "--data: /nonexistent/day_0.tsv: No such file or directory"),
+            ({"data": "/nonexistent/day_*"}, "--data: /nonexistent/day_*: there are no files"),
+            ({"data": "/dev/null"}, "--data: /dev/null is empty"),
+            ({"model": "deepfn"}, "--model: found 'deepfn'; allowed: deepfm, wdl; did you mean 'deepfm'?"),
+            ({"optimizer": "adagradd"}, "--optimizer: found 'adagradd'"),
+            ({"dim": 0}, "--dim: found 0"),
+            ({"learning_rate": -1.0}, "--learning-rate: found -1.0"),
+            ({"storage": "pmem"}, "--storage: found 'pmem'; allowed: dram, pmem_libpmem"),
+            ({"servers": 65}, "--servers: found 65"),
+            ({"run_name": "../x"}, "--name: found '../x'"),
+            ({"resume": ""}, "no job in"),
+        ],
+    )
+    def test_options(self, state_dir: Path, options: dict[str, object], words: str) -> None:
+        refused(state_dir, LaunchOptions(**options), words)  # type: ignore[arg-type]
+
+    def test_no_data(self, state_dir: Path) -> None:
+        refused(state_dir, LaunchOptions(), "no data to train on: give --data", more='training_data: ""')
+
+    def test_unreadable_directory_for_rows(self, state_dir: Path) -> None:
+        os.rmdir(state_dir / "pmem0")
+        (state_dir / "pmem0").touch()
+        refused(state_dir, LaunchOptions(), f"pmem_directory {state_dir / 'pmem0'} is not a directory")
+
+    def test_port_that_is_taken(self, state_dir: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            words = f"port {port} on 127.0.0.1 cannot be used (Address already in use)"
+            refused(state_dir, LaunchOptions(), words, more=f"parameter_server_port: {port}")
+
+    def test_other_job_in_the_same_storage(self, state_dir: Path) -> None:
+        other = make_job(state_dir, storage=str(state_dir / "pmem0"))
+        me = os.getpid()
+        running = JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me))
+        other.write_state(running)
+        refused(state_dir, LaunchOptions(), f"job {other.id} is running with the same storage directory")
+        jobspec.check(
+            inventory(state_dir).hosts["localhost"],
+            jobspec.request(inventory(state_dir), LaunchOptions(storage="dram")),
+            state_dir,
+        )
+        other.write_state(running.model_copy(update={"phase": "done"}))
+        jobspec.check(
+            inventory(state_dir).hosts["localhost"],
+            jobspec.request(inventory(state_dir), LaunchOptions()),
+            state_dir,
+        )
+
+    def test_resume_keeps_its_settings(self, state_dir: Path) -> None:
+        words = "--resume goes on with the settings of the job; leave out --dim, --storage"
+        refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram"), words)
+
+
+def test_other_kinds(state_dir: Path) -> None:
+    more = "ansible_connection: ssh\n      ansible_host: 192.0.2.1"
+    with pytest.raises(TrainingError, match="localhost is of kind re7p: this version plans for such hosts"):
+        training.launch(inventory(state_dir, more, kind="re7p"), LaunchOptions(), state_dir=state_dir)
+
+
+def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "pending", lambda inventory: ["install tensorflow", "make /x"])
+    words = "is not ready: install tensorflow (and 1 more); run: oeprov bootstrap -i"
+    refused(state_dir, LaunchOptions(), words)
+
+
+def test_command_lines(state_dir: Path) -> None:
+    more = "parameter_server_storage_size: 2G\n      parameter_server_port: 7000\n      worker_threads: 2"
+    found = inventory(state_dir, more)
+    job = make_job(state_dir)
+    wanted = jobspec.request(found, LaunchOptions(servers=2, dim=16, export=False))
+    spec = jobspec.build(job, found, found.hosts["localhost"], wanted, jobspec.datetime(2026, 11, 21))
+    first, second, worker = spec.processes
+    assert first.argv[1:3] == ["-m", "oe_runtime.server"]
+    flags = dict(zip(second.argv, second.argv[1:], strict=False))
+    assert (flags["--port"], flags["--index"], flags["--count"]) == ("7001", "1", "2")
+    assert flags["--storage-path"] == str(state_dir / "pmem0" / "server-1")
+    assert flags["--storage-size"] == str(2 << 30)
+    flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
+    assert flags["--dim"] == "16"
+    assert flags["--servers"] == jobs.SERVERS
+    assert "--export" not in flags
+    assert "--steps" not in flags
+    assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert jobspec.Request.of_job(spec).training == wanted.training
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_launch_stop_and_resume(
+    state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    venv = make_environment(tmp_path / "venv", worker="waits")
+    found = inventory(state_dir, f"runtime_venv: {venv}\n      parameter_server_count: 2")
+    assert training.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
+    (job,) = jobs.all_jobs(state_dir)
+    assert f"job {job.id} runs in the background" in capsys.readouterr().out
+    until(job.run_dir / "waiting")
+    with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
+        training.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+    assert training.stop(state_dir, None, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["state"], report["checkpoint_step"]) == ("interrupted", 3)
+    assert report["message"] == "stopped at step 3, which is saved"
+    assert_nothing_left(job)
+
+    command = training.resume_command(job, state_dir)
+    assert (
+        command
+        == f"oeprov launch-training -i {tmp_path}/inventory.yml --resume {job.id} --state-dir {state_dir}"
+    )
+    assert training.launch(found, LaunchOptions(resume=""), state_dir=state_dir) == 0
+    shown = capsys.readouterr().out
+    assert "goes on from step 3" in shown
+    assert f"{job.id} is done" in shown
+    assert "0.7500" in shown
+    assert_nothing_left(job)
+    with pytest.raises(TrainingError, match="is done; there is nothing to resume"):
+        training.launch(found, LaunchOptions(resume=""), state_dir=state_dir)
+    token = job.token_file.read_text().strip()
+    for path in state_dir.rglob("*"):
+        if path.is_file() and path != job.token_file:
+            assert token not in path.read_text(errors="replace"), f"the token is in {path}"
+    assert not list((state_dir / "ansible").iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = inventory(state_dir)
+    monkeypatch.setattr(jobspec, "check", lambda host, wanted, state_dir: os.rmdir(state_dir / "pmem0"))
+    with pytest.raises(
+        TrainingError, match=r"pmem0 is not a directory that this user can write to.*log: "
+    ) as caught:
+        training.launch(found, LaunchOptions(), state_dir=state_dir)
+    assert jobs.all_jobs(state_dir) == []
+    assert not list(jobs.jobs_dir(state_dir).iterdir())
+    assert Path(str(caught.value).split("(log: ")[1].rstrip(")")).is_file()
+
+
+@pytest.mark.usefixtures("ready")
+def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrainingError, match="no job is running"):
+        training.stop(state_dir, None)
+    job = make_job(state_dir)
+    job.write_state(JobState(phase="done"))
+    assert training.stop(state_dir, job.id) == 0
+    assert f"job {job.id} is not running: it is done" in capsys.readouterr().out
+
+
+def test_stop_waits_for_processes_whose_launcher_was_killed(state_dir: Path) -> None:
+    job = make_job(state_dir)
+    item = jobs.ProcessState(name="worker-0", role="worker", host="localhost", pid=os.getpid(), started=1)
+    job.write_state(
+        JobState(phase="running", supervisor_pid=os.getpid(), supervisor_started=1, processes=[item])
+    )
+    thread = threading.Thread(target=training.stop, args=(state_dir, job.id))
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "a process with another start time is not one of ours"
+
+
+def test_options_that_are_not_settings() -> None:
+    assert replace(LaunchOptions(dim=4), detach=True, as_json=True, resume="x").given() == {"dim": 4}
