@@ -138,7 +138,7 @@ def pmem_mode(
     """Switch how hosts use their persistent memory.
 
     fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
-    CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE refuses, and says why.
+    CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE says why.
     """
     from provision import converge, planning
 

@@ -131,7 +131,7 @@ def status(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show jobs, and of a running one its processes: step, loss, samples/s, rows and memory of each server."""
+    """Show jobs, and of a running one its processes: step, loss, samples/s, rows and memory of servers."""
     from provision import jobview
 
     return jobview.status(state_dir, job, as_json=as_json)

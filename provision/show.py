@@ -30,8 +30,8 @@ def inventory(found: Inventory, *, as_json: bool = False) -> int:
     console.print(table)
     job = found.training
     console.print(
-        f"training: {job.model} on {job.data or 'data given at launch'}, dim {job.dim}, batch {job.batch_size}, "
-        f"{job.optimizer} {job.learning_rate:g}, {job.epochs} epoch(s)",
+        f"training: {job.model} on {job.data or 'data given at launch'}, dim {job.dim}, "
+        f"batch {job.batch_size}, {job.optimizer} {job.learning_rate:g}, {job.epochs} epoch(s)",
         highlight=False,
         soft_wrap=True,
     )

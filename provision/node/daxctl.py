@@ -202,16 +202,23 @@ def _to_system_ram(name: str, desired: Desired, why: str) -> Step:
 
 
 def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
-    """Brings blocks of a device online that is system RAM already."""
-    if dax.online_memblocks >= dax.total_memblocks:
-        return []
+    """Brings blocks of a device online, in the wanted zone, that is system RAM already."""
     argv = ["daxctl", "online-memory"] + ([] if desired.pmem_movable else ["--no-movable"]) + [dax.chardev]
+    commands = [argv]
+    if dax.online_memblocks and dax.movable != desired.pmem_movable:
+        zone = "movable" if desired.pmem_movable else "not movable"
+        why = "it is online, but not as memory that is {}".format(zone)
+        commands = [["daxctl", "offline-memory", dax.chardev], argv]
+    elif dax.online_memblocks < dax.total_memblocks:
+        why = "{} of {} blocks are online".format(dax.online_memblocks, dax.total_memblocks)
+    else:
+        return []
     return [
         Step(
             id="online-" + dax.chardev,
             what="bring the memory of {} online".format(dax.chardev),
-            why="{} of {} blocks are online".format(dax.online_memblocks, dax.total_memblocks),
-            commands=[argv],
+            why=why,
+            commands=commands,
             action="online_dax",
             args={"device": dax.chardev, "movable": desired.pmem_movable},
         )

@@ -137,7 +137,7 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
     """Installs the wanted kernel if it is not there; ``mkconfig`` regenerates the menu (may be empty)."""
     if not needs_install(state, desired):
         return []
-    wanted = target(state, desired) or "newest kernel of " + desired.kernel_source
+    wanted = target(state, desired)
     commands = install_commands(state, desired)
     if state.bootloader.has_grubby and state.kernel.running:
         # The package makes itself the default; a trial must be able to fall back to the old one.
@@ -147,7 +147,9 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
     return [
         Step(
             id="kernel-install",
-            what="install kernel " + wanted,
+            what="install kernel " + wanted
+            if wanted
+            else "install the newest kernel of " + desired.kernel_source,
             why="{} runs; the old kernel stays the default for now".format(state.kernel.running or "another"),
             commands=commands,
             action="install_kernel",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from typing import Any, Dict, List, Tuple
 
 from .command import CommandError, System
@@ -83,9 +84,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
     commands: List[List[str]] = []
     if not runtime.exists:
         commands.append([desired.runtime_python, "-m", "venv", desired.runtime_venv])
-    names = list(runtime.missing)
+    names = [item for item in runtime.missing if _applies(item, state.os.architecture)]
     if desired.kind != "local" and not runtime.oeprov:
-        names.insert(0, desired.runtime_wheel or "oeprov")
+        names.insert(0, desired.runtime_wheel or "<wheel of oeprov>")
     if names:
         commands.append(_install(desired.runtime_venv, names))
     if not commands:
@@ -111,6 +112,15 @@ def plan(state: State, desired: Desired) -> List[Step]:
             },
         )
     ]
+
+
+def _applies(requirement: str, architecture: str) -> bool:
+    """Whether a requirement is for this architecture; only plans for environments yet to be made need to ask.
+
+    Other markers are left to pip.
+    """
+    match = re.search(r"platform_machine\s*(==|!=)\s*['\"](\w+)['\"]", requirement)
+    return match is None or not architecture or (match.group(1) == "==") == (match.group(2) == architecture)
 
 
 def _bare(requirement: str) -> str:
