@@ -1,0 +1,156 @@
+#!/usr/bin/python
+"""A training job on one host: its directories and token before it runs, the end of its processes after."""
+
+from __future__ import absolute_import, division, print_function
+
+__metaclass__ = type
+
+DOCUMENTATION = r"""
+---
+module: oeprov_job
+short_description: Prepare a host for a training job, or end the job's processes on it
+description:
+  - V(prepared) makes the directories that a role's processes use and puts the job's token there, for its
+    owner only. It refuses a storage directory that cannot be written.
+  - V(stopped) reads C(state.json) of the job and sends SIGTERM to its processes of one role that still run
+    here; a worker writes a checkpoint first. Processes whose launcher is gone end by themselves and are
+    only waited for. A process that got the pid of an ended one is left alone.
+options:
+  directory:
+    description: Directory of the job.
+    type: path
+    required: true
+  role:
+    description: Whose processes.
+    choices: [worker, parameter_server]
+    type: str
+    required: true
+  state:
+    description: What to reach.
+    choices: [prepared, stopped]
+    type: str
+    default: prepared
+  token:
+    description: The job's token; required for V(prepared).
+    type: str
+  storage_directory:
+    description: Directory that servers keep rows in; empty for none.
+    type: path
+    default: ""
+  timeout:
+    description: Seconds to wait for the processes to end.
+    type: int
+    default: 600
+author: oeprov
+"""
+
+EXAMPLES = r"""
+- name: Stop the worker of the job once its checkpoint is written
+  oeprov_job:
+    directory: /var/lib/oeprov/jobs/deepfm-20261121-121500
+    role: worker
+    state: stopped
+"""
+
+RETURN = r"""
+stopped:
+  description: Names of the processes that were running and have ended.
+  type: list
+  elements: str
+  returned: when state is stopped
+"""
+
+import json
+import os
+import stat
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node import process
+
+FOLDERS = {"worker": ["", "logs", "run"], "parameter_server": ["", "logs", "ready", "metrics"]}
+
+
+def prepare(module, directory, storage):
+    """Make what is missing; says whether anything was."""
+    if storage and not (os.path.isdir(storage) and os.access(storage, os.W_OK | os.X_OK)):
+        module.fail_json(msg="{} is not a directory that this user can write to".format(storage))
+    changed = False
+    for folder in FOLDERS[module.params["role"]]:
+        path = os.path.join(directory, folder).rstrip("/")
+        if not os.path.isdir(path):
+            changed = True
+            if not module.check_mode:
+                os.makedirs(path, 0o700)
+    token, path = module.params["token"].strip() + "\n", os.path.join(directory, "token")
+    try:
+        with open(path) as file:
+            same = file.read() == token and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+    except (OSError, IOError):
+        same = False
+    if not same and not module.check_mode:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(token)
+    return changed or not same
+
+
+def running(module, path):
+    """The role's processes that still run here, and whether their supervisor does."""
+    try:
+        with open(path) as file:
+            state = json.load(file)
+        supervised = process.alive(state["supervisor_pid"], state["supervisor_started"])
+        mine = [item for item in state["processes"] if item["role"] == module.params["role"]]
+        return [item for item in mine if process.alive(item["pid"], item["started"])], supervised
+    except (OSError, IOError) as error:
+        module.fail_json(msg="{}: {}".format(path, error.strerror))
+    except (ValueError, KeyError, TypeError):
+        module.fail_json(msg="{}: is not the state of a job".format(path))
+
+
+def stop(module, found, supervised):
+    """End the processes; fails when one does not."""
+    for item in found:
+        # Without their supervisor they are ending already, and a second request would cost the checkpoint.
+        if supervised:
+            process.send(item["pid"], item["started"])
+    deadline = time.time() + module.params["timeout"]
+    left = [
+        item
+        for item in found
+        if not process.wait_gone(item["pid"], item["started"], max(0.0, deadline - time.time()))
+    ]
+    if left:
+        words = ", ".join("{} (pid {})".format(item["name"], item["pid"]) for item in left)
+        module.fail_json(msg="did not end in {} s: {}".format(module.params["timeout"], words))
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "directory": {"type": "path", "required": True},
+            "role": {"choices": ["worker", "parameter_server"], "required": True},
+            "state": {"choices": ["prepared", "stopped"], "default": "prepared"},
+            "token": {"type": "str", "no_log": True},
+            "storage_directory": {"type": "path", "default": ""},
+            "timeout": {"type": "int", "default": 600},
+        },
+        required_if=[("state", "prepared", ["token"])],
+        supports_check_mode=True,
+    )
+    directory = module.params["directory"]
+    if module.params["state"] == "prepared":
+        try:
+            module.exit_json(changed=prepare(module, directory, module.params["storage_directory"]))
+        except (OSError, IOError) as error:
+            module.fail_json(msg="{}: {}".format(error.filename or directory, error.strerror))
+    found, supervised = running(module, os.path.join(directory, "state.json"))
+    if not module.check_mode:
+        stop(module, found, supervised)
+    module.exit_json(changed=bool(found), stopped=[item["name"] for item in found])
+
+
+if __name__ == "__main__":
+    main()
