@@ -200,8 +200,8 @@ def report(cells: list[Cell], options: argparse.Namespace, limits: dict[int, flo
     text = header(f"{options.model} throughput: stock Keras and served embeddings")
     text += f"""\
 Batch {options.batch_size}, {options.optimizer}, generated rows, median of {options.rounds} interleaved
-rounds of {options.seconds:g} s. One server process over loopback shares the cores with the worker. Memory is the peak
-resident size; that of a pmem_libpmem server includes the pages of its mapped files.
+rounds of {options.seconds:g} s. One server process over loopback shares the cores with the worker. Memory is
+the peak resident size; that of a pmem_libpmem server includes the pages of its mapped files.
 
 """
     text += (

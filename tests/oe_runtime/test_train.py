@@ -83,17 +83,15 @@ def test_the_export_is_a_plain_saved_model(whole: Path) -> None:
     assert ((answer > 0) & (answer < 1)).all()
 
 
-# Two places: in the first epoch at a checkpoint of the whole run, and on the border of the epochs.
-@pytest.mark.parametrize("stop", ["4", "9"])
-def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(
-    whole: Path, tmp_path: Path, stop: str
-) -> None:
+def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(whole: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ("--epochs", "2", "--checkpoint-steps", "5")
-    assert train(run_dir, *arguments, "--steps", stop) == 0
-    assert max(losses(run_dir)) == int(stop)
-    assert train(run_dir, *arguments, "--resume") == 0
-    assert [e["step"] for e in events(run_dir, "resume")] == [int(stop)]
+    arguments = ("--checkpoint-steps", "5")
+    # Stopped on the border of the epochs and inside the second one, which --steps alone reaches.
+    assert train(run_dir, *arguments, "--steps", "9") == 0
+    assert train(run_dir, *arguments, "--steps", "11", "--resume") == 0
+    assert max(losses(run_dir)) == 11
+    assert train(run_dir, *arguments, "--epochs", "2", "--resume") == 0
+    assert [e["step"] for e in events(run_dir, "resume")] == [9, 11]
     assert losses(run_dir) == losses(whole)
     for kind in ("auc", "loss"):
         assert events(run_dir, "eval")[-1][kind] == events(whole, "eval")[0][kind]
@@ -108,9 +106,8 @@ def test_pmem_has_the_losses_of_dram(whole: Path, tmp_path: Path) -> None:
     assert [e["step"] for e in events(tmp_path / "run", "checkpoint")] == [18]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "ftrl"])
-def test_wdl_and_the_other_optimizers_learn(tmp_path: Path, optimizer: str) -> None:
-    arguments = ("--model", "wdl", "--optimizer", optimizer, "--epochs", "3", "--log-every", "9")
+def test_wdl_with_adam_learns(tmp_path: Path) -> None:
+    arguments = ("--model", "wdl", "--optimizer", "adam", "--epochs", "3", "--log-every", "9")
     assert train(tmp_path / "run", *arguments) == 0
     seen = events(tmp_path / "run", "step")
     assert seen[-1]["loss"] < seen[0]["loss"]
@@ -122,11 +119,6 @@ def test_real_rows_and_a_short_last_batch(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "start")[0]["steps"] == 3
     assert max(losses(tmp_path / "run")) == 3
     assert events(tmp_path / "run", "eval")[0]["rows"] == 20
-
-
-def test_steps_beyond_one_epoch_read_the_data_again(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--steps", "11") == 0
-    assert [(e["step"], e["epoch"]) for e in events(tmp_path / "run", "step")][-2:] == [(10, 1), (11, 1)]
 
 
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
