@@ -128,6 +128,7 @@ class _Program:
             for pulled in self._pulls
         ]
         self._function: Any = None
+        self._sizes: tuple[list[list[int]], list[Any]] = ([], [])
 
     def accepts(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether tensors of these shapes fit the compiled function."""
@@ -150,8 +151,10 @@ class _Program:
             self._function = self._compile(pulls)
         rows = [to_tensor(group.rows) for group in groups]
         inverses = [to_tensor(group.inverse) for group in groups]
-        sizes = [tf.constant(group.sizes, tf.int32) for group in groups]
-        return self._function(*rows, *inverses, *sizes, *tensors)
+        sizes = [group.sizes for group in groups]
+        if self._sizes[0] != sizes:  # seldom: at the last, smaller batch
+            self._sizes = (sizes, [tf.constant(part, tf.int32) for part in sizes])
+        return self._function(*rows, *inverses, *self._sizes[1], *tensors)
 
     def _compile(self, pulls: Sequence[Any]) -> Any:
         model, body, layers, data, present = (

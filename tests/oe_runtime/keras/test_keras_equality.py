@@ -43,8 +43,8 @@ def test_equals_stock_keras(optimizer):
     assert set(model.tables) == {"table_a", "table_b", "linear_a"}
     copy_rows(model, stock)
     stock.compile(OPTIMIZERS[optimizer](), "binary_crossentropy")
-    before = model.predict(x, verbose=0)
-    np.testing.assert_allclose(before, stock.predict(x, verbose=0), atol=1e-6)
+    before = model(x)
+    np.testing.assert_allclose(before, stock(x), atol=1e-6)
 
     ours = _fit(model, x, y, batch_size=ROWS, epochs=2)
     theirs = _fit(stock, x, y, batch_size=ROWS, epochs=2)
@@ -52,7 +52,7 @@ def test_equals_stock_keras(optimizer):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     after = model.predict(x, verbose=0)
     assert np.abs(after - before).max() > 0.01
-    np.testing.assert_allclose(after, stock.predict(x, verbose=0), atol=1e-4)
+    np.testing.assert_allclose(after, stock(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd", "ftrl"])
@@ -82,7 +82,7 @@ def test_repeated_ids_and_shared_layers_have_their_gradients_summed(optimizer):
         np.testing.assert_allclose(loss, expected, atol=1e-5)
 
     x, _ = batches[0]
-    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-4)
+    np.testing.assert_allclose(model(x), stock(x), atol=1e-4)
 
 
 def test_rows_outside_the_batch_stay():

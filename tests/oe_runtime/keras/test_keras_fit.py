@@ -22,7 +22,8 @@ def _pair(optimizer=lambda: keras.optimizers.SGD(0.5), **options):
 
 
 def _same(model, stock, x, atol=1e-5):
-    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=atol)
+    # (the stock model is called without tracing it once more)
+    np.testing.assert_allclose(model.predict(x, verbose=0, batch_size=1000), stock(x), atol=atol)
 
 
 def test_histories_are_equal_with_metrics_weights_validation_and_a_partial_batch():
@@ -42,10 +43,9 @@ def test_histories_are_equal_with_metrics_weights_validation_and_a_partial_batch
     assert {"loss", "val_loss", "AUC", "val_AUC", "mse"} <= set(ours)
     for name in ours:
         np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4, err_msg=name)
-    np.testing.assert_allclose(model.evaluate(x, y, verbose=0), stock.evaluate(x, y, verbose=0), atol=1e-4)
     _same(model, stock, x)
-    # Training, testing with and without weights, predicting: none for the last, smaller batch.
-    assert len(model._steps._programs) == 4
+    # Training, testing and predicting: none for the last, smaller batches.
+    assert len(model._steps._programs) == 3
 
 
 def test_class_weight_and_on_batch_methods():
@@ -153,7 +153,7 @@ def test_frozen_tables_stay():
 def test_model_can_be_called_outside_of_a_step():
     model, stock = _pair()
     x, _ = random_ids(20)
-    expected = stock.predict(x, verbose=0)
+    expected = stock(x)
     np.testing.assert_allclose(model(x), expected, atol=1e-6)
     graph = tf.function(lambda *v: model(list(v)))
     np.testing.assert_allclose(graph(*x), expected, atol=1e-6)
