@@ -40,7 +40,7 @@ class Client:
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
-        """A client whose tables live in this process (in DRAM by default): the same results without sockets."""
+        """A client whose tables live in this process (in DRAM by default), with the same results."""
         self = cls.__new__(cls)
         self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
         return self
@@ -108,7 +108,7 @@ class Client:
         self._core.restore(str(Path(directory).absolute()))
 
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, storage, tables, ...}, ...]}``."""
+        """What the servers hold and did: ``{"servers": [{index, pid, tables: [{name, rows, ...}], ...}]}``."""
         return {"servers": json.loads(self._core.stats())}
 
     def shutdown(self) -> None:

@@ -1,7 +1,46 @@
+#include "oe_runtime/core/server/server.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
 #include "oe_runtime/core/bindings/module.h"
 
-namespace oe {
+namespace py = pybind11;
 
-void BindServer(pybind11::module_&) {}
+namespace oe {
+namespace {
+
+std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32_t index, uint32_t count,
+                                  const std::string& storage, unsigned threads, const std::string& token) {
+  ServerOptions options;
+  options.host = host;
+  options.port = port;
+  options.shard = {index, count};
+  options.storage = nlohmann::json::parse(storage).get<StorageSpec>();
+  options.threads = threads;
+  options.token = token;
+  const py::gil_scoped_release release;
+  return std::make_unique<Server>(options);
+}
+
+}  // namespace
+
+void BindServer(py::module_& module) {
+  py::class_<Server>(module, "Server", "A parameter server; python -m oe_runtime.server runs one.")
+      .def(py::init(&NewServer), py::kw_only(), py::arg("host"), py::arg("port"), py::arg("index"),
+           py::arg("count"), py::arg("storage"), py::arg("threads"), py::arg("token"))
+      .def_property_readonly("port", &Server::port)
+      .def_property_readonly("stop_fd", &Server::stop_fd)
+      .def_property_readonly("is_pmem", [](const Server& server) { return server.storage().is_pmem(); })
+      .def("stats",
+           [](const Server& server) {
+             const py::gil_scoped_release release;
+             return server.Stats().dump();
+           })
+      .def("stop", [](Server& server) {
+        const py::gil_scoped_release release;
+        server.Stop();
+      });
+}
 
 }  // namespace oe

@@ -1,8 +1,245 @@
+#include <algorithm>
+#include <asio/ip/tcp.hpp>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
 #include "oe_runtime/core/client/backend.h"
+#include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
+namespace {
 
-std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions&) { throw Error("not built yet"); }
+using asio::ip::tcp;
+using nlohmann::json;
+
+// A save or restore moves whole tables; a dead server is found by its connection, not by the clock.
+constexpr double kLongTimeout = 3600;
+
+struct HostPort {
+  std::string host;
+  std::string port;
+};
+
+// "host:port" or "[v6 address]:port".
+HostPort ParseEndpoint(const std::string& endpoint) {
+  const size_t colon = endpoint.rfind(':');
+  if (colon == std::string::npos || colon == 0) {
+    throw SpecError("server '" + endpoint + "' is not of the form host:port");
+  }
+  HostPort result{endpoint.substr(0, colon), endpoint.substr(colon + 1)};
+  if (result.host.front() == '[' && result.host.back() == ']') {
+    result.host = result.host.substr(1, result.host.size() - 2);
+  }
+  const bool digits =
+      !result.port.empty() && result.port.size() <= 5 &&
+      std::all_of(result.port.begin(), result.port.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || std::stoul(result.port) == 0 || std::stoul(result.port) > 65535) {
+    throw SpecError("server '" + endpoint + "': '" + result.port + "' is not a port (1 to 65535)");
+  }
+  return result;
+}
+
+asio::const_buffer View(const std::string& text) { return asio::buffer(text); }
+
+class RemoteBackend : public Backend {
+ public:
+  explicit RemoteBackend(const RemoteOptions& options)
+      : timeout_(options.timeout), exchanger_(&io_, options.check_interrupt) {
+    if (!std::isfinite(timeout_) || timeout_ <= 0) throw SpecError("the timeout must be more than 0 seconds");
+    if (options.token.size() > 1024) throw SpecError("the token is longer than 1024 bytes");
+    if (options.endpoints.empty()) throw SpecError("no server is given");
+    std::vector<HostPort> places;
+    for (const std::string& endpoint : options.endpoints) {
+      places.push_back(ParseEndpoint(endpoint));
+      if (std::count(options.endpoints.begin(), options.endpoints.end(), endpoint) > 1) {
+        throw SpecError("server " + endpoint + " is given twice");
+      }
+    }
+    std::vector<tcp::endpoint> addresses;
+    tcp::resolver resolver(io_);
+    for (size_t i = 0; i < places.size(); ++i) {
+      asio::error_code error;
+      const auto found = resolver.resolve(places[i].host, places[i].port, error);
+      if (error || found.empty()) {
+        throw ServerLost(options.endpoints[i], "server " + options.endpoints[i] + ": the host name '" +
+                                                   places[i].host + "' is not known (" + error.message() +
+                                                   ")");
+      }
+      addresses.push_back(found.begin()->endpoint());
+      peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
+    }
+    exchanger_.Connect(peers_, addresses, timeout_);
+    SayHello(options.token);
+  }
+
+  uint32_t servers() const override { return static_cast<uint32_t>(peers_.size()); }
+
+  std::vector<uint32_t> CreateTable(const TableSpec& spec) override {
+    std::vector<uint32_t> ids;
+    for (const json& reply : AskAll(Op::kCreateTable, json(spec).dump(), timeout_)) {
+      if (!reply.is_number_unsigned()) throw ProtocolError("the reply to create_table is not a number");
+      ids.push_back(reply.get<uint32_t>());
+    }
+    return ids;
+  }
+
+  void Pull(const std::vector<ServerBatch>& batches) override {
+    std::vector<Buffer> heads(batches.size());
+    std::vector<Call> calls(batches.size());
+    for (size_t s = 0; s < batches.size(); ++s) {
+      EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].exact = true;
+      for (const auto& [data, size] : Pieces(batches[s])) calls[s].into.push_back(asio::buffer(data, size));
+    }
+    Run(Op::kPull, &calls, timeout_);
+    RaiseErrors(calls, false);
+  }
+
+  void Push(const std::vector<ServerBatch>& batches) override {
+    std::vector<Buffer> heads(batches.size());
+    std::vector<Call> calls(batches.size());
+    for (size_t s = 0; s < batches.size(); ++s) {
+      EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      for (const auto& [data, size] : Pieces(batches[s])) calls[s].body.push_back(asio::buffer(data, size));
+    }
+    Run(Op::kPush, &calls, timeout_);
+    RaiseErrors(calls, true);
+  }
+
+  json Save(const std::string& directory) override {
+    json all = json::array();
+    const double timeout = std::max(timeout_, kLongTimeout);
+    for (json& reply : AskAll(Op::kSave, json{{"directory", directory}}.dump(), timeout)) {
+      for (json& entry : reply) all.push_back(std::move(entry));
+    }
+    return all;
+  }
+
+  void Restore(const std::string& directory) override {
+    AskAll(Op::kRestore, json{{"directory", directory}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
+  json Stats() override { return AskAll(Op::kStats, "", timeout_); }
+
+  void Shutdown() override {
+    AskAll(Op::kShutdown, "", timeout_);
+    Close();
+  }
+
+  void Close() override {
+    closed_ = true;
+    for (const auto& peer : peers_) {
+      asio::error_code ignored;
+      peer->socket.close(ignored);
+    }
+  }
+
+ private:
+  // Parts that lie one after the other in memory, as those of one group do, become one.
+  static std::vector<std::pair<float*, size_t>> Pieces(const ServerBatch& batch) {
+    std::vector<std::pair<float*, size_t>> pieces;
+    const float* end = nullptr;
+    for (size_t i = 0; i < batch.values.size(); ++i) {
+      if (batch.floats[i] == 0) continue;
+      const size_t bytes = batch.floats[i] * sizeof(float);
+      if (!pieces.empty() && batch.values[i] == end) {
+        pieces.back().second += bytes;
+      } else {
+        pieces.emplace_back(batch.values[i], bytes);
+      }
+      end = batch.values[i] + batch.floats[i];
+    }
+    return pieces;
+  }
+
+  void SayHello(const std::string& token) {
+    const std::string hello = EncodeHello({kProtocolVersion, token});
+    std::vector<Call> calls(peers_.size());
+    for (Call& call : calls) call.body = {View(hello)};
+    Run(Op::kHello, &calls, timeout_);
+    RaiseErrors(calls, false);
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      const json reply = ParseReply(i, calls[i]);
+      const auto index = reply.value("index", uint64_t{0});
+      const auto count = reply.value("count", uint64_t{0});
+      if (index == i && count == peers_.size()) continue;
+      throw SpecError("server " + peers_[i]->endpoint + " is server " + std::to_string(index) + " of " +
+                      std::to_string(count) + ", but it stands at place " + std::to_string(i) + " of " +
+                      std::to_string(peers_.size()) + "; give all servers, in the order of their index");
+    }
+  }
+
+  void Run(Op op, std::vector<Call>* calls, double timeout) {
+    if (lost_) throw ServerLost(*lost_);
+    if (closed_) throw Error("this client is closed");
+    try {
+      exchanger_.Run(op, peers_, calls, timeout);
+    } catch (const ServerLost& error) {
+      lost_ = error;
+      throw;
+    } catch (const SpecError&) {
+      throw;  // nothing was sent
+    } catch (...) {
+      closed_ = true;
+      throw;
+    }
+  }
+
+  // The same small request to every server; their JSON replies.
+  std::vector<json> AskAll(Op op, const std::string& body, double timeout) {
+    std::vector<Call> calls(peers_.size());
+    for (Call& call : calls) call.body = {View(body)};
+    Run(op, &calls, timeout);
+    RaiseErrors(calls, false);
+    std::vector<json> replies;
+    for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseReply(i, calls[i]));
+    return replies;
+  }
+
+  json ParseReply(size_t server, const Call& call) const {
+    const uint8_t* data = call.reply.data();
+    json reply = json::parse(data, data + call.reply.size(), nullptr, false);
+    if (reply.is_discarded())
+      throw ProtocolError("server " + peers_[server]->endpoint + ": the reply is not JSON");
+    return reply;
+  }
+
+  void RaiseErrors(const std::vector<Call>& calls, bool changes) const {
+    std::string done;
+    const Call* first = nullptr;
+    std::string where;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (!calls[i].failed) {
+        done += (done.empty() ? "" : ", ") + peers_[i]->endpoint;
+      } else if (first == nullptr) {
+        first = &calls[i];
+        where = peers_[i]->endpoint;
+      }
+    }
+    if (first == nullptr) return;
+    std::string message = first->error.message + " (server " + where + ")";
+    if (changes && !done.empty()) {
+      message += "; this push was applied by " + done + " all the same: go on from the last checkpoint";
+    }
+    ThrowAs(first->error.code, message);
+  }
+
+  const double timeout_;
+  asio::io_context io_{1};
+  Exchanger exchanger_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::optional<ServerLost> lost_;  // what every later request gets too
+  bool closed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options) {
+  return std::make_unique<RemoteBackend>(options);
+}
 
 }  // namespace oe

@@ -166,13 +166,14 @@ void Store::Restore(const std::string& directory) {
 }
 
 nlohmann::json Store::Stats() const {
-  nlohmann::json tables = nlohmann::json::object();
+  nlohmann::json tables = nlohmann::json::array();
   for (const Table* table : Tables()) {
-    tables[table->spec().name] = {{"dim", table->spec().dim},
-                                  {"rows", table->rows()},
-                                  {"bytes", table->bytes()},
-                                  {"index_bytes", table->index_bytes()},
-                                  {"version", table->version()}};
+    tables.push_back({{"name", table->spec().name},
+                      {"dim", table->spec().dim},
+                      {"rows", table->rows()},
+                      {"bytes", table->bytes()},
+                      {"index_bytes", table->index_bytes()},
+                      {"version", table->version()}});
   }
   return {{"index", shard_.server},
           {"count", shard_.servers},

@@ -51,7 +51,7 @@ class Store {
   // tables before the first table changes. Throws CheckpointError.
   void Restore(const std::string& directory);
 
-  // JSON: {index, count, pid, storage, is_pmem, threads, tables: {name: {...}}, pulls: {...}, pushes: {...}}.
+  // JSON: {index, count, pid, storage, is_pmem, threads, tables: [{name, rows, ...}], pulls: {...}, pushes}.
   nlohmann::json Stats() const;
 
   const Storage& storage() const { return *storage_; }

@@ -1,0 +1,203 @@
+#include "oe_runtime/core/client/exchange.h"
+
+#include <asio/buffer.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+#include <cmath>
+#include <cstdio>
+
+namespace oe {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(200);  // between looks at the clock and at Ctrl-C
+constexpr size_t kChunk = size_t{1} << 20;
+
+// Asio moves at most 64 KiB a call unless told otherwise.
+size_t LargeReads(const asio::error_code& error, size_t) { return error ? 0 : kChunk; }
+
+std::string Seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+ServerLost Lost(const Peer& peer, const std::string& what) {
+  return {peer.endpoint, "parameter server " + peer.endpoint + ": " + what +
+                             "; look at its log, start it again, and resume from the last checkpoint"};
+}
+
+struct Exchanger::State {
+  const Peer* peer = nullptr;
+  asio::ip::tcp::socket* socket = nullptr;
+  Call* call = nullptr;
+  Op op = Op::kError;
+  uint64_t request = 0;
+  HeaderBytes out{};
+  HeaderBytes in{};
+  bool done = false;
+};
+
+Exchanger::Exchanger(asio::io_context* io, std::function<void()> check_interrupt)
+    : io_(io), check_interrupt_(std::move(check_interrupt)) {}
+
+void Exchanger::Fail(std::exception_ptr error) {
+  if (!error_) error_ = std::move(error);
+  io_->stop();
+}
+
+void Exchanger::CloseAll(const std::vector<std::unique_ptr<Peer>>& peers) {
+  for (const auto& peer : peers) {
+    asio::error_code ignored;
+    peer->socket.close(ignored);
+  }
+  // Every operation ends now; only then may the memory that it works on go.
+  while (pending_ > 0) {
+    io_->restart();
+    io_->run();
+  }
+}
+
+void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
+                     const std::function<size_t()>& first_waiting) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
+  try {
+    while (pending_ > 0 && !error_) {
+      io_->restart();
+      io_->run_for(kSlice);
+      if (pending_ == 0 || error_) break;
+      if (check_interrupt_) check_interrupt_();
+      if (std::chrono::steady_clock::now() >= deadline) {
+        throw Lost(*peers[first_waiting()], "no answer within " + Seconds(timeout));
+      }
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  if (!error_) return;
+  CloseAll(peers);
+  const std::exception_ptr error = std::exchange(error_, nullptr);
+  std::rethrow_exception(error);
+}
+
+void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
+                        const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout) {
+  std::vector<bool> done(peers.size(), false);
+  for (size_t i = 0; i < peers.size(); ++i) {
+    ++pending_;
+    peers[i]->socket.async_connect(addresses[i], [this, &peers, &done, i](const asio::error_code& error) {
+      --pending_;
+      done[i] = true;
+      if (error) {
+        Fail(std::make_exception_ptr(
+            ServerLost(peers[i]->endpoint, "no parameter server answers at " + peers[i]->endpoint + ": " +
+                                               error.message() + "; is it running, and is the port right?")));
+        return;
+      }
+      asio::error_code ignored;
+      peers[i]->socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+      peers[i]->socket.set_option(asio::socket_base::keep_alive(true), ignored);
+    });
+  }
+  Wait(peers, timeout, [&done] {
+    size_t i = 0;
+    while (i + 1 < done.size() && done[i]) ++i;
+    return i;
+  });
+}
+
+void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls,
+                    double timeout) {
+  std::vector<State> states(peers.size());
+  ++request_;
+  for (size_t i = 0; i < peers.size(); ++i) {
+    State& state = states[i];
+    state.peer = peers[i].get();
+    state.socket = &peers[i]->socket;
+    state.call = &(*calls)[i];
+    state.op = op;
+    state.request = request_;
+    const uint64_t length = asio::buffer_size(state.call->body);
+    if (length > kMaxBody) {
+      throw SpecError("a request of " + std::to_string(length) + " bytes to one server; at most " +
+                      std::to_string(kMaxBody) + " are allowed: use smaller batches");
+    }
+  }
+  for (State& state : states) {
+    state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body)});
+    std::vector<asio::const_buffer> message = {asio::buffer(state.out)};
+    message.insert(message.end(), state.call->body.begin(), state.call->body.end());
+    ++pending_;
+    // A server that refuses a request replies and stops reading: what tells is the reply, or the end of the
+    // stream, not that the rest could not be written.
+    asio::async_write(*state.socket, message, LargeReads,
+                      [this](const asio::error_code&, size_t) { --pending_; });
+    Receive(&state);
+  }
+  Wait(peers, timeout, [&states] {
+    size_t i = 0;
+    while (i + 1 < states.size() && states[i].done) ++i;
+    return i;
+  });
+}
+
+void Exchanger::Receive(State* state) {
+  ++pending_;
+  asio::async_read(
+      *state->socket, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
+        --pending_;
+        if (error) {
+          Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
+          return;
+        }
+        try {
+          const FrameHeader header = DecodeHeader(state->in, kMaxBody);
+          if (header.op != state->op && header.op != Op::kError)
+            throw ProtocolError("the reply is to another operation");
+          // A header that the server could not read is refused under the number 0.
+          const bool unread = header.op == Op::kError && header.request == 0;
+          if (header.request != state->request && !unread) {
+            throw ProtocolError("the reply is to another request");
+          }
+          ReceiveBody(state, header);
+        } catch (const ProtocolError& problem) {
+          Fail(std::make_exception_ptr(
+              ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
+        }
+      });
+}
+
+void Exchanger::ReceiveBody(State* state, const FrameHeader& header) {
+  Call* call = state->call;
+  call->failed = header.op == Op::kError;
+  const auto length = static_cast<size_t>(header.length);
+  std::vector<asio::mutable_buffer> into;
+  if (call->exact && !call->failed) {
+    into = call->into;
+    if (asio::buffer_size(into) != length) {
+      throw ProtocolError("a reply of " + std::to_string(length) + " bytes instead of " +
+                          std::to_string(asio::buffer_size(into)));
+    }
+  } else {
+    call->reply.Resize(length);
+    into = {asio::buffer(call->reply.data(), length)};
+  }
+  ++pending_;
+  asio::async_read(*state->socket, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
+    --pending_;
+    if (error) {
+      Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
+      return;
+    }
+    state->done = true;
+    if (!state->call->failed) return;
+    try {
+      state->call->error = ParseError({state->call->reply.data(), state->call->reply.size()});
+    } catch (const ProtocolError& problem) {
+      Fail(std::make_exception_ptr(ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
+    }
+  });
+}
+
+}  // namespace oe

@@ -1,0 +1,68 @@
+// One request to every server at once, and their replies.
+#pragma once
+
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/wire/frame.h"
+#include "oe_runtime/core/wire/messages.h"
+
+namespace oe {
+
+// A connection to one server.
+struct Peer {
+  Peer(asio::io_context* io, std::string name) : endpoint(std::move(name)), socket(*io) {}
+  std::string endpoint;  // "host:port", as the user gave it
+  asio::ip::tcp::socket socket;
+};
+
+// What goes to one server and where its reply goes.
+struct Call {
+  std::vector<asio::const_buffer> body;
+  std::vector<asio::mutable_buffer> into;  // if `exact`: filled by the reply, which must have just this size
+  bool exact = false;
+  Buffer reply;  // otherwise the reply's body
+
+  bool failed = false;
+  ErrorBody error;  // what the server replied, if it failed
+};
+
+// Sends and receives on all connections in parallel, on the calling thread.
+class Exchanger {
+ public:
+  // check_interrupt: see RemoteOptions.
+  Exchanger(asio::io_context* io, std::function<void()> check_interrupt);
+
+  // Connects peers[i] to addresses[i].
+  void Connect(const std::vector<std::unique_ptr<Peer>>& peers,
+               const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout);
+  // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. Throws
+  // ServerLost as soon as one connection breaks or no reply has come within `timeout` seconds, ProtocolError
+  // for a reply that makes no sense. After a throw the connections are closed: what is still under way on
+  // them would be taken for the reply to the next request.
+  void Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls, double timeout);
+
+ private:
+  struct State;
+  void Receive(State* state);
+  void ReceiveBody(State* state, const FrameHeader& header);
+  void Fail(std::exception_ptr error);
+  void Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
+            const std::function<size_t()>& first_waiting);
+  void CloseAll(const std::vector<std::unique_ptr<Peer>>& peers);
+
+  asio::io_context* const io_;
+  const std::function<void()> check_interrupt_;
+  uint64_t request_ = 0;
+  size_t pending_ = 0;        // operations under way
+  std::exception_ptr error_;  // the first that ended the exchange
+};
+
+ServerLost Lost(const Peer& peer, const std::string& what);
+
+}  // namespace oe

@@ -1,0 +1,174 @@
+#include "oe_runtime/core/server/connection.h"
+
+#include <asio/buffer.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+#include <chrono>
+#include <cstring>
+#include <new>
+
+namespace oe {
+namespace {
+
+constexpr auto kHelloTime = std::chrono::seconds(10);
+constexpr auto kFarewellTime = std::chrono::seconds(2);
+constexpr size_t kChunk = size_t{1} << 20;
+
+// Asio moves at most 64 KiB a call unless told otherwise.
+size_t LargeChunks(const asio::error_code& error, size_t) { return error ? 0 : kChunk; }
+
+// Takes as long for a wrong token as for the right one.
+bool SameToken(const std::string& given, const std::string& wanted) {
+  volatile unsigned char different = given.size() == wanted.size() ? 0 : 1;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const char c = given.empty() ? '\0' : given[i % given.size()];
+    different = static_cast<unsigned char>(different | static_cast<unsigned char>(c ^ wanted[i]));
+  }
+  return different == 0;
+}
+
+}  // namespace
+
+Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
+    : socket_(std::move(socket)), context_(context), deadline_(socket_.get_executor()) {
+  context_->open.fetch_add(1);
+  context_->accepted.fetch_add(1);
+}
+
+Connection::~Connection() { context_->open.fetch_sub(1); }
+
+void Connection::Start() {
+  asio::error_code ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+  deadline_.expires_after(kHelloTime);
+  deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
+    if (error) return;
+    asio::error_code unused;
+    self->context_->refused_frames.fetch_add(1);
+    self->socket_.close(unused);
+  });
+  ReadHeader();
+}
+
+void Connection::ReadHeader() {
+  asio::async_read(socket_, asio::buffer(header_bytes_),
+                   [self = shared_from_this()](const asio::error_code& error, size_t) {
+                     if (error) {
+                       self->deadline_.cancel();
+                       return;  // the client has left
+                     }
+                     self->header_ = {};  // what a refusal of this header replies to
+                     try {
+                       self->header_ =
+                           DecodeHeader(self->header_bytes_, self->greeted_ ? kMaxBody : kMaxHelloBody);
+                       self->ReadBody();
+                     } catch (const NotOurs&) {
+                       self->context_->refused_frames.fetch_add(1);
+                       self->deadline_.cancel();
+                     } catch (const ProtocolError& problem) {
+                       self->Refuse(ErrorCode::kProtocol, problem.what());
+                     } catch (const std::bad_alloc&) {
+                       self->Refuse(ErrorCode::kInternal, "the server has no memory for this request");
+                     }
+                   });
+}
+
+void Connection::ReadBody() {
+  body_.Resize(static_cast<size_t>(header_.length));
+  asio::async_read(socket_, asio::buffer(body_.data(), body_.size()), LargeChunks,
+                   [self = shared_from_this()](const asio::error_code& error, size_t) {
+                     if (error) {
+                       self->deadline_.cancel();
+                       return;
+                     }
+                     self->Answer();
+                   });
+}
+
+void Connection::Answer() {
+  try {
+    if (!greeted_) return Hello();
+    if (header_.op == Op::kShutdown) {
+      reply_.Resize(2);
+      std::memcpy(reply_.data(), "{}", 2);
+      return Reply(Op::kShutdown, true);
+    }
+    Serve(context_->store, header_.op, {body_.data(), body_.size()}, &reply_);
+    Reply(header_.op, false);
+  } catch (const ProtocolError& problem) {
+    Refuse(ErrorCode::kProtocol, problem.what());
+  } catch (const std::exception& problem) {
+    const ErrorCode code = CodeOf(problem);
+    const std::string what = dynamic_cast<const std::bad_alloc*>(&problem) != nullptr
+                                 ? "the server is out of memory"
+                                 : problem.what();
+    const std::string body = EncodeError({code, what});
+    reply_.Resize(body.size());
+    std::memcpy(reply_.data(), body.data(), body.size());
+    Reply(Op::kError, false);
+  }
+}
+
+void Connection::Hello() {
+  if (header_.op != Op::kHello) throw ProtocolError("the first request must be a hello");
+  if (!SameToken(ParseHello({body_.data(), body_.size()}).token, context_->token)) {
+    context_->refused_tokens.fetch_add(1);
+    return Refuse(ErrorCode::kAuth,
+                  "the token is not this server's; both sides must read the same token file");
+  }
+  greeted_ = true;
+  deadline_.cancel();
+  reply_.Resize(context_->hello.size());
+  std::memcpy(reply_.data(), context_->hello.data(), context_->hello.size());
+  Reply(Op::kHello, false);
+}
+
+void Connection::Refuse(ErrorCode code, const std::string& message) {
+  if (code != ErrorCode::kAuth) context_->refused_frames.fetch_add(1);
+  const std::string body = EncodeError({code, message});
+  reply_.Resize(body.size());
+  std::memcpy(reply_.data(), body.data(), body.size());
+  Reply(Op::kError, true);
+}
+
+void Connection::Reply(Op op, bool last) {
+  reply_header_ = EncodeHeader({op, header_.request, reply_.size()});
+  const std::array<asio::const_buffer, 2> message = {asio::buffer(reply_header_),
+                                                     asio::buffer(reply_.data(), reply_.size())};
+  asio::async_write(socket_, message, LargeChunks,
+                    [self = shared_from_this(), op, last](const asio::error_code& error, size_t) {
+                      if (op == Op::kShutdown) self->context_->on_shutdown();
+                      if (error) return;
+                      if (last) {
+                        self->Linger();
+                      } else {
+                        self->ReadHeader();
+                      }
+                    });
+}
+
+// Closing while unread bytes wait would reset the connection, and the client might never see the last reply.
+void Connection::Linger() {
+  asio::error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  deadline_.expires_after(kFarewellTime);
+  deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
+    asio::error_code unused;
+    if (!error) self->socket_.close(unused);
+  });
+  Discard();
+}
+
+void Connection::Discard() {
+  socket_.async_read_some(asio::buffer(discarded_),
+                          [self = shared_from_this()](const asio::error_code& error, size_t) {
+                            if (error) {
+                              self->deadline_.cancel();
+                            } else {
+                              self->Discard();
+                            }
+                          });
+}
+
+}  // namespace oe

@@ -1,0 +1,163 @@
+#include "oe_runtime/core/server/server.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <asio/executor_work_guard.hpp>
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/steady_timer.hpp>
+#include <asio/strand.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "oe_runtime/core/common/file.h"
+#include "oe_runtime/core/server/connection.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+
+using asio::ip::tcp;
+
+class Server::Impl {
+ public:
+  explicit Impl(const ServerOptions& options)
+      : pool_(options.threads),
+        acceptor_(io_),
+        pause_(io_),
+        stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!stop_event_.ok()) throw Error(std::string("cannot make an event: ") + std::strerror(errno));
+    if (options.shard.servers == 0 || options.shard.server >= options.shard.servers) {
+      throw SpecError("server index " + std::to_string(options.shard.server) + " of " +
+                      std::to_string(options.shard.servers) + " does not exist; it counts from 0");
+    }
+    // The address first: a port that is taken must not cost the cleaning of a directory.
+    Bind(options);
+    storage_ = Storage::Open(options.storage);
+    store_.emplace(storage_, options.shard, &pool_);
+    context_.store = &*store_;
+    context_.token = options.token;
+    context_.hello = nlohmann::json{
+        {"index", options.shard.server},
+        {"count", options.shard.servers},
+        {"storage", options.storage.type},
+        {"is_pmem", storage_->is_pmem()},
+        {"pid",
+         getpid()}}.dump();
+    context_.on_shutdown = [this] {
+      const uint64_t one = 1;
+      (void)!write(stop_event_.get(), &one, sizeof one);
+    };
+    Listen(options);
+    Accept();
+    // One more than work at once, so that there is always one to accept, to refuse and to read.
+    for (unsigned i = 0; i < pool_.threads() + 1; ++i) {
+      threads_.emplace_back([this] { io_.run(); });
+    }
+  }
+
+  ~Impl() { Stop(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  uint16_t port() const { return port_; }
+  const Storage& storage() const { return *storage_; }
+  int stop_fd() const { return stop_event_.get(); }
+
+  nlohmann::json Stats() const {
+    nlohmann::json stats = store_->Stats();
+    stats["connections"] = {{"open", context_.open.load()},
+                            {"accepted", context_.accepted.load()},
+                            {"refused_frames", context_.refused_frames.load()},
+                            {"refused_tokens", context_.refused_tokens.load()}};
+    return stats;
+  }
+
+  void Stop() {
+    const std::lock_guard<std::mutex> lock(stop_mutex_);
+    io_.stop();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+ private:
+  static std::string Place(const ServerOptions& options) {
+    return options.host + ":" + std::to_string(options.port);
+  }
+
+  void Bind(const ServerOptions& options) {
+    asio::error_code error;
+    tcp::resolver resolver(io_);
+    const auto found =
+        resolver.resolve(options.host, std::to_string(options.port), tcp::resolver::passive, error);
+    if (error || found.empty())
+      throw SpecError("host '" + options.host + "' is not an address of this machine");
+    const tcp::endpoint address = found.begin()->endpoint();
+    if (options.token.empty() && !address.address().is_loopback()) {
+      throw SpecError("host " + options.host + " is reachable from other machines: a token is needed");
+    }
+    acceptor_.open(address.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(address, error);
+    if (error == asio::error::address_in_use) RefusePort(options);
+    if (error) throw Error("cannot listen on " + Place(options) + ": " + error.message());
+  }
+
+  void Listen(const ServerOptions& options) {
+    asio::error_code error;
+    acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (error == asio::error::address_in_use) RefusePort(options);
+    if (error) throw Error("cannot listen on " + Place(options) + ": " + error.message());
+    port_ = acceptor_.local_endpoint().port();
+  }
+
+  [[noreturn]] static void RefusePort(const ServerOptions& options) {
+    throw Error("cannot listen on " + Place(options) +
+                ": another program has this port; stop it or choose another port (0 takes any free one)");
+  }
+
+  void Accept() {
+    acceptor_.async_accept(asio::make_strand(io_), [this](const asio::error_code& error, tcp::socket socket) {
+      if (error == asio::error::operation_aborted) return;
+      if (error) {
+        // Out of descriptors, most likely: the ones in use may come back.
+        pause_.expires_after(std::chrono::milliseconds(100));
+        pause_.async_wait([this](const asio::error_code& cancelled) {
+          if (!cancelled) Accept();
+        });
+        return;
+      }
+      std::make_shared<Connection>(std::move(socket), &context_)->Start();
+      Accept();
+    });
+  }
+
+  ThreadPool pool_;
+  std::shared_ptr<Storage> storage_;
+  std::optional<Store> store_;
+  ConnectionContext context_;  // outlives the connections, which io_ owns
+  asio::io_context io_;
+  tcp::acceptor acceptor_;
+  asio::steady_timer pause_;
+  const File stop_event_;
+  uint16_t port_ = 0;
+  std::mutex stop_mutex_;
+  std::vector<std::thread> threads_;
+};
+
+Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Server::~Server() = default;
+uint16_t Server::port() const { return impl_->port(); }
+const Storage& Server::storage() const { return impl_->storage(); }
+int Server::stop_fd() const { return impl_->stop_fd(); }
+nlohmann::json Server::Stats() const { return impl_->Stats(); }
+void Server::Stop() { impl_->Stop(); }
+
+}  // namespace oe

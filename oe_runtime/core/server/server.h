@@ -1,0 +1,45 @@
+// A parameter server: one store behind a socket.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "oe_runtime/core/server/store.h"
+
+namespace oe {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;  // 0: any free one
+  ShardInfo shard;
+  StorageSpec storage;
+  unsigned threads = 0;  // 0: one per core
+  std::string token;     // every client must know it; may only be empty on loopback
+};
+
+class Server {
+ public:
+  // Opens the storage, binds the port and serves. Throws Error when the address cannot be had, StorageError,
+  // SpecError.
+  explicit Server(const ServerOptions& options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  uint16_t port() const;
+  const Storage& storage() const;
+  // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
+  int stop_fd() const;
+  // What Store::Stats says, and the connections: open, accepted, refused.
+  nlohmann::json Stats() const;
+  // Finishes the requests that are being worked on, then ends. May be called twice.
+  void Stop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oe

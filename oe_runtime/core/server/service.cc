@@ -1,0 +1,104 @@
+#include "oe_runtime/core/server/service.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace oe {
+namespace {
+
+using nlohmann::json;
+
+void Put(const std::string& text, Buffer* reply) {
+  reply->Resize(text.size());
+  if (!text.empty()) std::memcpy(reply->data(), text.data(), text.size());
+}
+
+std::string TextOf(Bytes body) { return {reinterpret_cast<const char*>(body.data), body.size}; }
+
+std::string DirectoryOf(Bytes body) {
+  const json request = json::parse(body.data, body.data + body.size, nullptr, false);
+  if (!request.is_object() || !request.contains("directory") || !request["directory"].is_string()) {
+    throw ProtocolError("the request names no directory");
+  }
+  auto directory = request["directory"].get<std::string>();
+  if (directory.empty() || directory.front() != '/') {
+    throw ProtocolError("directory '" + directory + "' is not an absolute path");
+  }
+  return directory;
+}
+
+// How many floats the entries have together; bounded, so that it can neither overflow nor exhaust the memory.
+size_t CountFloats(const Store& store, const BatchView& batch) {
+  uint64_t floats = 0;
+  for (const BatchEntry& entry : batch.entries) {
+    floats += uint64_t{batch.blocks[entry.block].size} * store.Dim(entry.table);
+    if (floats > kMaxBody / sizeof(float)) {
+      throw ProtocolError("a batch of more than " + std::to_string(kMaxBody) + " bytes of rows");
+    }
+  }
+  return static_cast<size_t>(floats);
+}
+
+void ServePull(Store* store, Bytes body, Buffer* reply) {
+  const BatchView batch = ParseBatch(body);
+  if (batch.rest.size != 0)
+    throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
+  reply->Resize(CountFloats(*store, batch) * sizeof(float));
+  auto* rows = reply->as<float>();
+  std::vector<PullPart> parts;
+  parts.reserve(batch.entries.size());
+  for (const BatchEntry& entry : batch.entries) {
+    const KeyBlock& block = batch.blocks[entry.block];
+    parts.push_back({entry.table, block.keys, block.size, rows, 0});
+    rows += block.size * store->Dim(entry.table);
+  }
+  store->Pull(parts);
+}
+
+void ServePush(Store* store, Bytes body, Buffer* reply) {
+  const BatchView batch = ParseBatch(body);
+  const size_t floats = CountFloats(*store, batch);
+  if (batch.rest.size != floats * sizeof(float)) {
+    throw ProtocolError("a push with " + std::to_string(batch.rest.size) + " bytes of gradients instead of " +
+                        std::to_string(floats * sizeof(float)));
+  }
+  // 8-byte aligned, as everything before it comes in eights.
+  const auto* gradients = reinterpret_cast<const float*>(batch.rest.data);
+  std::vector<PushPart> parts;
+  parts.reserve(batch.entries.size());
+  for (const BatchEntry& entry : batch.entries) {
+    const KeyBlock& block = batch.blocks[entry.block];
+    parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate});
+    gradients += block.size * store->Dim(entry.table);
+  }
+  store->Push(parts);
+  reply->Resize(0);
+}
+
+}  // namespace
+
+void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
+  switch (op) {
+    case Op::kPull:
+      return ServePull(store, body, reply);
+    case Op::kPush:
+      return ServePush(store, body, reply);
+    case Op::kCreateTable:
+      return Put(json(store->CreateTable(TableSpecFromJsonText(TextOf(body)))).dump(), reply);
+    case Op::kSave:
+      return Put(store->Save(DirectoryOf(body)).dump(), reply);
+    case Op::kRestore:
+      store->Restore(DirectoryOf(body));
+      return Put("{}", reply);
+    case Op::kStats:
+      return Put(store->Stats().dump(), reply);
+    case Op::kError:
+    case Op::kHello:
+    case Op::kShutdown:
+      break;
+  }
+  throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");
+}
+
+}  // namespace oe

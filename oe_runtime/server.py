@@ -1,0 +1,213 @@
+"""A parameter server process.
+
+    python -m oe_runtime.server --host 127.0.0.1 --port 0 --storage dram --ready-file server.json
+
+It serves until SIGTERM or SIGINT, until a client shuts it down, or, with ``--exit-with-parent``, until its
+standard input ends. Exit status: 0 after any of these, 1 when it cannot start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from oe_runtime import _core
+from oe_runtime.errors import OeError
+from oe_runtime.spec import StorageSpec
+
+METRICS_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a server; the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except (OeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def read_token(path: Path) -> str:
+    """The token in a file that nobody else may read. ``ValueError`` says what is wrong with it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"cannot read the token file {path}: {reason}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(f"others may read the token file {path}; run: chmod 600 {path}")
+    if not token:
+        raise ValueError(f"the token file {path} is empty")
+    return token
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m oe_runtime.server", description="Serve one server's part of every embedding table."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_in_range(0, 65535), default=0, help="0 takes any free one (default)")
+    parser.add_argument(
+        "--index", type=_in_range(0, 2**31 - 1), default=0, help="which server this is, from 0"
+    )
+    parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="how many servers there are")
+    parser.add_argument(
+        "--storage", choices=("dram", "pmem_libpmem"), default="dram", help="where rows live (default: dram)"
+    )
+    parser.add_argument(
+        "--storage-path", default="", metavar="DIR", help="directory of pmem_libpmem; one for each server"
+    )
+    parser.add_argument(
+        "--storage-size",
+        type=_in_range(0, 2**63 - 1),
+        default=0,
+        metavar="BYTES",
+        help="most bytes for rows; 0 means no limit (default)",
+    )
+    parser.add_argument(
+        "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="what clients must know; mode 0600")
+    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
+    parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    return parser
+
+
+def _in_range(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
+        return value
+
+    return parse
+
+
+def _run(options: argparse.Namespace) -> int:
+    token = read_token(options.token_file) if options.token_file else ""
+    storage = StorageSpec(options.storage, options.storage_path, options.storage_size)
+    with _Ending(options.exit_with_parent) as ending:
+        server = _core.Server(
+            host=options.host,
+            port=options.port,
+            index=options.index,
+            count=options.count,
+            storage=storage.to_json(),
+            threads=options.threads,
+            token=token,
+        )
+        try:
+            if options.storage == "pmem_libpmem" and not server.is_pmem:
+                print(
+                    f"note: {options.storage_path} is not persistent memory; rows there work the same, but "
+                    "a power cut loses them",
+                    file=sys.stderr,
+                )
+            if options.ready_file:
+                _write_atomically(options.ready_file, _ready(options, server))
+            why = _serve(options, server, ending)
+        finally:
+            server.stop()
+            if options.ready_file:
+                options.ready_file.unlink(missing_ok=True)
+    if options.metrics_file:
+        _write_atomically(options.metrics_file, _metrics(server))
+    print(f"server {options.index} of {options.count} ended: {why}", file=sys.stderr)
+    return 0
+
+
+def _ready(options: argparse.Namespace, server: _core.Server) -> dict[str, object]:
+    return {
+        "pid": os.getpid(),
+        "host": options.host,
+        "port": server.port,
+        "index": options.index,
+        "count": options.count,
+        "storage": options.storage,
+        "is_pmem": server.is_pmem,
+    }
+
+
+def _metrics(server: _core.Server) -> dict[str, object]:
+    return {"time": time.time(), **json.loads(server.stats())}
+
+
+def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -> str:
+    """Wait for the end; why it came."""
+    ending.watch(server.stop_fd, "a client asked for it")
+    while True:
+        if options.metrics_file:
+            _write_atomically(options.metrics_file, _metrics(server))
+        if why := ending.wait(METRICS_SECONDS if options.metrics_file else None):
+            return why
+
+
+class _Ending:
+    """All that can end the process, in one wait: signals, the parent, a client."""
+
+    def __init__(self, with_parent: bool) -> None:
+        self._selector = selectors.PollSelector()  # unlike epoll, it takes files and /dev/null too
+        self._with_parent = with_parent
+
+    def __enter__(self) -> _Ending:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._write.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self.watch(self._read.fileno(), "signal")
+        if self._with_parent:
+            self.watch(0, "its parent is gone")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        self._selector.close()
+        self._read.close()
+        self._write.close()
+
+    def watch(self, descriptor: int, why: str) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, why)
+
+    def wait(self, seconds: float | None) -> str | None:
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._read.fileno():
+                return signal.Signals(self._read.recv(1)[0]).name
+            if key.fd == 0 and self._with_parent and os.read(0, 4096):
+                continue  # something was said; only the end counts
+            return str(key.data)
+        return None
+
+
+def _write_atomically(path: Path, value: dict[str, object]) -> None:
+    """Readers see the old file or the new one, never half of it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            file.write("\n")
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
