@@ -75,7 +75,7 @@ def _process(job: Job, item: ProcessState) -> dict[str, Any]:
         "exit_code": item.exit_code,
         "endpoint": item.endpoint,
         "memory_bytes": process.resident_bytes(item.pid) if alive else None,
-        "tables": counters.get("tables", []),
+        "tables": [{"name": name, **table} for name, table in counters.get("tables", {}).items()],
     }
 
 

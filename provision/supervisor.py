@@ -186,7 +186,7 @@ class Supervisor:
         """Wait for the server's ready file and take its endpoint from it."""
         path = self.job.ready_file(child.spec.name)
         deadline = time.monotonic() + self.limits.ready
-        while not path.exists():
+        while (text := _read(path)) is None:
             if child.popen.poll() is not None:
                 raise _Refused(
                     f"{child.label} did not start: it {child.how_it_ended()}; its log: {child.log}"
@@ -201,7 +201,7 @@ class Supervisor:
             if self.stop.wait(TICK):
                 raise _Stopped
         try:
-            ready = json.loads(path.read_bytes())
+            ready = json.loads(text)
             child.endpoint = f"{ready['host']}:{int(ready['port'])}"
         except (ValueError, KeyError, TypeError):
             raise _Refused(f"{child.label}: {path} does not say where it listens") from None
@@ -260,6 +260,14 @@ class Supervisor:
                 message=message,
             )
         )
+
+
+def _read(path: Path) -> str | None:
+    """The file's text; None when it is not there (a server takes its ready file away when it ends)."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
 
 
 class _Refused(Exception):
