@@ -27,7 +27,7 @@ using Rule = std::function<void(State*, double gradient, int step)>;
 
 void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule) {
   const auto optimizer = Optimizer::Create(spec, kDim);
-  const size_t floats = kDim * (1 + optimizer->slots());
+  const size_t floats = size_t{kDim} * (1 + optimizer->slots());
   std::vector<float> row(floats + 1, -7.0F);  // the last one must stay
   std::vector<State> expected(kDim);
   for (uint32_t d = 0; d < kDim; ++d) {
@@ -123,9 +123,9 @@ TEST(OptimizerTest, Ftrl) {
 TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
   for (const char* name : {"adagrad", "adam", "sgd", "ftrl"}) {
     const auto optimizer = Optimizer::Create({name, {}}, kDim);
-    const size_t floats = kDim * (1 + optimizer->slots());
+    const size_t floats = size_t{kDim} * (1 + optimizer->slots());
     std::vector<float> together(3 * floats, 0.25F);
-    std::vector<float> gradients(3 * kDim);
+    std::vector<float> gradients(size_t{3} * kDim);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = 0.1F * static_cast<float>(i) - 1;
     std::vector<float*> rows;
     std::vector<const float*> pointers;

@@ -174,7 +174,7 @@ void from_json(const json& json, TableSpec& spec) {
     read.initializer.params = initializer.Numbers();
   }
   fields.End("name, dim, dtype, index, input_dim, optimizer, initializer");
-  spec = read;
+  spec = std::move(read);
 }
 
 std::string ToJsonText(const TableSpec& spec) {
@@ -208,7 +208,7 @@ void from_json(const json& json, StorageSpec& spec) {
     read.capacity_bytes = fields.Unsigned("capacity_bytes", std::numeric_limits<uint64_t>::max());
   }
   fields.End("type, path, capacity_bytes");
-  spec = read;
+  spec = std::move(read);
 }
 
 }  // namespace oe

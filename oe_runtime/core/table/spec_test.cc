@@ -59,12 +59,16 @@ TEST(SpecTest, DifferenceNamesTheField) {
   left = Complete(left);
   TableSpec right = left;
   right.optimizer = Optimizer::Complete({"adam", {}});
-  EXPECT_EQ(Difference(left, right)->field, "optimizer.name");
-  EXPECT_EQ(Difference(left, right)->left, "\"adagrad\"");
+  const auto text = [&] {
+    const SpecDifference difference = Difference(left, right).value_or(SpecDifference{});
+    return difference.field + ": " + difference.left + " / " + difference.right;
+  };
+  EXPECT_EQ(text(), "optimizer.name: \"adagrad\" / \"adam\"");
   right = left;
   right.initializer.params["minval"] = -1;
-  EXPECT_EQ(Difference(left, right)->field, "initializer.minval");
-  EXPECT_EQ(Difference(left, right)->right, "-1.0");
+  EXPECT_EQ(text(), "initializer.minval: -0.05 / -1.0");
+  right = left;
+  EXPECT_EQ(text(), ":  / ");
 }
 
 TEST(SpecTest, Storage) {

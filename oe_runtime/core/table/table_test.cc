@@ -56,6 +56,7 @@ std::vector<float> Gradients(const std::vector<Key>& keys, uint32_t dim, int ste
 std::vector<Key> Batch(int step, size_t size, bool array) {
   std::mt19937_64 random(static_cast<uint64_t>(step) % 3);  // some batches come again
   std::vector<Key> keys;
+  keys.reserve(size);
   for (size_t i = 0; i < size; ++i)
     keys.push_back(array ? random() % kInputDim : random() >> (random() % 50));
   std::sort(keys.begin(), keys.end());
@@ -125,7 +126,7 @@ TEST_P(TableTest, MatchesAModelOverManyBatches) {
           std::vector<float>& row = model[keys[i]];
           if (row.empty()) {
             row = Initial(table->spec(), {keys[i]});
-            row.resize(dim * (1 + optimizer->slots()));
+            row.resize(size_t{dim} * (1 + optimizer->slots()));
             optimizer->InitSlots(row.data());
           }
           float* rows = row.data();
@@ -189,6 +190,7 @@ TEST_P(TableTest, ShardsExecutorsAndTiersGiveTheSameBits) {
     const TableSpec spec = Spec(index(), optimizer);
     const auto one = Table::Create(spec, StorageSpec{});
     std::vector<std::unique_ptr<Table>> three;
+    three.reserve(3);
     for (uint32_t i = 0; i < 3; ++i) three.push_back(Table::Create(spec, StorageFor(), {i, 3}));
     Backwards backwards;
     for (int step = 1; step <= 6; ++step) {

@@ -18,6 +18,7 @@ namespace {
 constexpr uint32_t kDim = 8;
 constexpr int kThreads = 4;
 constexpr int kPushes = 60;
+constexpr int kSharedPushes = kThreads * (kPushes / 2);
 constexpr size_t kKeys = 300;
 
 // Every task on a thread of its own.
@@ -25,6 +26,7 @@ class Threads final : public Executor {
  public:
   void ParallelFor(size_t count, const std::function<void(size_t)>& task) override {
     std::vector<std::thread> threads;
+    threads.reserve(count);
     for (size_t i = 0; i < count; ++i) threads.emplace_back([&task, i] { task(i); });
     for (std::thread& thread : threads) thread.join();
   }
@@ -32,6 +34,7 @@ class Threads final : public Executor {
 
 void RunThreads(const std::function<void(int)>& work) {
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
   for (std::thread& thread : threads) thread.join();
 }
@@ -71,12 +74,12 @@ TEST_P(TableThreadsTest, NoUpdateIsLostAndNoRowIsTorn) {
   });
   EXPECT_EQ(torn, 0);
   EXPECT_EQ(table->version(), static_cast<uint64_t>(kThreads * kPushes));
-  EXPECT_EQ(table->rows(), kKeys * (1 + kThreads * (kPushes / 2)));
+  EXPECT_EQ(table->rows(), kKeys * (1 + kSharedPushes));
   std::vector<Key> keys(kKeys);
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
   std::vector<float> out(kKeys * kDim);
   table->Pull(keys.data(), keys.size(), out.data());
-  for (const float value : out) ASSERT_EQ(value, static_cast<float>(kThreads * (kPushes / 2)));
+  for (const float value : out) ASSERT_EQ(value, static_cast<float>(kSharedPushes));
 }
 
 TEST_P(TableThreadsTest, ASaveSeesWholePushes) {
