@@ -24,8 +24,8 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     copies: list[tuple[Any, Any]] = []
 
     def copy(layer: Any) -> Any:
-        if not isinstance(layer, keras.layers.Layer):  # an operation such as keras.ops.add, without state
-            return layer
+        if not isinstance(layer, keras.layers.Layer):
+            return _copy_operation(layer)
         replacement = replace(layer)
         if replacement is not None:
             return replacement
@@ -55,3 +55,15 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
         for old_variable, new_variable in zip(layer.variables, new.variables, strict=True):
             new_variable.assign(old_variable)
     return cloned.input, cloned.output
+
+
+def _copy_operation(operation: Any) -> Any:
+    """A copy of an operation such as keras.ops.add.
+
+    It has no weights, but it knows the graphs it is used in: if two models share it, either keeps the weights of
+    both in memory. One that cannot be copied is shared nevertheless.
+    """
+    try:
+        return type(operation).from_config(operation.get_config())
+    except Exception:
+        return operation

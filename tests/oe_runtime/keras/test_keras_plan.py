@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -105,3 +108,15 @@ def test_ids_from_embeddings_are_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"'second'.*computed from the embeddings of 'first'"):
         model.predict(np.ones((2, 1)), verbose=0)
+
+
+def test_the_original_model_can_be_forgotten():
+    """Its tables may be larger than the worker's memory should hold."""
+    stock = two_fields()
+    table = weakref.ref(stock.get_layer("table_a"))
+    model = embed.distributed_model(stock)
+    del stock
+    gc.collect()
+    assert table() is None
+    model.compile("sgd", "mse")
+    model.predict([np.ones((2, 1)), np.ones((2, 1)), np.ones((2, 3))], verbose=0)
