@@ -60,8 +60,8 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
 def _copy_operation(operation: Any) -> Any:
     """A copy of an operation such as keras.ops.add.
 
-    It has no weights, but it knows the graphs it is used in: if two models share it, either keeps the weights of
-    both in memory. One that cannot be copied is shared nevertheless.
+    It has no weights, but it knows the graphs it is used in: if two models share it, either keeps the
+    weights of both in memory. One that cannot be copied is shared nevertheless.
     """
     try:
         return type(operation).from_config(operation.get_config())

@@ -18,6 +18,7 @@ def deterministic():
     """Every TensorFlow operation gives the same bits each time."""
     from tensorflow.python.util import _pywrap_determinism
 
+    before = _pywrap_determinism.is_enabled()
     _pywrap_determinism.enable(True)
     yield
-    _pywrap_determinism.enable(False)
+    _pywrap_determinism.enable(before)
