@@ -108,7 +108,7 @@ class Client:
         self._core.restore(str(Path(directory).absolute()))
 
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, tables: [{name, rows, ...}], ...}]}``."""
+        """What the servers hold and did: ``{"servers": [{index, pid, tables: [{name, rows, …}], …}]}``."""
         return {"servers": json.loads(self._core.stats())}
 
     def shutdown(self) -> None:
