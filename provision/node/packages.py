@@ -30,7 +30,7 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "numactl": "numactl",
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
-        "venv": "python3",
+        "venv": "python3.11",  # EL's own python3 is older than what oeprov needs
     },
 }
 MANAGERS = ("apt", "dnf", "yum")

@@ -74,6 +74,13 @@ def observe(system: System, venv: str, requirements: List[str]) -> Runtime:
     return parse_probe(venv, result.out, writable)
 
 
+def python_of(state: State, desired: Desired) -> str:
+    """The interpreter that makes the environment; EL's own python3 is older than what oeprov needs."""
+    if state.os.family == "rhel" and desired.runtime_python == "python3":
+        return "python3.11"
+    return desired.runtime_python
+
+
 def _install(venv: str, names: List[str]) -> List[str]:
     return [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"] + names
 
@@ -83,7 +90,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     runtime = state.runtime
     commands: List[List[str]] = []
     if not runtime.exists:
-        commands.append([desired.runtime_python, "-m", "venv", desired.runtime_venv])
+        commands.append([python_of(state, desired), "-m", "venv", desired.runtime_venv])
     names = [item for item in runtime.missing if _applies(item, state.os.architecture)]
     if desired.kind != "local" and not runtime.oeprov:
         names.insert(0, desired.runtime_wheel or "<wheel of oeprov>")
@@ -106,7 +113,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             action="install_runtime",
             args={
                 "venv": desired.runtime_venv,
-                "python": desired.runtime_python,
+                "python": python_of(state, desired),
                 "create": not runtime.exists,
                 "requirements": names,
             },

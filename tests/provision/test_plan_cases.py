@@ -1,0 +1,102 @@
+"""Plans from case files: ``cases/*.json`` say state + desired → steps, one case a file.
+
+``base`` names a freshly installed kind (``provision.fresh``); ``state`` replaces parts of it. With ``ready``
+(the default) packages and runtime are there already, so that a case shows only what it is about. ``steps``
+lists every expected step in order; fields that a case does not mention are not compared. ``notes`` and
+``problems`` are pieces of text, one for each expected line.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import fresh
+from provision.node import packages
+from provision.node.plan import Desired, make_plan
+from provision.node.state import Runtime, State
+from provision.node.step import Plan
+
+CASES = sorted(Path(__file__).parent.joinpath("cases").glob("*.json"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    case: dict[str, Any] = json.loads(path.read_text())
+    unknown = set(case) - {
+        "about",
+        "pitfalls",
+        "base",
+        "ready",
+        "state",
+        "desired",
+        "steps",
+        "notes",
+        "problems",
+    }
+    assert not unknown, unknown
+    return case
+
+
+def inputs(case: dict[str, Any]) -> tuple[State, Desired]:
+    desired = Desired.from_dict(
+        {"host": "h", "kind": case["base"], "runtime_venv": "/opt/v", **case["desired"]}
+    )
+    base = fresh.state(desired)._replace(assumed=False).to_dict()
+    for name, value in case.get("state", {}).items():
+        base[name] = {**base[name], **value} if isinstance(value, dict) else value
+    state = State.from_dict(base)
+    if case.get("ready", True):
+        names = packages.needed(desired, state.os.family)
+        state = state._replace(
+            packages=dict.fromkeys(names, "1"),
+            runtime=Runtime("/opt/v", exists=True, writable=True, python="3.11.2", oeprov="0.1.0"),
+        )
+    return state, desired
+
+
+def make(case: dict[str, Any]) -> Plan:
+    return make_plan(*inputs(case))
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    case = load(path)
+    plan = make(case)
+    assert [step.id for step in plan.steps] == [step["id"] for step in case["steps"]]
+    for step, wanted in zip(plan.steps, case["steps"], strict=True):
+        found = step.to_dict() if hasattr(step, "to_dict") else step._asdict()
+        for name, value in wanted.items():
+            assert found[name] == value, f"{step.id}.{name}"
+        # What is not said to destroy or reboot must not.
+        assert step.destroys == wanted.get("destroys", [])
+        assert step.reboots == wanted.get("reboots", False)
+        assert step.action
+        assert step.why
+    for name in ("notes", "problems"):
+        found_lines = getattr(plan, name)
+        expected = case.get(name, [])
+        assert len(found_lines) == len(expected), found_lines
+        for line, piece in zip(found_lines, expected, strict=True):
+            assert piece in line
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_planning_is_pure_and_travels(path: Path) -> None:
+    state, desired = inputs(load(path))
+    before = json.dumps(state.to_dict(), sort_keys=True)
+    plan = make_plan(State.from_dict(json.loads(json.dumps(state.to_dict()))), desired)
+    assert plan == make_plan(state, desired)
+    assert json.dumps(state.to_dict(), sort_keys=True) == before
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert len({step.id for step in plan.steps}) == len(plan.steps)
+
+
+def test_every_planned_pitfall_has_a_case() -> None:
+    # 10 and 18 are checks while applying, 7's archive URL and 22's tool belong to the apply step too.
+    covered = {number for path in CASES for number in load(path).get("pitfalls", [])}
+    assert covered >= {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 20, 21, 22}
