@@ -20,7 +20,7 @@ from provision.errors import TrainingError
 from provision.jobs import ACTIVE, Job, ProcessState
 from provision.metrics import summary
 from provision.node import process
-from provision.progress import duration, number, rate
+from provision.progress import duration, number
 
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
 POLL_SECONDS = 0.3
@@ -75,7 +75,7 @@ def _process(job: Job, item: ProcessState) -> dict[str, Any]:
         "exit_code": item.exit_code,
         "endpoint": item.endpoint,
         "memory_bytes": process.resident_bytes(item.pid) if alive else None,
-        "tables": [{"name": name, **table} for name, table in counters.get("tables", {}).items()],
+        "tables": _tables(counters.get("tables")),
     }
 
 
@@ -94,17 +94,26 @@ def _read_counters(path: Path) -> dict[str, Any]:
     return {}
 
 
+def _tables(found: Any) -> dict[str, int]:
+    """Rows by table, from a list of tables with name and rows; others are left out."""
+    tables = [table for table in found if isinstance(table, dict)] if isinstance(found, list) else []
+    return {str(table["name"]): int(table["rows"]) for table in tables if {"name", "rows"} <= table.keys()}
+
+
 def _rows(processes: list[dict[str, Any]]) -> dict[str, int]:
     """Rows by table, summed over the servers."""
     total: dict[str, int] = {}
     for item in processes:
-        for table in item["tables"]:
-            total[table["name"]] = total.get(table["name"], 0) + int(table["rows"])
+        for name, rows in item["tables"].items():
+            total[name] = total.get(name, 0) + rows
     return total
 
 
 def _job_table(reports: list[dict[str, Any]]) -> Table:
-    table = Table("job", "state", "step", "loss", "AUC", "speed", "ETA", "checkpoint")
+    table = Table(
+        "job", "state", "step", "loss", "AUC", "samples/s", "ETA", "saved", box=None, pad_edge=False
+    )
+    table.columns[0].no_wrap = table.columns[1].no_wrap = table.columns[2].no_wrap = True
     for item in reports:
         state, running = item["state"], item["state"] in ACTIVE
         step = f"{item['step'] or 0}/{item['steps'] or '?'}"
@@ -115,9 +124,9 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
             step,
             number((item["eval"] or item)["loss"]),
             number(held_out if held_out is not None else item["auc"]),
-            rate(item["samples_per_s"]),
+            number(item["samples_per_s"], 0),
             duration(item["eta_s"]) if running else "",
-            f"step {item['checkpoint_step']}" if item["checkpoint_step"] is not None else "–",
+            "–" if item["checkpoint_step"] is None else str(item["checkpoint_step"]),
         )
     return table
 
@@ -126,7 +135,7 @@ def _process_table(item: dict[str, Any]) -> Table:
     table = Table("process", "host", "pid", "state", "endpoint", "memory", "rows", title=item["job"])
     for entry in item["processes"]:
         memory = entry["memory_bytes"]
-        rows = sum(int(part["rows"]) for part in entry["tables"])
+        rows = sum(entry["tables"].values())
         table.add_row(
             entry["name"],
             entry["host"],

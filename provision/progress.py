@@ -18,7 +18,7 @@ PLAIN_SECONDS = 2.0  # at least so long between two plain progress lines
 
 def number(value: Any, digits: int = 4) -> str:
     """A metric for people; a dash when there is none."""
-    return f"{value:.{digits}f}" if isinstance(value, (int, float)) else "–"
+    return f"{value:,.{digits}f}" if isinstance(value, (int, float)) else "–"
 
 
 def rate(value: Any) -> str:

@@ -144,7 +144,7 @@ class Supervisor:
             message += "; the worker did not notice and was stopped"
             worker.send(signal.SIGKILL)
         elif said:
-            message += f"; the worker says: {said}"
+            message += f"; the worker says: {str(said).split(';')[0]}"
         return Outcome("failed", message, 1)
 
     def _drain(self, worker: Child) -> None:

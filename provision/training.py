@@ -248,14 +248,15 @@ def _last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) 
         rows.add_row("why", escape(outcome.message))
     for name, value in _facts(facts):
         rows.add_row(name, value)
-    rows.add_row("run", _short(job.run_dir))
+    rows.add_row("job", _short(job.directory))
     if checkpoint:
-        rows.add_row("checkpoint", f"step {checkpoint[0]}: {_short(checkpoint[1])}")
+        rows.add_row("checkpoint", f"{checkpoint[1].relative_to(job.directory)} (step {checkpoint[0]})")
     elif outcome.phase != "done":
         rows.add_row("checkpoint", "none yet: a resumed run starts from the beginning")
     if facts.export:
-        rows.add_row("export", _short(Path(facts.export)))
-    rows.add_row("logs", _short(job.logs))
+        rows.add_row("export", f"{Path(facts.export).relative_to(job.directory)} (a SavedModel)")
+    rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
+    rows.add_row("logs", str(job.logs.relative_to(job.directory)) + "/")
     after = [f"oeprov status{_state_flag(state_dir)}", f"oeprov logs {job.id}{_state_flag(state_dir)}"]
     if outcome.phase == "done":
         title, style = f"{job.id} is done", "green"

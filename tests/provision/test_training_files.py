@@ -137,7 +137,9 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     running(job)
     step = {"event": "step", "step": 3, "loss": 0.51, "auc": 0.71, "samples_per_s": 91234.0, "eta_s": 61}
     write(job.metrics_file, {"event": "start", "steps": 8}, step)
-    write(job.server_metrics("server-0"), {"tables": {"C1": {"rows": 1000}, "C2": {"rows": 24}}})
+    write(
+        job.server_metrics("server-0"), {"tables": [{"name": "C1", "rows": 1000}, {"name": "C2", "rows": 24}]}
+    )
     assert jobview.status(tmp_path) == 0
     shown = capsys.readouterr().out
     for words in (job.id, "running", "3/8", "0.5100", "0.7100", "91,234", "1:01", "127.0.0.1:7001", "1,024"):
