@@ -108,8 +108,11 @@ class Client:
         self._core.restore(str(Path(directory).absolute()))
 
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, tables: [{name, rows, …}], …}]}``."""
-        return {"servers": json.loads(self._core.stats())}
+        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``."""
+        servers = json.loads(self._core.stats())
+        for server in servers:
+            server["tables"] = {table["name"]: table for table in server["tables"]}
+        return {"servers": servers}
 
     def shutdown(self) -> None:
         """End the servers, and this client."""
