@@ -1,0 +1,246 @@
+// A server and clients in one process, so that the sanitizers see both sides.
+#include "oe_runtime/core/server/server.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <asio/ip/tcp.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "oe_runtime/core/client/client.h"
+#include "oe_runtime/core/wire/frame.h"
+
+namespace oe {
+namespace {
+
+using asio::ip::tcp;
+
+struct Cluster {
+  explicit Cluster(uint32_t count, const std::string& token = "") {
+    for (uint32_t i = 0; i < count; ++i) {
+      ServerOptions options;
+      options.shard = {i, count};
+      options.threads = 2;
+      options.token = token;
+      servers.push_back(std::make_unique<Server>(options));
+      remote.endpoints.push_back("127.0.0.1:" + std::to_string(servers.back()->port()));
+    }
+    remote.token = token;
+    remote.timeout = 30;
+  }
+  std::vector<std::unique_ptr<Server>> servers;
+  RemoteOptions remote;
+};
+
+TableSpec Spec(const std::string& name, uint32_t dim, const std::string& optimizer) {
+  TableSpec spec;
+  spec.name = name;
+  spec.dim = dim;
+  spec.optimizer.name = optimizer;
+  spec.initializer.name = "uniform";
+  return spec;
+}
+
+// Trains a little; all rows that were pulled on the way.
+std::vector<float> Train(Client* client, uint64_t seed) {
+  const uint32_t wide = client->CreateTable(Spec("wide", 9, "adam"));
+  const uint32_t narrow = client->CreateTable(Spec("narrow", 1, "ftrl"));
+  std::mt19937_64 random(seed);
+  std::vector<float> seen;
+  for (int step = 0; step < 6; ++step) {
+    std::vector<Key> ids(700);
+    for (Key& id : ids) id = random() % 300;
+    const auto pulled = client->Pull({{ids.data(), ids.size()}}, {{wide, 0}, {narrow, 0}});
+    std::vector<std::vector<float>> gradients;
+    std::vector<GradientView> views;
+    for (size_t g = 0; g < 2; ++g) {
+      const PlannedGroup& group = pulled->plan.groups[g];
+      for (const int32_t row : group.inverse) {
+        const float* from = pulled->rows[g].as<float>() + static_cast<size_t>(row) * group.dim;
+        seen.insert(seen.end(), from, from + group.dim);
+      }
+      gradients.emplace_back(group.inverse.size() * group.dim);
+      for (float& x : gradients.back()) x = static_cast<float>(random() % 1000) / 500.0F - 1.0F;
+    }
+    for (size_t g = 0; g < 2; ++g) {
+      const PlannedGroup& group = pulled->plan.groups[g];
+      views.push_back({gradients[g].data(), group.inverse.size(), group.dim});
+    }
+    client->Push(*pulled, views, {0.05});
+  }
+  return seen;
+}
+
+TEST(ServerTest, ServersGiveTheRowsOfOneProcess) {
+  const auto local = Client::InProcess({}, 1, 2);
+  const std::vector<float> wanted = Train(local.get(), 5);
+  for (const uint32_t count : {1U, 3U}) {
+    Cluster cluster(count);
+    const auto client = Client::Connect(cluster.remote, 2);
+    EXPECT_EQ(Train(client.get(), 5), wanted);
+  }
+}
+
+TEST(ServerTest, ManyClientsAtOnce) {
+  Cluster cluster(2);
+  std::vector<std::thread> workers;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    workers.emplace_back([&cluster, seed] {
+      const auto client = Client::Connect(cluster.remote, 1);
+      Train(client.get(), seed);
+      client->Stats();
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(cluster.servers[1]->Stats()["pushes"]["requests"], 4 * 6);
+}
+
+TEST(ServerTest, SaveAndRestoreIntoAnotherCount) {
+  const std::string directory = testing::TempDir() + "oe_server_test_" + std::to_string(getpid());
+  std::filesystem::create_directory(directory);
+  Cluster three(3);
+  const auto writer = Client::Connect(three.remote, 1);
+  Train(writer.get(), 1);
+  EXPECT_EQ(writer->Save(directory).size(), 6U);
+  Cluster two(2);
+  const auto reader = Client::Connect(two.remote, 1);
+  const uint32_t wide = reader->CreateTable(Spec("wide", 9, "adam"));
+  reader->CreateTable(Spec("narrow", 1, "ftrl"));
+  reader->Restore(directory);
+  std::vector<Key> keys(300);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  std::vector<float> first(keys.size() * 9);
+  std::vector<float> second(keys.size() * 9);
+  writer->PullRows(wide, keys.data(), keys.size(), first.data());
+  reader->PullRows(wide, keys.data(), keys.size(), second.data());
+  EXPECT_EQ(first, second);
+  // The slots too: both go on alike.
+  EXPECT_EQ(Train(writer.get(), 2), Train(reader.get(), 2));
+  std::filesystem::remove_all(directory);
+}
+
+TEST(ServerTest, WrongToken) {
+  Cluster cluster(1, "secret");
+  cluster.remote.token = "guess";
+  EXPECT_THROW(Client::Connect(cluster.remote, 1), AuthError);
+  cluster.remote.token = "";
+  EXPECT_THROW(Client::Connect(cluster.remote, 1), AuthError);
+  cluster.remote.token = "secret";
+  EXPECT_NO_THROW(Client::Connect(cluster.remote, 1));
+  EXPECT_EQ(cluster.servers[0]->Stats()["connections"]["refused_tokens"], 2);
+}
+
+TEST(ServerTest, LostServerIsToldAtOnceAndEveryTimeAfter) {
+  Cluster cluster(2);
+  const auto client = Client::Connect(cluster.remote, 1);
+  Train(client.get(), 1);
+  cluster.servers[1].reset();
+  for (int i = 0; i < 2; ++i) {
+    try {
+      client->Stats();
+      FAIL() << "no error";
+    } catch (const ServerLost& error) {
+      EXPECT_EQ(error.endpoint(), cluster.remote.endpoints[1]);
+    }
+  }
+}
+
+TEST(ServerTest, ShutdownTellsTheOwner) {
+  Cluster cluster(1);
+  const auto client = Client::Connect(cluster.remote, 1);
+  client->Shutdown();
+  uint64_t count = 0;
+  EXPECT_EQ(read(cluster.servers[0]->stop_fd(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
+}
+
+TEST(ServerTest, OutsideLoopbackNeedsAToken) {
+  ServerOptions options;
+  options.host = "0.0.0.0";
+  EXPECT_THROW(Server{options}, SpecError);
+  options.token = "secret";
+  EXPECT_NO_THROW(Server{options});
+}
+
+// Sends raw bytes, then reads until the server closes.
+std::string Talk(uint16_t port, const std::string& bytes) {
+  asio::io_context io;
+  tcp::socket socket(io);
+  socket.connect({asio::ip::address_v4::loopback(), port});
+  asio::write(socket, asio::buffer(bytes));
+  asio::error_code ignored;
+  socket.shutdown(tcp::socket::shutdown_send, ignored);
+  std::string reply;
+  asio::read(socket, asio::dynamic_buffer(reply), ignored);
+  return reply;
+}
+
+std::string Frame(Op op, const std::string& body, uint64_t length) {
+  const HeaderBytes header = EncodeHeader({op, 1, length});
+  return std::string(header.begin(), header.end()) + body;
+}
+
+std::string Frame(Op op, const std::string& body) { return Frame(op, body, body.size()); }
+
+TEST(ServerTest, BadFramesEndTheirConnectionOnly) {
+  Cluster cluster(1);
+  const uint16_t port = cluster.servers[0]->port();
+  const std::string hello = Frame(Op::kHello, EncodeHello({kProtocolVersion, ""}));
+  std::mt19937_64 random(11);
+  std::string garbage(5000, '\0');
+  for (char& c : garbage) c = static_cast<char>(random());
+
+  EXPECT_EQ(Talk(port, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), "");
+  EXPECT_EQ(Talk(port, garbage), "");
+  EXPECT_EQ(Talk(port, ""), "");
+  EXPECT_EQ(Talk(port, hello.substr(0, 10)), "");
+  EXPECT_NE(Talk(port, Frame(Op::kStats, "")).find("the first request must be a hello"), std::string::npos);
+  EXPECT_NE(Talk(port, Frame(Op::kHello, "", kMaxHelloBody + 1)).find("at most 4096"), std::string::npos);
+  EXPECT_NE(Talk(port, Frame(Op::kHello, "x")).find("hello: version needs 2 bytes"), std::string::npos);
+  std::string other_version = hello;
+  other_version[4] = 7;
+  EXPECT_NE(Talk(port, other_version).find("protocol version 7"), std::string::npos);
+  EXPECT_NE(Talk(port, hello + Frame(Op::kPull, garbage)).find("batch:"), std::string::npos);
+  EXPECT_NE(Talk(port, hello + Frame(Op::kPush, "", kMaxBody + 1)).find("at most"), std::string::npos);
+  EXPECT_NE(Talk(port, hello + Frame(Op::kHello, "")).find("not expected"), std::string::npos);
+  EXPECT_NE(Talk(port, hello + Frame(Op::kSave, "{\"directory\": \"relative\"}")).find("absolute"),
+            std::string::npos);
+  EXPECT_NE(Talk(port, hello + Frame(Op::kCreateTable, "{")).find("JSON"), std::string::npos);
+  Talk(port, hello + Frame(Op::kPush, garbage, 1000000));  // ends in the middle of the body
+
+  const nlohmann::json stats = cluster.servers[0]->Stats();
+  EXPECT_GE(stats["connections"]["refused_frames"], 9);
+  EXPECT_TRUE(stats["tables"].empty());
+  const auto client = Client::Connect(cluster.remote, 1);
+  EXPECT_FALSE(Train(client.get(), 1).empty());
+}
+
+TEST(ServerTest, KeyOfAnotherServerChangesNothing) {
+  Cluster cluster(1);
+  ThreadPool pool(1);
+  Store store(Storage::Open({}), {0, 2}, &pool);
+  const uint32_t id = store.CreateTable(Spec("t", 1, "sgd"));
+  std::vector<Key> keys;
+  for (Key key = 0; keys.size() < 2; ++key) {
+    if (server_of(key, 2, false) == keys.size()) keys.push_back(key);  // one of ours, one that is not
+  }
+  const std::vector<float> gradients(2, 1.0F);
+  const uint32_t other = store.CreateTable(Spec("other", 1, "sgd"));
+  EXPECT_THROW(store.Push({{other, keys.data(), 1, gradients.data(), 0.1},
+                           {id, keys.data(), 2, gradients.data(), 0.1}}),
+               ProtocolError);
+  EXPECT_EQ(store.Stats()["tables"][0]["version"], 0);
+  EXPECT_EQ(store.Stats()["tables"][1]["version"], 0);
+}
+
+TEST(TableFileNameTest, NamesAreSafeAndDistinct) {
+  EXPECT_EQ(TableFileName("emb-1_a", {0, 3}), "server-0-of-3.emb-1_a.oet");
+  EXPECT_EQ(TableFileName("../a/b.c", {1, 2}), "server-1-of-2.%2E%2E%2Fa%2Fb%2Ec.oet");
+}
+
+}  // namespace
+}  // namespace oe

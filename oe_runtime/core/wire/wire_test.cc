@@ -1,0 +1,191 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/wire/frame.h"
+#include "oe_runtime/core/wire/messages.h"
+
+namespace oe {
+namespace {
+
+std::string MessageOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ProtocolError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Bytes ViewOf(const Buffer& buffer) { return {buffer.data(), buffer.size()}; }
+
+Buffer CopyOf(Bytes bytes) {
+  Buffer copy(bytes.size);
+  if (bytes.size != 0) std::memcpy(copy.data(), bytes.data, bytes.size);
+  return copy;
+}
+
+// A push of two tables that share a block, and one with a block of its own.
+Buffer SampleBatch() {
+  const std::vector<uint64_t> first = {1, 2, std::numeric_limits<uint64_t>::max()};
+  const std::vector<uint64_t> second = {7};
+  Buffer head;
+  EncodeBatch({{0, 0, 0.5}, {4, 0, 0.25}, {2, 1, 1.0}}, {{first.data(), 3}, {second.data(), 1}}, &head);
+  return head;
+}
+
+TEST(FrameTest, HeaderRoundTrip) {
+  const FrameHeader header{Op::kPush, 0x0123456789ABCDEFULL, 1234};
+  const FrameHeader read = DecodeHeader(EncodeHeader(header), kMaxBody);
+  EXPECT_EQ(read.op, header.op);
+  EXPECT_EQ(read.request, header.request);
+  EXPECT_EQ(read.length, header.length);
+}
+
+TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
+  const HeaderBytes bytes = EncodeHeader({Op::kPull, 0x0102, 0x0304});
+  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 1, 0, 3, 0, 2, 1, 0, 0,
+                              0,   0,   0,   0,    4, 3, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(bytes, wanted);
+}
+
+TEST(FrameTest, AnotherProtocolIsNotOurs) {
+  HeaderBytes bytes{};
+  std::memcpy(bytes.data(), "GET / HTTP/1.1\r\nHost: x", 23);
+  EXPECT_THROW(DecodeHeader(bytes, kMaxBody), NotOurs);
+}
+
+TEST(FrameTest, AnotherVersionIsNamed) {
+  HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
+  bytes[4] = 9;
+  EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
+            "the peer speaks protocol version 9, this side 1; install the same oe_runtime on both hosts");
+}
+
+TEST(FrameTest, UnknownOperation) {
+  HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
+  bytes[6] = 99;
+  EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }), "unknown operation 99");
+}
+
+TEST(FrameTest, LengthIsBounded) {
+  EXPECT_NO_THROW(DecodeHeader(EncodeHeader({Op::kHello, 1, 4096}), 4096));
+  EXPECT_EQ(MessageOf([] { DecodeHeader(EncodeHeader({Op::kHello, 1, 4097}), 4096); }),
+            "a body of 4097 bytes; at most 4096 are allowed here");
+  EXPECT_THROW(DecodeHeader(EncodeHeader({Op::kPush, 1, std::numeric_limits<uint64_t>::max()}), kMaxBody),
+               ProtocolError);
+}
+
+TEST(MessageTest, HelloRoundTripAndTruncation) {
+  const std::string body = EncodeHello({kProtocolVersion, "secret"});
+  const auto* data = reinterpret_cast<const uint8_t*>(body.data());
+  EXPECT_EQ(ParseHello({data, body.size()}).token, "secret");
+  for (size_t size = 0; size < body.size(); ++size) EXPECT_THROW(ParseHello({data, size}), ProtocolError);
+  const std::string longer = body + "x";
+  EXPECT_THROW(ParseHello({reinterpret_cast<const uint8_t*>(longer.data()), longer.size()}), ProtocolError);
+}
+
+TEST(MessageTest, ErrorsKeepTheirClass) {
+  const auto round_trip = [](const std::exception& error) {
+    const std::string body = EncodeError({CodeOf(error), error.what()});
+    const ErrorBody read = ParseError({reinterpret_cast<const uint8_t*>(body.data()), body.size()});
+    ThrowAs(read.code, read.message);
+  };
+  EXPECT_THROW(round_trip(SpecError("x")), SpecError);
+  EXPECT_THROW(round_trip(SpecMismatch("x")), SpecMismatch);
+  EXPECT_THROW(round_trip(KeyRangeError("x")), KeyRangeError);
+  EXPECT_THROW(round_trip(StorageError("x")), StorageError);
+  EXPECT_THROW(round_trip(CheckpointError("x")), CheckpointError);
+  EXPECT_THROW(round_trip(AuthError("x")), AuthError);
+  EXPECT_THROW(round_trip(ProtocolError("x")), ProtocolError);
+  EXPECT_THROW(round_trip(std::bad_alloc()), Error);
+  EXPECT_THROW(ThrowAs(static_cast<ErrorCode>(12345), "from the future"), Error);
+}
+
+TEST(BatchTest, RoundTrip) {
+  const Buffer head = SampleBatch();
+  const BatchView view = ParseBatch(ViewOf(head));
+  ASSERT_EQ(view.entries.size(), 3U);
+  EXPECT_EQ(view.entries[1].table, 4U);
+  EXPECT_EQ(view.entries[1].block, 0U);
+  EXPECT_EQ(view.entries[1].learning_rate, 0.25);
+  ASSERT_EQ(view.blocks.size(), 2U);
+  EXPECT_EQ(view.blocks[0].size, 3U);
+  EXPECT_EQ(view.blocks[0].keys[2], std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(view.blocks[1].keys[0], 7U);
+  EXPECT_EQ(view.rest.size, 0U);
+}
+
+TEST(BatchTest, EveryTruncationIsRefused) {
+  const Buffer head = SampleBatch();
+  for (size_t size = 0; size < head.size(); ++size) {
+    const Buffer cut =
+        CopyOf({head.data(), size});  // its own memory, so that a sanitizer sees a read past it
+    EXPECT_THROW(ParseBatch(ViewOf(cut)), ProtocolError) << size;
+  }
+}
+
+TEST(BatchTest, CountsThatWouldOverflowAreRefused) {
+  Buffer head = SampleBatch();
+  const auto set = [&head](size_t offset, uint64_t value, size_t size) {
+    std::memcpy(head.data() + offset, &value, size);
+  };
+  set(4, 0xFFFFFFFFU, 4);  // entries
+  EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError);
+  head = SampleBatch();
+  set(0, 0xFFFFFFFFU, 4);  // blocks
+  EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError);
+  for (const uint64_t size : {uint64_t{5}, uint64_t{1} << 61, ~uint64_t{0}}) {
+    head = SampleBatch();
+    set(8 + 3 * 16, size, 8);  // keys of the first block; times 8 it may wrap around
+    EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError) << size;
+  }
+}
+
+TEST(BatchTest, AnEntryMustNameABlock) {
+  Buffer head = SampleBatch();
+  const uint32_t block = 2;
+  std::memcpy(head.data() + 8 + 4, &block, 4);
+  EXPECT_EQ(MessageOf([&] { ParseBatch(ViewOf(head)); }), "batch: an entry names block 2 of 2");
+}
+
+// Whatever the bytes, parsing ends in a view within the body or in ProtocolError.
+TEST(BatchTest, GarbageNeverReadsOutside) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 3000; ++round) {
+    Buffer bytes = SampleBatch();
+    const size_t changes = 1 + random() % 8;
+    for (size_t i = 0; i < changes; ++i)
+      bytes.data()[random() % bytes.size()] = static_cast<uint8_t>(random());
+    const Buffer cut = CopyOf({bytes.data(), random() % (bytes.size() + 1)});
+    try {
+      uint64_t sum = 0;
+      const BatchView view = ParseBatch(ViewOf(cut));
+      for (const BatchEntry& entry : view.entries) {
+        const KeyBlock& block = view.blocks.at(entry.block);
+        for (size_t i = 0; i < block.size; ++i) sum += block.keys[i];
+      }
+      (void)sum;
+    } catch (const ProtocolError&) {
+    }
+  }
+}
+
+TEST(BufferTest, AlignedAndReused) {
+  Buffer buffer(100);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0U);
+  const uint8_t* before = buffer.data();
+  buffer.Resize(10);
+  EXPECT_EQ(buffer.data(), before);
+  EXPECT_EQ(buffer.size(), 10U);
+  buffer.Resize(0);
+  EXPECT_EQ(buffer.size(), 0U);
+}
+
+}  // namespace
+}  // namespace oe
