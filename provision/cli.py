@@ -174,7 +174,6 @@ def run(arguments: list[str] | None = None) -> int:
             return 1
         return _fail(f"{message.rstrip('.')}; see `{path} --help`")
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -85,7 +85,7 @@ class RawInventory:
             name = part.strip().lstrip("!&")
             known = [*self.groups, "all", *(host.name for host in self.hosts)]
             if name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 hint = f"; did you mean {close[0]}?" if close else ""
                 raise InventoryError(f"{self.path}: --limit {name!r} is no host or group{hint}")
         self._manager.subset(pattern)

@@ -290,13 +290,11 @@ def mode_refusal(kind: Kind, mode: str) -> str:
     """Why ``kind`` cannot do ``mode`` and what can be done instead; empty when it can."""
     if mode == "auto" or mode in MODES[kind]:
         return ""
-    if kind in (Kind.re6p, Kind.re7p):
-        if mode == "memory":
-            return (
-                f"{kind.value} is a guest: memory mode is set by ipmctl in the firmware of the physical "
-                "machine, which a guest cannot reach; use system-ram (a memory node of its own) or fsdax"
-            )
-        return f"{kind.value} has persistent memory of its own; use fsdax or system-ram"
+    if kind in (Kind.re6p, Kind.re7p) and mode == "memory":
+        return (
+            f"{kind.value} is a guest: memory mode is set by ipmctl in the firmware of the physical "
+            "machine, which a guest cannot reach; use system-ram (a memory node of its own) or fsdax"
+        )
     if kind is Kind.cxl and mode == "memory":
         return "CXL memory has no memory mode; use system-ram"
     if kind is Kind.local:

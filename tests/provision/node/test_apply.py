@@ -1,0 +1,134 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from provision.node import directory, runtime
+from provision.node.apply import apply, can_apply
+from provision.node.command import CommandError, Result, System
+from provision.node.packages import apply as install
+from provision.node.step import Step
+
+
+def step(path: Path, size: int = 0) -> Step:
+    return Step("directory", "make", "why", action="make_directory", args={"path": str(path), "size": size})
+
+
+def test_a_directory_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "pmem0"
+    assert apply(step(path)).changed is True
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert apply(step(path)).changed is False
+    assert list(path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pmem0").write_text("mine")
+    with pytest.raises(CommandError, match="pmem0: File exists"):
+        apply(step(tmp_path / "pmem0"))
+    assert (tmp_path / "pmem0").read_text() == "mine"
+
+
+def test_too_little_space_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"has .* free"):
+        apply(step(tmp_path / "pmem0", size=1 << 62))
+    assert not (tmp_path / "pmem0").exists()
+
+
+def test_an_action_of_a_later_version_is_refused() -> None:
+    unknown = Step("mkfs-pmem0", "make ext4", "why", action="make_filesystem")
+    assert not can_apply(unknown)
+    with pytest.raises(CommandError, match="plans 'make_filesystem' but does not carry it out"):
+        apply(unknown)
+
+
+def test_directories_are_seen_as_they_are(tmp_path: Path) -> None:
+    system = System()
+    absent = directory.observe(system, str(tmp_path / "a" / "b"))
+    assert (absent.exists, absent.writable, absent.blocked_by) == (False, True, "")
+    assert absent.free > 0
+    (tmp_path / "file").write_text("")
+    under_file = directory.observe(system, str(tmp_path / "file" / "b"))
+    assert (under_file.writable, under_file.blocked_by) == (False, str(tmp_path / "file"))
+    there = directory.observe(system, str(tmp_path))
+    assert (there.exists, there.is_directory) == (True, True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written_is_seen(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert directory.observe(System(), str(tmp_path / "x")).blocked_by == str(tmp_path)
+
+
+class Scripted(System):
+    """Answers commands from a list; remembers what was asked."""
+
+    def __init__(self, answers: dict[str, list[Result]]) -> None:
+        super().__init__()
+        self.answers = answers
+        self.asked: list[list[str]] = []
+
+    def run(self, argv, timeout=0.0, environment=None):  # type: ignore[no-untyped-def]
+        self.asked.append(argv)
+        return self.answers[" ".join(argv[:2])].pop(0)
+
+
+def ok(out: str = "") -> Result:
+    return Result(["x"], 0, out, "")
+
+
+def test_packages_are_installed_although_the_index_cannot_be_refreshed() -> None:
+    system = Scripted(
+        {
+            "dpkg-query -W": [ok(), ok("libpmem1\tinstalled\t1.12\n")],
+            "apt-get update": [Result(["apt-get", "update"], 100, "", "no network")],
+            "apt-get install": [ok()],
+        }
+    )
+    assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
+
+
+def test_a_package_manager_that_lies_is_caught() -> None:
+    system = Scripted({"dpkg-query -W": [ok(), ok()], "apt-get update": [ok()], "apt-get install": [ok()]})
+    with pytest.raises(CommandError, match="said that it installed libpmem1, but it did not"):
+        install(system, "apt", ["libpmem1"])
+
+
+def test_a_failed_installation_says_what_failed() -> None:
+    failed = Result(["apt-get", "install", "nope"], 100, "", "E: Unable to locate package nope")
+    system = Scripted({"dpkg-query -W": [ok()], "apt-get update": [ok()], "apt-get install": [failed]})
+    with pytest.raises(CommandError, match="Unable to locate package nope"):
+        install(system, "apt", ["nope"])
+
+
+def test_the_runtime_is_probed_in_its_own_interpreter(tmp_path: Path) -> None:
+    import sys
+
+    found = runtime.observe(
+        System(),
+        sys.prefix,
+        ["pytest>=1", "pytest>=99999", "no-such-dist-here", "other; platform_machine == 'pdp11'"],
+    )
+    assert found.exists
+    assert found.python.startswith("3.")
+    assert found.missing == ["pytest>=99999", "no-such-dist-here"]
+    assert "other" not in found.distributions
+    absent = runtime.observe(System(), str(tmp_path / "none"), ["a"])
+    assert (absent.exists, absent.missing) == (False, ["a"])
+
+
+def test_a_broken_interpreter_is_said(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    python.chmod(0o755)
+    assert runtime.observe(System(), str(tmp_path), []).error == "broken"
+
+
+def test_an_environment_that_has_all_is_not_touched() -> None:
+    import sys
+
+    args = {"venv": sys.prefix, "python": "python3", "create": False, "requirements": ["pytest>=1"]}
+    done = apply(Step("runtime", "install", "why", action="install_runtime", args=args))
+    assert done.changed is False

@@ -1,0 +1,132 @@
+"""Observation on a tree of files, as a node has them."""
+
+from pathlib import Path
+
+from provision.node import bootloader, gpu, kernel, numa
+from provision.node.command import NOT_FOUND, TIMED_OUT, System
+from provision.node.observe import observe, observe_os
+from provision.node.state import OsInfo
+from provision.node.step import Desired
+
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> System:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return System(str(root))
+
+
+def test_numa_nodes_and_ranges(tmp_path: Path) -> None:
+    node = "/sys/devices/system/node"
+    system = write(
+        tmp_path,
+        {
+            f"{node}/node0/meminfo": "Node 0 MemTotal: 1048576 kB\nNode 0 MemFree: 1024 kB\n",
+            f"{node}/node0/cpulist": "0-1\n",
+            f"{node}/node0/distance": "10 17\n",
+            f"{node}/node1/meminfo": "Node 1 MemTotal: 2097152 kB\nNode 1 MemFree: 2097152 kB\n",
+            f"{node}/node1/cpulist": "\n",
+            f"{node}/node1/distance": "17 10\n",
+            f"{node}/node1/memory8/state": "online\n",
+            f"{node}/node1/memory9/state": "online\n",
+            "/sys/devices/system/memory/block_size_bytes": "8000000\n",
+            "/sys/devices/system/memory/auto_online_blocks": "online_movable\n",
+            "/sys/firmware/memmap/0/start": "0x100000\n",
+            "/sys/firmware/memmap/0/end": "0xbfffffff\n",
+            "/sys/firmware/memmap/0/type": "System RAM\n",
+            "/sys/firmware/memmap/1/start": "0xc0000000\n",
+            "/sys/firmware/memmap/1/end": "0xcfffffff\n",
+            "/sys/firmware/memmap/1/type": "Reserved\n",
+        },
+    )
+    nodes = numa.observe_nodes(system)
+    assert [(item.id, item.size, item.cpus) for item in nodes] == [(0, GIB, [0, 1]), (1, 2 * GIB, [])]
+    assert nodes[1].distances == [17, 10]
+    assert numa.observe_policy(system).auto_online == "online_movable"
+    ranges = [(item.start, item.end, item.node, item.source) for item in numa.observe_ranges(system, "")]
+    assert ranges == [(0x100000, 3 * GIB, -1, "firmware"), (GIB, GIB + (256 << 20), 1, "blocks")]
+
+
+def test_kernels(tmp_path: Path) -> None:
+    system = write(
+        tmp_path,
+        {
+            "/proc/sys/kernel/osrelease": "6.1.0-9-amd64\n",
+            "/proc/cmdline": "root=/dev/vda1 memmap=1G!4G\n",
+            "/boot/vmlinuz-6.1.0-28-amd64": "",
+            "/boot/vmlinuz-6.1.0-9-amd64": "",
+            "/boot/vmlinuz-0-rescue-1234": "",
+            "/boot/config-6.1.0-28-amd64": "CONFIG_FS_DAX=y\n",
+        },
+    )
+    found = kernel.observe(system, OsInfo(), Desired())
+    assert found.running == "6.1.0-9-amd64"
+    assert found.installed == ["6.1.0-9-amd64", "6.1.0-28-amd64"]
+    assert found.cmdline == ["root=/dev/vda1", "memmap=1G!4G"]
+    assert found.config == {"6.1.0-28-amd64": {"CONFIG_FS_DAX": "y"}}
+
+
+def test_grub(tmp_path: Path) -> None:
+    assert bootloader.observe(System(str(tmp_path))).kind == ""
+    system = write(
+        tmp_path,
+        {
+            "/etc/default/grub": 'GRUB_DEFAULT=saved\nGRUB_CMDLINE_LINUX="a b"\n',
+            "/boot/grub2/grub.cfg": "",
+            "/boot/loader/entries/x.conf": "",
+        },
+    )
+    found = bootloader.observe(system)
+    assert (found.cmdline, found.saved_default, found.bls) == ("a b", True, True)
+    assert (found.mkconfig, found.config_path) == ("grub2-mkconfig", "/boot/grub2/grub.cfg")
+
+
+def test_gpus_are_told_from_other_nvidia_functions(tmp_path: Path) -> None:
+    pci = "/sys/bus/pci/devices"
+    system = write(
+        tmp_path,
+        {
+            f"{pci}/0000:00:07.0/vendor": "0x10de\n",
+            f"{pci}/0000:00:07.0/class": "0x030200\n",
+            f"{pci}/0000:00:07.1/vendor": "0x10de\n",
+            f"{pci}/0000:00:07.1/class": "0x040300\n",
+            f"{pci}/0000:00:08.0/vendor": "0x1af4\n",
+            f"{pci}/0000:00:08.0/class": "0x030000\n",
+        },
+    )
+    assert gpu.observe(system).devices == ["0000:00:07.0"]
+
+
+def test_derivatives_count_as_what_they_are_like(tmp_path: Path) -> None:
+    system = write(
+        tmp_path, {"/etc/os-release": 'ID=almalinux\nID_LIKE="rhel centos fedora"\nVERSION_ID=9.4\n'}
+    )
+    assert observe_os(system).family == "rhel"
+    system = write(tmp_path, {"/etc/os-release": "ID=arch\n"})
+    assert observe_os(system).family == "other"
+
+
+def test_this_machine_can_be_looked_at_as_any_kind() -> None:
+    for kind, mode in (
+        ("re7p", "fsdax"),
+        ("bare_metal_pmem", "memory"),
+        ("cxl", "system-ram"),
+        ("gpu", "none"),
+    ):
+        state = observe(System(), Desired(kind=kind, pmem_mode=mode))
+        assert state.kernel.running
+        assert state.numa or not Path("/sys/devices/system/node/node0").exists()
+        assert state.from_dict(state.to_dict()) == state
+
+
+def test_commands_never_raise() -> None:
+    system = System()
+    assert system.run(["no-such-program-here"]).code == NOT_FOUND
+    assert "is not installed" in system.run(["no-such-program-here"]).explain()
+    assert system.run(["sleep", "30"], timeout=0.05).code == TIMED_OUT
+    failed = system.run(["sh", "-c", "echo first; echo second >&2; exit 3"])
+    assert failed.code == 3
+    assert failed.explain().endswith("failed with exit status 3: second")

@@ -1,0 +1,230 @@
+"""The command line: exit codes, help that teaches, JSON that parses, and one line for every mistake."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision import cli, share
+
+COMMANDS = [
+    ["plan"],
+    ["bootstrap"],
+    ["pmem-mode"],
+    ["launch-training"],
+    ["status"],
+    ["logs"],
+    ["stop"],
+    ["inventory"],
+    ["inventory", "check"],
+    ["inventory", "show"],
+    ["inventory", "schema"],
+]
+
+
+class Run:
+    """What one command line gave."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def error(self) -> str:
+        """The one line on standard error of a failed command that printed nothing else."""
+        assert self.code == 1
+        assert self.out == ""
+        assert self.err.count("\n") == 1
+        assert self.err.startswith("error: ")
+        return self.err.removeprefix("error: ").strip()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.delenv("OEPROV_INVENTORY", raising=False)
+    monkeypatch.setenv("OEPROV_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Run:
+        code = cli.run(list(arguments))
+        captured = capsys.readouterr()
+        return Run(code, captured.out, captured.err)
+
+    return call
+
+
+SAMPLE, LOCAL = str(share.inventory("sample")), str(share.inventory("local"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_says_what_and_shows_examples(run, command: list[str]) -> None:  # type: ignore[no-untyped-def]
+    found = run(*command, "--help")
+    assert found.code == 0
+    assert "Usage: oeprov " + " ".join(command) in found.out
+    if command != ["inventory"]:
+        assert "Example" in found.out
+        assert "oeprov " + " ".join(command) in found.out.split("Example")[1]
+
+
+def test_help_of_the_whole_names_every_command(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("--help")
+    for command in COMMANDS:
+        assert command[0] in found.out
+
+
+def test_version(run) -> None:  # type: ignore[no-untyped-def]
+    assert re.fullmatch(r"oeprov \d+\.\d+\.\d+\n", run("--version").out)
+
+
+def test_plan_offline_shows_every_host_and_exits_with_2(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("plan", "-i", SAMPLE, "--offline")
+    assert found.code == 2
+    for name in ("re6p-1", "re6p-2", "re7p-1", "metal-1", "cxl-1", "gpu-1", "gpu-2", "cpu-1"):
+        assert name in found.out
+    assert "memmap=1008G!257G" in found.out
+    assert "does not outlive a stop" in found.out
+    assert "4 of which reboot" in found.out
+
+
+def test_plan_shows_exact_commands_when_asked(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("plan", "-i", SAMPLE, "--offline", "--limit", "re7p-1", "--commands")
+    assert "grubby --update-kernel=ALL '--args=memmap=1008G!257G'" in found.out
+    assert "mkfs.ext4 -b 4096 /dev/pmem0" in found.out
+
+
+def test_plan_json_is_one_document(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("plan", "-i", SAMPLE, "--offline", "--json")
+    document = json.loads(found.out)
+    assert (found.code, found.err, document["changes"]) == (2, "", True)
+    steps = document["hosts"]["re7p-1"]["steps"]
+    assert [step["id"] for step in steps if step["reboots"]] == ["reboot"]
+    assert all(set(step) >= {"what", "why", "destroys", "reboots", "commands"} for step in steps)
+
+
+def test_plan_says_what_is_out_of_reach_and_exits_with_1(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    text = Path(SAMPLE).read_text().replace("pmem_max_movable_ratio: 6", "pmem_max_movable_ratio: 4")
+    (tmp_path / "inventory.yml").write_text(text)
+    found = run("plan", "--offline", "--limit", "re6p-2")
+    assert found.code == 1
+    assert "pmem_max_movable_ratio" in found.out
+
+
+def test_plan_of_this_machine(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("plan", "-i", LOCAL, "--json")
+    document = json.loads(found.out)
+    steps = [step["id"] for step in document["hosts"]["localhost"]["steps"]]
+    assert found.code in (1, 2)
+    assert "directory" in steps
+
+
+def test_plan_of_a_host_that_is_down(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "inventory.yml").write_text(
+        "all:\n  children:\n    parameter_servers: {hosts: {a: {oeprov_kind: cpu, ansible_host: 127.0.0.1, "
+        "ansible_port: 1}}}\n    workers: {hosts: {a: }}\n"
+    )
+    found = run("plan")
+    assert found.code == 1
+    assert "a: 127.0.0.1 port 1 refuses connections" in found.out
+    found = run("plan", "--json")
+    assert "refuses connections" in json.loads(found.out)["hosts"]["a"]["unreachable"]
+
+
+def test_the_inventory_may_come_from_the_environment(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("OEPROV_INVENTORY", LOCAL)
+    assert run("inventory", "check").code == 0
+
+
+def test_inventory_show(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("inventory", "show", "-i", SAMPLE)
+    assert found.code == 0
+    for piece in ("re7p-1", "192.0.2.13:22", "fsdax", "tensorflow-gpu", "deepfm", "dim 16"):
+        assert piece in found.out
+    document = json.loads(run("inventory", "show", "-i", SAMPLE, "--json", "--limit", "gpu-2").out)
+    assert list(document["hosts"]) == ["gpu-2"]
+    assert document["hosts"]["gpu-2"]["address"] == "192.0.2.22"
+
+
+def test_inventory_schema_is_json(run) -> None:  # type: ignore[no-untyped-def]
+    assert json.loads(run("inventory", "schema").out)["definitions"]["variables"]["properties"]["pmem_mode"]
+
+
+def test_inventory_check_lists_all_problems(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    text = (
+        Path(LOCAL).read_text().replace("training_model", "training_modle").replace("pmem_size", "pmem_sice")
+    )
+    (tmp_path / "inventory.yml").write_text(text)
+    found = run("inventory", "check")
+    assert (found.code, found.err.count("error: ")) == (1, 2)
+    found = run("inventory", "check", "--json")
+    assert len(json.loads(found.out)["problems"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        (["plan"], "inventory.yml: no such inventory; name one with -i FILE"),
+        (["bootstrap", "-i", "nope.yml"], "nope.yml: no such inventory"),
+        (["pmem-mode", "fsdx", "-i", LOCAL], "did you mean fsdax?"),
+        (["pmem-mode", "-i", LOCAL], "Missing argument 'MODE'; see `oeprov pmem-mode --help`"),
+        (["pmem-mode", "memory", "-i", SAMPLE, "--limit", "re6p-1"], "re6p is a guest"),
+        (["pmem-mode", "fsdax", "-i", LOCAL], "kind local is this machine"),
+        (["plan", "-i", LOCAL, "--limit", "remotehost"], "is no host or group"),
+        (["plan", "--offlin"], "No such option: --offlin"),
+        (["plam"], "No such command 'plam'"),
+        (["launch-training", "-i", "nope.yml"], "nope.yml: no such inventory"),
+        (["launch-training", "my-job", "-i", LOCAL], "is understood with --resume only"),
+        (["launch-training", "-i", LOCAL, "--dim", "wide"], "Invalid value for '--dim'"),
+        (["launch-training", "-i", LOCAL, "--dim", "0"], "Invalid value for '--dim'"),
+        (["stop", "no-such-job"], "no-such-job"),
+        (["logs", "no-such-job"], "no-such-job"),
+        (["status", "no-such-job"], "no-such-job"),
+    ],
+    ids=lambda value: "-".join(value).replace("/", "_")[-40:] if isinstance(value, list) else None,
+)
+def test_a_mistake_gives_one_line_and_exit_1(run, arguments: list[str], piece: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert piece in run(*arguments).error()
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_inventory_that_may_not_be_read_is_said(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "inventory.yml"
+    path.write_text("all:\n")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("root may read everything")
+    assert "inventory.yml" in run("plan").error()
+
+
+def test_ctrl_c_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("provision.planning.plan", interrupted)
+    found = run("plan", "-i", LOCAL)
+    assert (found.code, found.out) == (130, "")
+    assert "Traceback" not in found.err
+
+
+def test_the_program_itself(tmp_path: Path) -> None:
+    """Entry point, exit code and a reader that goes away, in a process of its own."""
+    program = [sys.executable, "-m", "provision.cli"]
+    environment = {**os.environ, "PYTHONPATH": str(share.root()), "OEPROV_STATE_DIR": str(tmp_path / "s")}
+    done = subprocess.run(
+        [*program, "plan"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: inventory.yml: no such inventory")
+    assert done.stdout == ""
+    reader = f"'{sys.executable}' -m provision.cli inventory schema | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", reader],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("{", "")

@@ -1,0 +1,203 @@
+"""Bad inventories: one line that names file, host or group, and key, and says what would be right."""
+
+from pathlib import Path
+
+import pytest
+
+from provision.errors import InventoryError
+from provision.inventory import load
+
+GOOD = """\
+all:
+  children:
+    parameter_servers:
+      hosts:
+        p1: {ansible_host: 10.0.0.1, oeprov_kind: re6p}
+    workers:
+      hosts:
+        w1: {ansible_host: 10.0.0.2, oeprov_kind: cpu}
+"""
+
+
+def refused(tmp_path: Path, text: str, limit: str | None = None) -> str:
+    path = tmp_path / "inventory.yml"
+    path.write_text(text)
+    with pytest.raises(InventoryError) as caught:
+        load(path, limit)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(path))
+    assert "Traceback" not in message
+    return message.removeprefix(str(path))
+
+
+def with_host(line: str) -> str:
+    return GOOD.replace("oeprov_kind: re6p}", "oeprov_kind: re6p, " + line + "}")
+
+
+def test_the_good_one_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text(GOOD)
+    assert len(load(path).hosts) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "pieces"),
+    [
+        ("pmem_mod: fsdax", ["host p1: pmem_mod: unknown key; did you mean pmem_mode?"]),
+        ("pmem_xyzzy: 1", ["host p1: pmem_xyzzy: unknown key"]),
+        ("pmen_mode: fsdax", ["host p1: pmen_mode: unknown key; did you mean pmem_mode?"]),
+        ("kernel_versoin: newest", ["did you mean kernel_version?"]),
+        ("pmem_mode: fsdx", ["host p1: pmem_mode: found 'fsdx'; allowed: ", "did you mean 'fsdax'?"]),
+        ("pmem_mode: memory", ["pmem_mode: found 'memory': re6p is a guest", "use system-ram"]),
+        ("pmem_mode: directory", ["directory stands in for persistent memory on kind local only"]),
+        ("pmem_mode: ", ["pmem_mode: has no value"]),
+        ("pmem_memmap: 1G!4G", ["pmem_memmap: is for kind re7p only; this host is re6p"]),
+        ("parameter_server_storage_size: 64GB", ["found '64GB'; expected a size such as 512M, 64G"]),
+        ("parameter_server_storage_size: 64 gigs", ["found '64 gigs'; expected a size"]),
+        ("parameter_server_count: 0", ["parameter_server_count: found 0;", "greater than or equal to 1"]),
+        ("parameter_server_count: many", ["parameter_server_count: found 'many';", "integer"]),
+        ("parameter_server_port: 70000", ["parameter_server_port: found 70000;", "65535"]),
+        ("kernel_version: 5.10", ["kernel_version: found 5.1;", "put it in quotes"]),
+        ("kernel_version: latest", ["kernel_version: found 'latest'; it must match"]),
+        ("kernel_arguments: quiet", ["kernel_arguments: found 'quiet';", "list"]),
+        ("ansible_port: 99999", ["ansible_port: found 99999; expected a port"]),
+        (
+            "ansible_connection: winrm",
+            ["ansible_connection: found 'winrm'; oeprov reaches hosts by ssh or local"],
+        ),
+        ('pmem_mode: "{{ nowhere }}"', ["host p1: pmem_mode: cannot be templated", "nowhere"]),
+    ],
+)
+def test_a_wrong_value_or_key_of_a_host(tmp_path: Path, line: str, pieces: list[str]) -> None:
+    message = refused(tmp_path, with_host(line))
+    for piece in pieces:
+        assert piece in message
+    assert "host p1" in message
+
+
+def test_the_line_is_named_where_ansible_knows_it(tmp_path: Path) -> None:
+    text = GOOD.replace("    workers:", "      vars:\n        pmem_mode: fsdx\n    workers:")
+    message = refused(tmp_path, text)
+    assert "group parameter_servers: pmem_mode: found 'fsdx'" in message
+    pytest.importorskip("ansible._internal._datatag._tags", reason="ansible-core before 2.19 has no lines")
+    assert message.startswith(":7: ")
+
+
+def test_a_wrong_value_in_group_vars_names_that_file(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "workers.yml").write_text("\ntraining_model: depfm\n")
+    path = tmp_path / "inventory.yml"
+    path.write_text(GOOD)
+    with pytest.raises(InventoryError, match="training_model") as caught:
+        load(path)
+    assert "w1" in str(caught.value) or "workers" in str(caught.value)
+
+
+def test_kind_missing(tmp_path: Path) -> None:
+    message = refused(tmp_path, GOOD.replace("oeprov_kind: cpu", "x: 1"))
+    assert message.startswith(": host w1: oeprov_kind is missing; one of re6p, re7p, bare_metal_pmem")
+
+
+def test_kind_unknown(tmp_path: Path) -> None:
+    message = refused(tmp_path, GOOD.replace("kind: re6p", "kind: re6"))
+    assert "found 're6'; allowed: re6p, re7p" in message
+    assert "did you mean 're6p'?" in message
+
+
+def test_kind_local_over_ssh(tmp_path: Path) -> None:
+    message = refused(tmp_path, GOOD.replace("kind: cpu", "kind: local"))
+    assert "host w1: ansible_connection: kind local is this machine: set ansible_connection: local" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "piece"),
+    [
+        ("re7p", "memory", "re7p is a guest"),
+        ("cxl", "memory", "CXL memory has no memory mode; use system-ram"),
+        ("gpu", "fsdax", "kind gpu has no persistent memory"),
+        ("cpu", "system-ram", "kind cpu has no persistent memory"),
+    ],
+)
+def test_a_mode_that_the_kind_cannot_do_says_why(tmp_path: Path, kind: str, mode: str, piece: str) -> None:
+    assert piece in refused(tmp_path, GOOD.replace("kind: re6p", f"kind: {kind}, pmem_mode: {mode}"))
+
+
+def test_two_names_for_one_machine(tmp_path: Path) -> None:
+    message = refused(tmp_path, GOOD.replace("10.0.0.2", "10.0.0.1"))
+    assert "host w1: has the same address as host p1: 10.0.0.1 port 22" in message
+
+
+def test_the_same_address_with_another_port_is_another_host(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text(GOOD.replace("10.0.0.2", "10.0.0.1, ansible_port: 2222"))
+    assert len(load(path).hosts) == 2
+
+
+@pytest.mark.parametrize("group", ["parameter_servers", "workers"])
+def test_an_empty_group(tmp_path: Path, group: str) -> None:
+    lines = GOOD.splitlines()
+    at = lines.index(f"    {group}:")
+    message = refused(tmp_path, "\n".join(lines[: at + 1] + lines[at + 3 :]) + "\n")
+    assert message == f": group {group}: has no hosts; a cluster needs at least one"
+
+
+def test_a_group_that_is_missing(tmp_path: Path) -> None:
+    message = refused(tmp_path, GOOD.replace("workers:", "worker:"))
+    assert "group workers is missing; did you mean it by 'worker'?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        ("", ": is empty"),
+        ("all: [", ": is not YAML"),
+        ("all:\n\thosts:\n", ": is not YAML"),
+        ("- a\n- b\n", ": is not an inventory: expected groups at the top"),
+        ("[parameter_servers]\nhost1\n", ": is not"),
+        (
+            "all:\n  host:\n    a:\n",
+            ": group all: host: a group has vars, children and hosts only; did you mean hosts?",
+        ),
+        ("all:\n  hosts: [a, b]\n", ": group all: hosts: expected `name:` lines, found ['a', 'b']"),
+        ("all:\n  hosts:\n    a: 5\n", ": host a: expected `key: value` lines, found 5"),
+        ("all: 3\n", ": group all: expected vars, children or hosts, found 3"),
+    ],
+)
+def test_what_is_no_inventory(tmp_path: Path, text: str, piece: str) -> None:
+    assert piece in refused(tmp_path, text)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_bytes(b"\xff\xfe\x00all:")
+    with pytest.raises(InventoryError, match="is not YAML"):
+        load(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match=r"nope.yml: no such inventory; name one with -i FILE"):
+        load(tmp_path / "nope.yml")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="is a directory; name the YAML file in it"):
+        load(tmp_path)
+
+
+def test_training_settings_are_for_the_whole_job(tmp_path: Path) -> None:
+    message = refused(tmp_path, with_host("training_dim: 9"))
+    assert "training_dim: applies to the whole job" in message
+    assert "set it under all: vars:" in message
+
+
+@pytest.mark.parametrize(
+    ("limit", "piece"),
+    [
+        ("p2", "--limit 'p2' is no host or group; did you mean p1?"),
+        ("wrokers", "did you mean workers?"),
+        ("p1:&workers", "selects no host"),
+    ],
+)
+def test_a_limit_that_selects_nothing(tmp_path: Path, limit: str, piece: str) -> None:
+    assert piece in refused(tmp_path, GOOD, limit)
