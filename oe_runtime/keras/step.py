@@ -13,9 +13,9 @@ from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
 from oe_runtime.keras.plan import Plan
 
-# What is compiled: (model, a function that splits the gathered rows, the gathered rows of trained tables,
+# What is compiled: (model, the rows of all lookups, those of trained tables by groups of one dim,
 # (x, y, sample_weight)) → outputs.
-_Body = Callable[[Any, Callable[[], Supply], Sequence[Any], tuple[Any, Any, Any]], Any]
+_Body = Callable[[Any, Supply, list[list[Any]], tuple[Any, Any, Any]], Any]
 
 
 class Steps:
@@ -174,19 +174,17 @@ class _Program:
         trained = len(pulls[0].groups) if self._trained else 0
 
         def function(*flat: Any) -> Any:
-            gathered = [tf.gather(flat[g], flat[n + g]) for g in range(n)]
-
-            def supply() -> Supply:
-                rows: list[Any] = [None] * len(layers)
-                for g, (_, lookups) in enumerate(groups):
-                    parts = tf.split(gathered[g], flat[2 * n + g], num=len(lookups))
-                    for lookup, part in zip(lookups, parts, strict=True):
-                        rows[lookup] = part
-                return Supply(layers, rows)
-
+            rows: list[Any] = [None] * len(layers)
+            for (_, lookups), unique, inverse, sizes in zip(
+                groups, flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], strict=True
+            ):
+                # The positions are split, not the gathered rows: those would be copied once more.
+                for lookup, part in zip(lookups, tf.split(inverse, sizes, num=len(lookups)), strict=True):
+                    rows[lookup] = tf.gather(unique, part)
             batch = iter(flat[3 * n :])
             values = keras.tree.pack_sequence_as(data, [next(batch) if p else None for p in present])
-            return body(model, supply, gathered[:trained], values)
+            watched = [[rows[lookup] for lookup in lookups] for _, lookups in groups[:trained]]
+            return body(model, Supply(layers, rows), watched, values)
 
         if self._eager:
             return function
@@ -198,21 +196,18 @@ class _Program:
         )
 
 
-def _train(
-    model: Any, supply: Callable[[], Supply], gathered: Sequence[Any], data: tuple[Any, Any, Any]
-) -> Any:
-    """Updates the dense variables; returns (logs, learning rate, gradients of the gathered rows)."""
+def _train(model: Any, supply: Supply, watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
+    """Updates the dense variables; returns (logs, learning rate, a gradient for each watched group)."""
     x, y, sample_weight = data
     with tf.GradientTape() as tape:
-        for rows in gathered:
-            tape.watch(rows)
-        with feeding(supply()):
+        tape.watch(watched)
+        with feeding(supply):
             y_pred = model(x, training=True)
         loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         _track(model, loss, x)
     variables = model.trainable_variables
     optimizer = model.optimizer
-    dense, sparse = tape.gradient(loss, [variables, list(gathered)])
+    dense, sparse = tape.gradient(loss, [variables, watched])
     # The rate of this step: applying the gradients moves the schedule on.
     rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float32)
     if variables:
@@ -220,26 +215,22 @@ def _train(
     else:
         optimizer.iterations.assign_add(1)
     gradients = [
-        tf.zeros_like(rows) if gradient is None else tf.convert_to_tensor(gradient)
-        for rows, gradient in zip(gathered, sparse, strict=True)
+        tf.concat([tf.zeros_like(r) if g is None else g for r, g in zip(*group, strict=True)], 0)
+        for group in zip(watched, sparse, strict=True)
     ]
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, gradients
 
 
-def _test(
-    model: Any, supply: Callable[[], Supply], _gathered: Sequence[Any], data: tuple[Any, Any, Any]
-) -> Any:
+def _test(model: Any, supply: Supply, _watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
     x, y, sample_weight = data
-    with feeding(supply()):
+    with feeding(supply):
         y_pred = model(x, training=False)
     _track(model, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False), x)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _predict(
-    model: Any, supply: Callable[[], Supply], _gathered: Sequence[Any], data: tuple[Any, Any, Any]
-) -> Any:
-    with feeding(supply()):
+def _predict(model: Any, supply: Supply, _watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
+    with feeding(supply):
         return model(data[0], training=False)
 
 
