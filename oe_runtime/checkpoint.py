@@ -12,6 +12,7 @@ so that a crash at any moment leaves the previous one the latest. Nothing here n
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -48,14 +49,28 @@ def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any
     `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
     The `keep` newest checkpoints stay, older ones are removed. A second checkpoint of the same step is newer
     than the first.
-    Raises CheckpointError when the file system refuses; what `write` raises passes through. Either way
-    nothing is published and the earlier checkpoints are untouched.
+    Raises CheckpointError when the file system refuses or another process publishes there; what `write`
+    raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
     """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _publish(directory, step, write, keep)
+    except BlockingIOError as error:
+        raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
+    finally:
+        os.close(lock)
+
+
+def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], keep: int) -> Path:
     again = max((n + 1 for found, n in map(_order, _published(directory)) if found == step), default=0)
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for leftover in directory.glob(f"{_PARTIAL}*"):  # of a run that died while writing
             shutil.rmtree(leftover)
         partial.mkdir()
@@ -63,6 +78,8 @@ def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
     try:
         extra = write(partial)
+        if reserved := {"format", "step", "files"} & extra.keys():
+            raise ValueError(f"the manifest has {sorted(reserved)} of its own")
         names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
         with ThreadPoolExecutor() as pool:
             sums = list(pool.map(lambda name: _sync_and_sum(partial / name), names))
@@ -87,7 +104,9 @@ def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any
         shutil.rmtree(partial, ignore_errors=True)
         raise
     for old in _published(directory)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(old.rename(directory / f"{_PARTIAL}{old.name}"))
     return final
 
 

@@ -94,6 +94,41 @@ checkpoint.publish(Path(sys.argv[1]), 2, write)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000001", "step-0000000003"]
 
 
+def test_killed_while_removing_old_ones_nothing_half_removed_is_found(tmp_path):
+    checkpoint.publish(tmp_path, 1, write_rows("one"))
+    script = """
+import os, shutil, signal, sys
+from pathlib import Path
+from oe_runtime import checkpoint
+def die(path):
+    (path / "rows").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.rmtree = die
+checkpoint.publish(Path(sys.argv[1]), 2, lambda path: {}, keep=1)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-0000000002"]
+    checkpoint.publish(tmp_path, 3, write_rows("three"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000000002", "step-0000000003"]
+
+
+def test_two_writers_at_once(tmp_path):
+    def write(path: Path):
+        with pytest.raises(CheckpointError, match="another process"):
+            checkpoint.publish(tmp_path, 2, write_rows("two"))
+        return {}
+
+    checkpoint.publish(tmp_path, 1, write)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-0000000001"]
+
+
+def test_the_manifest_keeps_its_own_fields(tmp_path):
+    with pytest.raises(ValueError, match="step"):
+        checkpoint.publish(tmp_path, 1, lambda path: {"step": 5})
+    assert checkpoint.latest(tmp_path) is None
+
+
 def damage_flip(path: Path):
     data = bytearray((path / "dense" / "weights").read_bytes())
     data[500] ^= 1

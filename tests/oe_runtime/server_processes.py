@@ -1,0 +1,73 @@
+"""Real parameter servers on free ports of loopback, for tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Server:
+    """One `python -m oe_runtime.server`."""
+
+    def __init__(self, directory: Path, *flags: str, index: int = 0, count: int = 1) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.ready_file = directory / f"ready-{index}.json"
+        self.metrics_file = directory / f"metrics-{index}.json"
+        self.errors = directory / f"stderr-{index}"
+        command = [sys.executable, "-m", "oe_runtime.server", "--index", str(index), "--count", str(count)]
+        command += ["--ready-file", str(self.ready_file), "--metrics-file", str(self.metrics_file)]
+        command += ["--exit-with-parent", "--threads", "2", *flags]
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
+
+    def ready(self) -> dict[str, Any]:
+        """What the ready file says, once it is there."""
+        deadline = time.monotonic() + 60
+        while not self.ready_file.exists():
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return json.loads(self.ready_file.read_text())
+
+    @property
+    def endpoint(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.ready()['port']}"
+
+    def wait(self) -> tuple[int, str]:
+        """Exit status and standard error."""
+        return self.process.wait(60), self.errors.read_text()
+
+    def end(self) -> None:
+        """End it, however it is."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(60)
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+class Servers:
+    """Several servers that share the keys."""
+
+    def __init__(self, directory: Path, count: int, *flags: str, storage: str = "dram") -> None:
+        self.servers = []
+        for index in range(count):
+            of_storage = ["--storage", storage]
+            if storage != "dram":
+                of_storage += ["--storage-path", str(directory / f"pool-{index}")]
+            self.servers.append(Server(directory, *of_storage, *flags, index=index, count=count))
+
+    @property
+    def endpoints(self) -> list[str]:
+        """One host:port a server, in the order of their index."""
+        return [server.endpoint for server in self.servers]
+
+    def end(self) -> None:
+        """End all of them."""
+        for server in self.servers:
+            server.end()
