@@ -20,7 +20,7 @@ from provision.errors import ConvergeError, HostError
 from provision.jobs import ACTIVE
 from provision.journal import Journal, cluster_lock
 from provision.node.plan import make_plan
-from provision.node.roles import steps_of
+from provision.node.roles import role_of, steps_of
 from provision.node.state import State, difference
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
@@ -108,7 +108,9 @@ def pmem_mode(
     if code == 0 and kept:
         run.console.print(
             f"note: {inventory.path} still says otherwise for {', '.join(kept)}: set pmem_mode: {mode} "
-            "there, or the next bootstrap plans the way back"
+            "there, or the next bootstrap plans the way back",
+            highlight=False,
+            soft_wrap=True,
         )
     return code
 
@@ -228,6 +230,7 @@ class _Run:
                     "oeprov_plans": {plan.host: self._approved(plan) for plan in found.plans.values()}
                 },
                 stop=stop,
+                tags=sorted({role_of(step) for plan in found.pending for step in plan.steps}),
                 on_start=progress.start,
                 on_result=progress.result,
             )

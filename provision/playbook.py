@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,13 +62,15 @@ def run(
     run_id: str,
     variables: Mapping[str, Any],
     stop: StopRequest,
+    tags: Iterable[str] = (),
     on_start: Callable[[str, str, str], None] = lambda host, role, task: None,
     on_result: Callable[[TaskResult], None] = lambda result: None,
 ) -> PlaybookRun:
     """Run ``playbooks/<name>.yml`` on the inventory's hosts.
 
-    ``on_start(host, role, task)`` and ``on_result`` are called as Ansible reports. The hosts' variables are
-    the inventory's final values. Nothing of the run stays behind but the log.
+    With ``tags`` only roles with one of these tags run. ``on_start(host, role, task)`` and ``on_result`` are
+    called as Ansible reports. The hosts' variables are the inventory's final values. Nothing of the run stays
+    behind but the log.
     """
     import ansible_runner  # slow to import, and most commands never change a host
 
@@ -103,6 +105,7 @@ def run(
             extravars=dict(variables),
             envvars={**_environment(inventory), "ANSIBLE_MODULE_UTILS": str(_module_utils(private))},
             settings={"pexpect_timeout": 1},
+            tags=",".join(tags),
             ident="run",
             quiet=True,
             event_handler=handle,

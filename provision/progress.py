@@ -13,6 +13,7 @@ from rich.text import Text
 
 from provision.metrics import Event
 
+WORDS = 80  # columns that the step and the facts beside the bar may take
 PLAIN_SECONDS = 2.0  # at least so long between two plain progress lines
 
 
@@ -51,10 +52,12 @@ class TrainingView:
         self._last_line = -PLAIN_SECONDS
         self._bar: Progress | None = None
         if console.is_terminal:
+            room = console.width - WORDS
+            bar = [BarColumn(bar_width=min(40, room))] if room >= 10 else []
             self._bar = Progress(
                 SpinnerColumn(),
                 _Steps(),
-                BarColumn(bar_width=None),
+                *bar,
                 TextColumn("{task.fields[facts]}"),
                 console=console,
                 transient=True,

@@ -1,0 +1,281 @@
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_processes import make_job
+from rich.console import Console
+
+from provision import converge, playbook
+from provision.converge import Consent, Look, Progress
+from provision.errors import ConvergeError, HostError
+from provision.inventory import Inventory, load
+from provision.jobs import JobState
+from provision.journal import Journal, cluster_lock
+from provision.node import process
+from provision.node.state import State
+from provision.node.step import Plan, Step
+from provision.playbook import TaskResult
+
+INVENTORY = """\
+all:
+  vars: {{oeprov_cluster: test}}
+  children:
+    parameter_servers: {{hosts: {{one: }}}}
+    workers: {{hosts: {{one: }}}}
+  hosts:
+    one: {{{host}}}
+"""
+LOCAL = "ansible_connection: local, oeprov_kind: local, runtime_extra: none"
+MAKE = Step(
+    "directory", "make /data", "it is missing", action="make_directory", args={"path": "/data", "size": 0}
+)
+WIPE = Step("fs", "make ext4 on /dev/pmem0", "fsdax", destroys=["/dev/pmem0"], action="make_filesystem")
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def inventory(state_dir: Path, host: str = LOCAL) -> Inventory:
+    path = state_dir.parent / "inventory.yml"
+    path.write_text(INVENTORY.format(host=host))
+    return load(path, state_dir=state_dir)
+
+
+@pytest.fixture
+def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Stand in for the hosts: what is seen first, and after Ansible ran; gives the playbook runs."""
+
+    def arrange(first: Plan | HostError, then: Plan | None = None) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = []
+
+        def look(_: Inventory) -> Look:
+            seen = first if not runs or then is None else then
+            if isinstance(seen, HostError):
+                return Look(lost=[seen])
+            return Look(states={"one": State()}, plans={"one": seen})
+
+        def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
+            runs.append({"name": name, **arguments})
+            return playbook.PlaybookRun("ok", Path("ansible.log"), [])
+
+        monkeypatch.setattr(converge, "look", look)
+        monkeypatch.setattr(playbook, "run", run)
+        return runs
+
+    return arrange
+
+
+def bootstrap(state_dir: Path, host: str = LOCAL, **arguments: Any) -> int:
+    arguments.setdefault("consent", Consent(yes=True))
+    return converge.bootstrap(inventory(state_dir, host), state_dir=state_dir, **arguments)
+
+
+def test_converged_host_needs_no_ansible(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = see(Plan("one"))
+    assert bootstrap(state_dir, consent=Consent()) == 0
+    assert "converged already: nothing to do" in capsys.readouterr().out
+    assert runs == []
+
+
+def test_plan_is_applied_with_its_digest(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = see(Plan("one", [MAKE], digest="d1"), then=Plan("one"))
+    assert bootstrap(state_dir, as_json=True) == 0
+    (run,) = runs
+    approved = run["variables"]["oeprov_plans"]["one"]
+    assert (approved["digest"], approved["steps"]) == ("d1", ["directory"])
+    assert approved["desired"]["host"] == "one"
+    assert json.loads(capsys.readouterr().out)["converged"] is True
+
+
+def test_what_is_still_to_do_is_reported(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    see(Plan("one", [MAKE]), then=Plan("one", [MAKE]))
+    assert bootstrap(state_dir) == 1
+    shown = capsys.readouterr().out
+    assert "✗ one: still to do: make /data" in shown
+    assert "ansible.log" in shown
+
+
+def test_check_changes_nothing(state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = see(Plan("one", [MAKE]))
+    assert bootstrap(state_dir, consent=Consent(), check=True) == 2
+    assert "make /data" in capsys.readouterr().out
+    assert runs == []
+    assert not state_dir.exists()
+    see(Plan("one"))
+    assert bootstrap(state_dir, consent=Consent(), check=True) == 0
+    see(HostError("one", "no route"))
+    assert bootstrap(state_dir, consent=Consent(), check=True) == 1
+
+
+@pytest.mark.parametrize(("answer", "applied"), [("", False), ("n", False), ("y", True), ("Yes", True)])
+def test_prompt_means_no_unless_told(
+    state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch, answer: str, applied: bool
+) -> None:
+    runs = see(Plan("one", [MAKE]), then=Plan("one"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer + "\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert bootstrap(state_dir, consent=Consent()) == (0 if applied else 1)
+    assert bool(runs) is applied
+
+
+def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = see(Plan("one", [MAKE]))
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(ConvergeError, match="nobody to ask: add --yes"):
+        bootstrap(state_dir, consent=Consent())
+    assert runs == []
+
+
+def test_data_is_lost_only_with_consent_by_name(state_dir: Path, see: Any) -> None:
+    runs = see(Plan("one", [MAKE, WIPE]), then=Plan("one"))
+    for consent in (Consent(yes=True), Consent(True, ["one:/dev/pmem1"]), Consent(True, ["two:/dev/pmem0"])):
+        with pytest.raises(ConvergeError, match=r"data would be lost.*add: --consent one:/dev/pmem0"):
+            bootstrap(state_dir, consent=consent)
+    assert runs == []
+    assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
+    assert runs[0]["variables"]["oeprov_plans"]["one"]["consent"] == ["/dev/pmem0"]
+
+
+def test_other_kinds_are_planned_but_not_touched(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = see(Plan("one", [WIPE]))
+    with pytest.raises(ConvergeError, match=r"host one is of kind re7p: .*does not apply.*oeprov plan"):
+        bootstrap(state_dir, host="oeprov_kind: re7p, ansible_host: 192.0.2.1")
+    assert "make ext4 on /dev/pmem0" in capsys.readouterr().out
+    assert runs == []
+
+
+def test_problems_stop_everything(state_dir: Path, see: Any) -> None:
+    runs = see(Plan("one", [MAKE], problems=["pmem_directory /data: is a file"]))
+    with pytest.raises(ConvergeError, match="host one: pmem_directory /data: is a file; nothing was changed"):
+        bootstrap(state_dir)
+    assert runs == []
+
+
+def test_problem_without_a_step_is_not_success(state_dir: Path, see: Any) -> None:
+    see(Plan("one", problems=["the system is unknown"]))
+    assert bootstrap(state_dir) == 1
+
+
+def test_host_that_is_not_seen(state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = see(HostError("one", "connection refused"))
+    assert bootstrap(state_dir) == 1
+    assert "one: connection refused" in capsys.readouterr().out
+    assert runs == []
+
+
+def test_running_job_is_not_disturbed(state_dir: Path, see: Any) -> None:
+    runs = see(Plan("one", [MAKE]))
+    job = make_job(state_dir)
+    me = os.getpid()
+    job.write_state(JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me)))
+    with pytest.raises(ConvergeError, match=f"training job {job.id} is running .* oeprov stop {job.id}"):
+        bootstrap(state_dir)
+    assert runs == []
+
+
+def test_interrupted_step_is_named(state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = Journal(state_dir / "journal.jsonl", "bootstrap-1")
+    earlier.write("run", cluster="test")
+    earlier.begin("one", "runtime", "install tensorflow")
+    see(Plan("one"))
+    assert bootstrap(state_dir) == 0
+    assert "(bootstrap-1) was interrupted on one during: install tensorflow" in capsys.readouterr().out
+    assert bootstrap(state_dir) == 0
+    assert "interrupted" not in capsys.readouterr().out
+
+
+def test_second_run_is_refused(state_dir: Path, see: Any) -> None:
+    see(Plan("one"))
+    with cluster_lock(state_dir, "test"), pytest.raises(ConvergeError, match=f"by pid {os.getpid()} "):
+        bootstrap(state_dir)
+
+
+def test_pmem_mode_that_a_kind_cannot_do(state_dir: Path, see: Any) -> None:
+    runs = see(Plan("one"))
+    with pytest.raises(ConvergeError, match="host one: mode fsdax: kind local is this machine"):
+        converge.pmem_mode(inventory(state_dir), "fsdax", state_dir=state_dir, consent=Consent(True))
+    assert runs == []
+
+
+def test_pmem_mode_does_its_own_part_only(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages = Step("packages", "install libpmem1", "missing", action="install_packages")
+    runs = see(Plan("one", [packages, MAKE]), then=Plan("one", [packages]))
+    found = inventory(state_dir, LOCAL + ", pmem_mode: none")
+    code = converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))
+    assert code == 0
+    assert runs[0]["name"] == "pmem_mode"
+    approved = runs[0]["variables"]["oeprov_plans"]["one"]
+    assert approved["steps"] == ["directory"]
+    assert approved["desired"]["pmem_mode"] == "directory"
+    assert approved["desired"]["pmem_directory"] == str(state_dir / "pmem0")
+    assert "inventory.yml still says otherwise for one: set pmem_mode: directory" in capsys.readouterr().out
+
+
+def test_steps_are_journalled_before_and_after(state_dir: Path) -> None:
+    out = io.StringIO()
+    journal = Journal(state_dir / "journal.jsonl", "run-1")
+    progress = Progress(Console(file=out, width=120), journal, {"one": Plan("one", [MAKE])})
+    progress.start("one", "", "Refuse a plan that no longer fits its host")
+    progress.start("one", "kernel", "Bring the kernel")
+    assert list(journal.read()) == []
+    progress.start("one", "pmem", "Validating arguments")
+    progress.start("one", "pmem", "Bring persistent memory to its mode")
+    assert [entry["event"] for entry in journal.read()] == ["begin"]
+    step = {"id": "directory", "ok": False, "message": "no space", "seconds": 1.25}
+    progress.result(TaskResult("one", "pmem", "Bring …", "failed", {"steps": [step], "msg": "no space"}, 1.3))
+    assert [(entry["event"], entry.get("ok")) for entry in journal.read()] == [
+        ("begin", None),
+        ("end", False),
+    ]
+    assert out.getvalue() == "✗ one: make /data (1.2 s)\n"
+
+
+@pytest.mark.process
+def test_bootstrap_for_real(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bootstrap(state_dir) == 0
+    shown = capsys.readouterr().out
+    assert f"✓ one: make {state_dir / 'pmem0'}" in shown.replace("\n", "")
+    assert (state_dir / "pmem0").is_dir()
+    kinds = [entry["event"] for entry in Journal(state_dir / "journal.jsonl", "x").read()]
+    assert kinds == ["run", "begin", "end", "finished"]
+    assert list((state_dir / "ansible").iterdir()) == [], "the copy of the environment is gone"
+    assert bootstrap(state_dir, consent=Consent()) == 0
+    assert "converged already" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_stale_plan_is_refused_with_the_difference(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def agree_while_the_host_changes(*_: object) -> bool:
+        (state_dir / "pmem0").mkdir()
+        (state_dir / "pmem0" / "somebody's").touch()
+        return True
+
+    monkeypatch.setattr(converge._Run, "_agreed", agree_while_the_host_changes)
+    assert bootstrap(state_dir) == 1
+    shown = capsys.readouterr().out
+    assert "the host has changed since the plan was made; nothing was done" in shown
+    assert "directories: was" in shown
+    assert "'exists': True" in shown
+    kinds = [entry["event"] for entry in Journal(state_dir / "journal.jsonl", "x").read()]
+    assert "begin" not in kinds
+    assert (state_dir / "pmem0" / "somebody's").exists()

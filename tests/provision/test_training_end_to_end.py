@@ -1,0 +1,155 @@
+"""The whole path on this machine with the real runtime: bootstrap, training, every way that it can end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.jobs import Job, all_jobs
+from provision.node import process
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
+REPOSITORY = Path(__file__).parents[2]
+OEPROV = [sys.executable, "-m", "provision.cli"]
+SECONDS = 240
+
+
+class Cluster:
+    """A directory with a copy of inventory/local.yml, in which `oeprov` is run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        text = (REPOSITORY / "inventory" / "local.yml").read_text()
+        (directory / "local.yml").write_text(text)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OEPROV_")}
+        self.environment = {**environment, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "120"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = subprocess.Popen(
+            [*OEPROV, *words],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.started.append(command)
+        return command
+
+    def run(self, *words: str, expect: int = 0) -> str:
+        return self.finish(self.start(*words), expect)
+
+    def finish(self, command: subprocess.Popen[str], expect: int) -> str:
+        out, _ = command.communicate(timeout=SECONDS)
+        assert command.returncode == expect, out
+        assert "Traceback" not in out
+        return out
+
+    def job(self) -> Job:
+        return all_jobs(self.directory / ".oeprov")[-1]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    for command in cluster.started:
+        if command.poll() is None:
+            command.kill()
+            command.communicate()
+
+
+def wait_for(found: Callable[[], Any], command: subprocess.Popen[str]) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (value := found()):
+        assert command.poll() is None, command.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+def events(job: Job, kind: str) -> list[dict[str, Any]]:
+    try:
+        lines = job.metrics_file.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def pid(job: Job, name: str) -> int:
+    return next(item.pid for item in job.state().processes if item.name == name)
+
+
+def assert_no_orphans(job: Job) -> None:
+    for item in job.state().processes:
+        assert not process.alive(item.pid, item.started), f"{item.name} still runs"
+
+
+def test_bootstrap_then_train(cluster: Cluster) -> None:
+    refused = cluster.run("launch-training", "-i", "local.yml", expect=1)
+    assert "is not ready: make " in refused
+    assert "run: oeprov bootstrap -i local.yml" in refused
+    cluster.run("bootstrap", "-i", "local.yml", "--yes")
+    assert "nothing to do" in cluster.run("bootstrap", "-i", "local.yml", "--yes")
+
+    small = ["--data", "generate:6000", "--max-cardinality", "1000", "--batch-size", "512"]
+    out = cluster.run("launch-training", "-i", "local.yml", *small, "--checkpoint-steps", "5", "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert (report["state"], report["step"], report["steps"]) == ("done", 11, 11)
+    assert 0.4 < report["eval"]["auc"] < 1
+    assert (Path(report["export"]) / "saved_model.pb").is_file()
+    assert report["checkpoint_step"] == 11
+    job = cluster.job()
+    assert_no_orphans(job)
+    assert "pmem_libpmem" in " ".join(job.spec().processes[0].argv)
+    (listed,) = json.loads(cluster.run("status", "--json"))["jobs"]
+    assert listed["state"] == "done"
+    assert listed["rows"]["C1"] > 0
+    assert "trained 11 steps" in cluster.run("logs", "--process", "worker-0")
+
+
+def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
+    cluster.run("bootstrap", "-i", "local.yml", "--yes")
+    long = ["--data", "generate:5000000", "--max-cardinality", "1000", "--batch-size", "256"]
+    named = ["--checkpoint-steps", "10", "--name", "broken"]
+    command = cluster.start("launch-training", "-i", "local.yml", *long, *named)
+    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/broken-*/job.json")), command)
+    job = Job(path.parent)
+
+    wait_for(lambda: events(job, "checkpoint"), command)
+    os.kill(pid(job, "worker-0"), signal.SIGKILL)
+    out = cluster.finish(command, 1)
+    assert "was killed by signal 9" in out
+    saved = job.checkpoint()
+    assert saved is not None
+    assert f"oeprov launch-training -i local.yml --resume {job.id}" in out
+    assert_no_orphans(job)
+
+    command = cluster.start("launch-training", "-i", "local.yml", "--resume")
+    (resumed,) = wait_for(lambda: events(job, "resume"), command)
+    assert resumed["step"] == saved[0]
+    wait_for(lambda: (found := job.checkpoint()) and found[0] > saved[0], command)
+    os.kill(pid(job, "server-1"), signal.SIGKILL)
+    out = cluster.finish(command, 1)
+    assert "server-1 on localhost" in out
+    assert "the worker says: parameter server 127.0.0.1:" in out
+    assert_no_orphans(job)
+
+    command = cluster.start("launch-training", "-i", "local.yml", "--resume", job.id)
+    wait_for(lambda: len(events(job, "resume")) == 2 and len(events(job, "step")) > 3, command)
+    command.send_signal(signal.SIGINT)
+    out = cluster.finish(command, 130)
+    saved = job.checkpoint()
+    assert saved is not None
+    assert f"stopped at step {saved[0]}, which is saved" in out
+    assert events(job, "interrupted")[-1]["step"] == saved[0]
+    assert_no_orphans(job)
