@@ -103,6 +103,8 @@ class Loop:
     def evaluate(self) -> StreamingAuc:
         """AUC and log loss on the held-out rows."""
         auc = StreamingAuc()
+        if not self._options.holdout:
+            return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
             if self._stop:
                 raise Interrupted(Position(self.saved[0]) if self.saved else Position(), self._saved_path())

@@ -118,6 +118,8 @@ def _train(
     seconds, speed = loop.speed()
 
     screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}, {speed:,.0f} samples/s")
+    if options.holdout:
+        screen.say("evaluating on the held-out rows")
     auc = loop.evaluate()
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from test_train import keep_determinism, train  # noqa: F401
-from training_runs import DATA, SMALL, ServerProcess, events, losses, wait_for
+from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 pytestmark = pytest.mark.process
 
-# Hours of steps: such a run ends only because the test ends it.
-ENDLESS = ["--data", "generate:100000000:1"]
+# Hours of steps, none held out: such a run ends only because the test ends it.
+ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
 
 
 def start(run_dir: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -31,25 +31,29 @@ def start(run_dir: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_one_and_three_servers_have_the_losses_of_none(tmp_path: Path) -> None:
-    assert train(tmp_path / "local", "--steps", "6", data=DATA) == 0
+def test_one_and_three_servers_have_the_losses_of_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "local", "--steps", "8", data=ENDLESS) == 0
     expected = losses(tmp_path / "local")
-    assert len(expected) == 6
+    assert len(expected) == 8
     for count in (1, 3):
         servers = [ServerProcess(tmp_path / f"server-{count}-{i}", i, count) for i in range(count)]
+        run_dir = tmp_path / f"run-{count}"
+        where = ("--servers", ",".join(s.endpoint for s in servers))
         try:
-            run_dir = tmp_path / f"run-{count}"
-            where = ("--servers", ",".join(s.endpoint for s in servers))
-            assert train(run_dir, "--steps", "6", where=where) == 0
-            assert losses(run_dir) == expected
+            assert train(run_dir, "--steps", "6", where=where, data=ENDLESS) == 0
             # The servers hold what was trained: another run must not start from it unknowingly.
-            assert train(tmp_path / f"again-{count}", "--steps", "6", where=where) == 1
-            # What three servers wrote goes on in this process, with the losses of a run never interrupted.
-            assert train(run_dir, "--steps", "8", "--resume") == 0
+            capsys.readouterr()
+            assert train(tmp_path / f"again-{count}", "--steps", "6", where=where, data=ENDLESS) == 1
+            assert "already holds" in capsys.readouterr().err
         finally:
             for server in servers:
                 server.stop()
-    assert losses(tmp_path / "run-1") == losses(tmp_path / "run-3")
+    # What three servers wrote goes on in this process, as if it had never been interrupted.
+    assert train(tmp_path / "run-3", "--steps", "8", "--resume", data=ENDLESS) == 0
+    assert losses(tmp_path / "run-3") == expected
+    assert losses(tmp_path / "run-1") == {step: expected[step] for step in range(1, 7)}
 
 
 def test_a_killed_server_is_named_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -107,6 +111,3 @@ def test_a_stopped_run_leaves_a_checkpoint(tmp_path: Path, cause: str) -> None:
     assert stopped["path"].endswith(f"step-{stopped['step']:010d}")
     assert f"after step {stopped['step']}" in said
     assert "--resume" in said
-    if cause == "SIGINT":
-        assert train(run_dir, "--resume", "--steps", str(stopped["step"] + 1), data=ENDLESS) == 0
-        assert events(run_dir, "end")[0]["steps"] == stopped["step"] + 1

@@ -43,7 +43,9 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[Any], se
     """Wait until `condition` holds; fails when the process ends before or the time is up."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, f"ended with {process.returncode}"
+        if process.poll() is not None:
+            said = process.stderr.read() if process.stderr else ""
+            raise AssertionError(f"ended with {process.returncode}: {said}")
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
