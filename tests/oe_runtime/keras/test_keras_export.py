@@ -16,6 +16,7 @@ from oe_runtime.errors import CheckpointError
 FRESH = """
 import sys
 import numpy as np
+sys.modules["keras"] = sys.modules["oe_runtime"] = None  # importing them fails
 import tensorflow as tf
 path, data = sys.argv[1:]
 with np.load(data) as file:
@@ -26,9 +27,8 @@ difference = np.abs(model.serve(x).numpy() - expected).max()
 named = dict(zip(("a", "b", "numbers"), x))
 served = model.signatures["serving_default"](**named)
 difference = max(difference, np.abs(list(served.values())[0].numpy() - expected).max())
-loaded = [name for name in sys.modules if name.split(".")[0] in ("keras", "oe_runtime")]
-print(difference, loaded)
-sys.exit(0 if difference < 1e-6 and not loaded else 1)
+print(difference)
+sys.exit(0 if difference < 1e-6 else 1)
 """
 
 
@@ -81,7 +81,8 @@ def test_unknown_ids_take_the_mean_of_the_initializer(tmp_path):
     model.compile("sgd", "mse")
     model.train_on_batch(np.array([[1, 2]]), np.zeros((1, 2, 4)))
     model.save_as_original_model(tmp_path / "model")
-    served = tf.saved_model.load(str(tmp_path / "model")).serve(tf.constant([[2, 3]], tf.int64)).numpy()
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    served = loaded.serve(tf.constant([[2, 3]], tf.int64)).numpy()
     np.testing.assert_allclose(served[0, 0], model.predict(np.array([[2, 3]]), verbose=0)[0, 0], atol=1e-6)
     np.testing.assert_allclose(served[0, 1], [0.5, 0.5, 1.5, 1.5])
 
