@@ -10,6 +10,7 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,14 @@ def host_of(
     return found
 
 
+@cache
+def _meant(key: str) -> tuple[str, bool]:
+    """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a slip."""
+    close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
+    near = bool(close) and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.88
+    return (close[0] if close else "", near)
+
+
 class _Given(RawInventory):
     """Stands for the file when there is none to name."""
 
@@ -180,14 +189,12 @@ class _Problems:
         for where, key in self.raw.names():
             if key in settings.KNOWN:
                 continue
-            close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
+            meant, slip = _meant(key)
             if key.startswith(settings.PREFIXES):
-                hint = (
-                    f"; did you mean {close[0]}?" if close else "; `oeprov inventory schema` lists all keys"
-                )
+                hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
                 self.add(where, f"{key}: unknown key{hint}")
-            elif difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.88):
-                self.add(where, f"{key}: unknown key; did you mean {close[0]}?")
+            elif slip:
+                self.add(where, f"{key}: unknown key; did you mean {meant}?")
 
     def check_groups(self) -> None:
         for group in (PARAMETER_SERVERS, WORKERS):
