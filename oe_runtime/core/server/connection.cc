@@ -90,9 +90,12 @@ void Connection::Answer() {
   try {
     if (!greeted_) return Hello();
     if (header_.op == Op::kShutdown) {
-      reply_.Resize(2);
-      std::memcpy(reply_.data(), "{}", 2);
+      SetReply("{}");
       return Reply(Op::kShutdown, true);
+    }
+    if (header_.op == Op::kStats) {
+      SetReply(context_->stats());
+      return Reply(Op::kStats, false);
     }
     Serve(context_->store, header_.op, {body_.data(), body_.size()}, &reply_);
     Reply(header_.op, false);
@@ -103,9 +106,7 @@ void Connection::Answer() {
     const std::string what = dynamic_cast<const std::bad_alloc*>(&problem) != nullptr
                                  ? "the server is out of memory"
                                  : problem.what();
-    const std::string body = EncodeError({code, what});
-    reply_.Resize(body.size());
-    std::memcpy(reply_.data(), body.data(), body.size());
+    SetReply(EncodeError({code, what}));
     Reply(Op::kError, false);
   }
 }
@@ -119,17 +120,19 @@ void Connection::Hello() {
   }
   greeted_ = true;
   deadline_.cancel();
-  reply_.Resize(context_->hello.size());
-  std::memcpy(reply_.data(), context_->hello.data(), context_->hello.size());
+  SetReply(context_->hello);
   Reply(Op::kHello, false);
 }
 
 void Connection::Refuse(ErrorCode code, const std::string& message) {
   if (code != ErrorCode::kAuth) context_->refused_frames.fetch_add(1);
-  const std::string body = EncodeError({code, message});
-  reply_.Resize(body.size());
-  std::memcpy(reply_.data(), body.data(), body.size());
+  SetReply(EncodeError({code, message}));
   Reply(Op::kError, true);
+}
+
+void Connection::SetReply(const std::string& text) {
+  reply_.Resize(text.size());
+  if (!text.empty()) std::memcpy(reply_.data(), text.data(), text.size());
 }
 
 void Connection::Reply(Op op, bool last) {

@@ -18,8 +18,9 @@ namespace oe {
 struct ConnectionContext {
   Store* store = nullptr;
   std::string token;
-  std::string hello;                  // the reply to a good hello
-  std::function<void()> on_shutdown;  // a client asked the server to end, and was answered
+  std::string hello;                   // the reply to a good hello
+  std::function<std::string()> stats;  // the reply to kStats
+  std::function<void()> on_shutdown;   // a client asked the server to end, and was answered
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> refused_frames{0};
@@ -42,6 +43,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ReadBody();
   void Answer();
   void Hello();
+  void SetReply(const std::string& text);
   void Reply(Op op, bool last);
   void Refuse(ErrorCode code, const std::string& message);
   void Linger();

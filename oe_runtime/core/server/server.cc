@@ -51,6 +51,7 @@ class Server::Impl {
         {"is_pmem", storage_->is_pmem()},
         {"pid",
          getpid()}}.dump();
+    context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
       const uint64_t one = 1;
       (void)!write(stop_event_.get(), &one, sizeof one);

@@ -91,10 +91,9 @@ void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
     case Op::kRestore:
       store->Restore(DirectoryOf(body));
       return Put("{}", reply);
-    case Op::kStats:
-      return Put(store->Stats().dump(), reply);
     case Op::kError:
     case Op::kHello:
+    case Op::kStats:
     case Op::kShutdown:
       break;
   }

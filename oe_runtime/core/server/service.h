@@ -8,8 +8,8 @@
 namespace oe {
 
 // Answers one request into *reply, which lies on the connection and is used again. Throws the errors of
-// Store, and ProtocolError for a body that makes no sense; then nothing has changed. kHello and kShutdown are
-// the connection's own.
+// Store, and ProtocolError for a body that makes no sense; then nothing has changed. kHello, kStats and
+// kShutdown are the connection's own.
 void Serve(Store* store, Op op, Bytes body, Buffer* reply);
 
 }  // namespace oe
