@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <new>
 #include <shared_mutex>
+#include <string>
 #include <utility>
 
+#include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/row_store.h"
 
@@ -34,7 +37,7 @@ class RowMap {
   }
 
   // numbers[i] = the number of the row of keys[i]; a missing row is made by `fill(key, row)`, which does not
-  // throw. Throws StorageError or std::bad_alloc; then each key either has a filled row or none.
+  // throw. Throws StorageError; then each key either has a filled row or none.
   template <typename Fill>
   void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
@@ -44,7 +47,12 @@ class RowMap {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
         if (numbers[i] != kNoRow) continue;
-        index_->Reserve();
+        try {
+          index_->Reserve();
+        } catch (const std::bad_alloc&) {
+          throw StorageError("no memory for an index of more than " + std::to_string(store_.size()) +
+                             " keys in a sixteenth of a table; use more servers");
+        }
         store_.Reserve();
         numbers[i] = store_.Add();
         fill(keys[i], store_.row(numbers[i]));

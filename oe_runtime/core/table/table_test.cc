@@ -175,6 +175,19 @@ TEST_P(TableTest, KeysOutsideAnArrayAreRefusedBeforeAnythingChanges) {
   EXPECT_EQ(table->version(), 0U);
 }
 
+TEST_P(TableTest, AnIndexBeyondMemoryIsRefused) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer's allocator ends the process instead";
+#else
+  if (!array()) GTEST_SKIP() << "hash tables grow with their keys";
+  TableSpec spec = Spec("array");
+  spec.input_dim = uint64_t{1} << 62;
+  EXPECT_EQ(MessageOf<StorageError>([&] { (void)Table::Create(spec, StorageFor()); }),
+            "table 'C1': no memory for the index of 'input_dim' 4611686018427387904; use more servers or a "
+            "hash table");
+#endif
+}
+
 TEST_P(TableTest, LearningRatesAreChecked) {
   const auto table = Table::Create(Spec(index()), StorageFor());
   const Key key = 1;
