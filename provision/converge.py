@@ -166,12 +166,11 @@ class _Run:
             outcome, run_log = self._apply(found)
             after = self._look(quiet=True)
             code = self._report(after, begun, changed=True)
-            if outcome != "ok" and code == 0:
-                self.console.print(f"[red]✗[/] Ansible reported a failure; its log: {run_log}")
-                return 1
-            if code:
+            if outcome != "ok" or code:
                 self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
-            return 130 if outcome == "canceled" else code
+            if outcome == "canceled":
+                return 130
+            return 1 if outcome != "ok" else code
 
     def _look(self, quiet: bool = False) -> Look:
         with self.console.status("looking at the hosts"):

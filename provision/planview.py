@@ -16,6 +16,8 @@ def show(console: Console, plans: Iterable[Plan]) -> None:
     plans = list(plans)
     table = Table("host", "step", "why", "destroys", "reboots", show_lines=False)
     table.columns[0].no_wrap = True
+    for column in table.columns[1:4]:
+        column.overflow = "fold"  # paths and names of objects stay whole, so that they can be copied
     for plan in plans:
         for step in plan.steps:
             destroys = "\n".join(f"[red]{escape(item)}[/]" for item in step.destroys) or "nothing"

@@ -138,7 +138,7 @@ def _environment(inventory: Inventory) -> dict[str, str]:
         "ANSIBLE_CONFIG": str(share.ansible_config()),
         "ANSIBLE_ROLES_PATH": str(share.roles()),
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
-        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
     if all(host.connection == "local" for host in inventory.hosts.values()):
