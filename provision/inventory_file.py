@@ -14,7 +14,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 
-from provision import settings
+from provision import settings, share
 from provision.errors import InventoryError
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
@@ -100,11 +100,15 @@ def read(path: Path) -> RawInventory:
     """The inventory at ``path``; InventoryError when it is missing, not YAML or not an inventory."""
     if not path.exists():
         raise InventoryError(
-            f"{path}: no such inventory; name one with -i FILE or OEPROV_INVENTORY, or start from "
-            "inventory/sample.yml or inventory/local.yml"
+            f"{path}: no such inventory; name one with -i FILE or OEPROV_INVENTORY, or start from a copy of "
+            f"{share.inventory('sample')}"
         )
     if path.is_dir():
         raise InventoryError(f"{path}: is a directory; name the YAML file in it")
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise InventoryError(f"{path}: cannot be read: {error.strerror}") from None
     loader = DataLoader()
     try:
         content = loader.load_from_file(str(path.absolute()), unsafe=False)

@@ -252,6 +252,15 @@ def problems(state: State, desired: Desired) -> List[str]:
     return found
 
 
+def notes(state: State, desired: Desired) -> List[str]:
+    """Whether newest is really the newest cannot always be told."""
+    if desired.kernel_version != "newest" or state.kernel.available or needs_boot(state, desired):
+        return []
+    return [
+        "kernel_version is newest, but what is on offer is not known: {} stays".format(state.kernel.running)
+    ]
+
+
 def _too_old(release: str, state: State, desired: Desired) -> List[str]:
     need: Tuple[int, ...] = ()
     if desired.pmem_mode == "system-ram" and desired.kind in ("re6p", "bare_metal_pmem"):

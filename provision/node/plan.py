@@ -30,7 +30,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     notes, problems = list(part.notes), list(part.problems)
     problems += packages.problems(state, desired) + runtime.problems(state, desired)
     if desired.kind != "local":
-        notes += bootloader.notes(state) + gpu.notes(state, desired)
+        notes += kernel.notes(state, desired) + bootloader.notes(state) + gpu.notes(state, desired)
         problems += kernel.problems(state, desired) + gpu.problems(state, desired)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
