@@ -69,7 +69,7 @@ def test_case(path: Path) -> None:
     plan = make(case)
     assert [step.id for step in plan.steps] == [step["id"] for step in case["steps"]]
     for step, wanted in zip(plan.steps, case["steps"], strict=True):
-        found = step.to_dict() if hasattr(step, "to_dict") else step._asdict()
+        found = step._asdict()
         for name, value in wanted.items():
             assert found[name] == value, f"{step.id}.{name}"
         # What is not said to destroy or reboot must not.
