@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     def take(self, mask: NDArray[np.bool_]) -> Batch:
         """The rows where `mask` is true (copies; `ids` stays column-major)."""
-        return Batch(self.dense[mask], np.asfortranarray(self.ids[mask]), self.labels[mask])
+        return Batch(self.dense[mask], self.ids.T[:, mask].T, self.labels[mask])
 
 
 def concatenate(parts: list[Batch]) -> Batch:

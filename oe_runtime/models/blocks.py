@@ -1,8 +1,8 @@
-"""What the click models share: inputs, embeddings, the linear part and the multi-layer part."""
+"""What the click models share: inputs and embeddings, the multi-layer part, the output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,34 +22,39 @@ class Seeds:
         return self._next
 
 
-def inputs() -> tuple[Any, list[Any]]:
-    """The 13 integers (B, 13) and one id input (B, 1) a field."""
-    integers = keras.Input((len(INTEGERS),), dtype="float32", name="integers")
-    return integers, [keras.Input((1,), dtype="int64", name=f"{c}_id") for c in CATEGORIES]
+class Fields:
+    """Criteo's inputs and the embedding layers over them."""
 
+    def __init__(self, rows: Sequence[int], embedding: Callable[..., Any] | None = None) -> None:
+        """`rows[i]`: ids of field i; `embedding` makes layers as keras.layers.Embedding does."""
+        self.integers: Any = keras.Input((len(INTEGERS),), dtype="float32", name="integers")
+        self.ids = [keras.Input((1,), dtype="int64", name=f"{c}_id") for c in CATEGORIES]
+        self._rows = rows
+        self._layer = embedding or keras.layers.Embedding
 
-def embed(ids: Sequence[Any], field_rows: Sequence[int], dim: int, seeds: Seeds) -> Any:
-    """(B, 26, dim): every field's own embedding C1 … C26."""
-    rows = [
-        keras.layers.Embedding(
-            count,
-            dim,
-            embeddings_initializer=keras.initializers.RandomUniform(-0.05, 0.05, seed=seeds.next()),
-            name=name,
-        )(field)
-        for name, count, field in zip(CATEGORIES, field_rows, ids, strict=True)
-    ]
-    return keras.layers.Concatenate(axis=1, name="embeddings")(rows)
+    @property
+    def inputs(self) -> list[Any]:
+        """The model's inputs: the 13 integers (B, 13) and one id (B, 1) a field."""
+        return [self.integers, *self.ids]
 
+    def embed(self, dim: int, seeds: Seeds) -> Any:
+        """(B, 26, dim): every field's own embedding C1 … C26."""
+        initializers = [keras.initializers.RandomUniform(-0.05, 0.05, seed=seeds.next()) for _ in CATEGORIES]
+        return self._lookup(dim, initializers, CATEGORIES, "embeddings")
 
-def linear(integers: Any, ids: Sequence[Any], field_rows: Sequence[int], seeds: Seeds) -> Any:
-    """(B, 1): one weight an id and one an integer, summed."""
-    weights = [
-        keras.layers.Embedding(count, 1, embeddings_initializer="zeros", name=f"{name}_linear")(field)
-        for name, count, field in zip(CATEGORIES, field_rows, ids, strict=True)
-    ]
-    categories = keras.ops.sum(keras.layers.Concatenate(axis=1, name="linear_weights")(weights), axis=1)
-    return keras.layers.Add(name="linear")([categories, dense(1, None, "linear_integers", seeds)(integers)])
+    def linear(self, seeds: Seeds) -> Any:
+        """(B, 1): one weight an id and one an integer, summed."""
+        names = [f"{c}_linear" for c in CATEGORIES]
+        weights = self._lookup(1, [keras.initializers.Zeros()] * len(names), names, "linear_weights")
+        integers = dense(1, None, "linear_integers", seeds)(self.integers)
+        return keras.layers.Add(name="linear")([keras.ops.sum(weights, axis=1), integers])
+
+    def _lookup(self, dim: int, initializers: Sequence[Any], names: Sequence[str], name: str) -> Any:
+        parts = [
+            self._layer(rows, dim, embeddings_initializer=initializer, name=layer)(ids)
+            for rows, initializer, layer, ids in zip(self._rows, initializers, names, self.ids, strict=True)
+        ]
+        return keras.layers.Concatenate(axis=1, name=name)(parts)
 
 
 def deep(embeddings: Any, integers: Any, hidden: Sequence[int], seeds: Seeds) -> Any:
@@ -69,3 +74,10 @@ def dense(width: int, activation: str | None, name: str, seeds: Seeds) -> Any:
         kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.next()),
         name=name,
     )
+
+
+def click_model(name: str, fields: Fields, parts: Sequence[Any]) -> Any:
+    """The model whose click probability is the sigmoid of the sum of `parts`, each (B, 1)."""
+    logit = keras.layers.Add(name="logit")(parts)
+    probability = keras.layers.Activation("sigmoid", dtype="float32", name="click")(logit)
+    return keras.Model(fields.inputs, probability, name=name)

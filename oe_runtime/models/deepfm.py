@@ -7,23 +7,18 @@ from typing import Any
 
 import keras
 
-from oe_runtime.models.blocks import Seeds, deep, embed, inputs, linear
+from oe_runtime.models.blocks import Fields, Seeds, click_model, deep
 
 
-def build(field_rows: Sequence[int], dim: int, hidden: Sequence[int], seed: int) -> Any:
+def build(fields: Fields, dim: int, hidden: Sequence[int], seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
-    seeds = Seeds(seed)
-    integers, ids = inputs()
-    embeddings = embed(ids, field_rows, dim, seeds)
-    logits = keras.layers.Add(name="logit")(
-        [
-            linear(integers, ids, field_rows, seeds),
-            factorisation(embeddings),
-            deep(embeddings, integers, hidden, seeds),
-        ]
-    )
-    probability = keras.layers.Activation("sigmoid", dtype="float32", name="click")(logits)
-    return keras.Model([integers, *ids], probability, name="deepfm")
+    embeddings = fields.embed(dim, seeds)
+    parts = [
+        fields.linear(seeds),
+        factorisation(embeddings),
+        deep(embeddings, fields.integers, hidden, seeds),
+    ]
+    return click_model("deepfm", fields, parts)
 
 
 def factorisation(embeddings: Any) -> Any:

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
-from oe_runtime.models.blocks import Seeds, deep, embed, inputs, linear
+from oe_runtime.models.blocks import Fields, Seeds, click_model, deep
 
 
-def build(field_rows: Sequence[int], dim: int, hidden: Sequence[int], seed: int) -> Any:
+def build(fields: Fields, dim: int, hidden: Sequence[int], seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
-    seeds = Seeds(seed)
-    integers, ids = inputs()
-    wide = linear(integers, ids, field_rows, seeds)
-    logits = keras.layers.Add(name="logit")(
-        [wide, deep(embed(ids, field_rows, dim, seeds), integers, hidden, seeds)]
-    )
-    probability = keras.layers.Activation("sigmoid", dtype="float32", name="click")(logits)
-    return keras.Model([integers, *ids], probability, name="wdl")
+    parts = [fields.linear(seeds), deep(fields.embed(dim, seeds), fields.integers, hidden, seeds)]
+    return click_model("wdl", fields, parts)

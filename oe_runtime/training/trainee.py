@@ -19,6 +19,9 @@ from oe_runtime.data import Batch, field_rows
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 
+# Smaller embeddings stay in the model, where a dense update costs less than a lookup.
+_SERVED_ROWS = 64
+
 # What TensorFlow's C++ code prints before its log level applies.
 _NOISE = (b"I0000 ", b"W0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
@@ -35,6 +38,7 @@ class KerasTrainee:
             options.dim,
             hidden=options.hidden,
             seed=options.seed,
+            embedding=None if client is None else _served_embedding,
         )
         kinds = {
             "adagrad": keras.optimizers.Adagrad,
@@ -46,7 +50,7 @@ class KerasTrainee:
         if client is not None:
             import oe_runtime.keras as embed
 
-            self.model = embed.distributed_model(self.model, client, seed=options.seed)
+            self.model = embed.distributed_model(self.model, client, sparse_as_dense_size=_SERVED_ROWS)
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
@@ -74,6 +78,15 @@ class KerasTrainee:
                 self.model.save_as_original_model(path)
         except OSError as error:
             raise RunError(f"cannot export to {path}: {error}") from error
+
+
+def _served_embedding(rows: int, *arguments: Any, **options: Any) -> Any:
+    """What distributed_model would make of a keras.layers.Embedding, without its memory in this process."""
+    import keras
+
+    import oe_runtime.keras as embed
+
+    return (embed if rows >= _SERVED_ROWS else keras.layers).Embedding(rows, *arguments, **options)
 
 
 def _inputs(batch: Batch) -> list[NDArray[Any]]:

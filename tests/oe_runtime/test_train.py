@@ -121,6 +121,24 @@ def test_real_rows_and_a_short_last_batch(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "eval")[0]["rows"] == 20
 
 
+@pytest.mark.parametrize("name", ["deepfm", "wdl"])
+def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: str) -> None:
+    import keras
+
+    import oe_runtime.keras as embed
+    from oe_runtime import Client, models
+    from oe_runtime.training.trainee import _served_embedding
+
+    tables = []
+    for layer in (None, _served_embedding):
+        plain = models.build(name, [30, 64, 500] + [10] * 23, 4, hidden=(8,), seed=3, embedding=layer)
+        model = embed.distributed_model(plain, Client.in_process())
+        model.compile(keras.optimizers.Adagrad(0.05), "binary_crossentropy")
+        tables.append((model.tables, [(v.path, np.asarray(v).tolist()) for v in model.weights]))
+    assert tables[0] == tables[1]
+    assert sorted(tables[0][0]) == ["C2", "C2_linear", "C3", "C3_linear"]
+
+
 def one_error(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr."""
     lines = capsys.readouterr().err.splitlines()
