@@ -5,6 +5,7 @@ Everything here refuses before anything was made; nothing is left half-done.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COLUMNS = 40  # of a line of Criteo data
 STORAGES = ("dram", "pmem_libpmem")
 STEADY = ("resume", "detach", "as_json")  # options that do not change what is trained
 
@@ -184,11 +186,18 @@ def _check_data(data: str) -> None:
         raise TrainingError(f"--data: {path}: there are no files")
     for item in files:
         try:
-            with item.open("rb") as file:
-                if not file.read(1):
-                    raise TrainingError(f"--data: {item} is empty")
-        except OSError as error:
-            raise TrainingError(f"--data: {item}: {error.strerror}") from None
+            with gzip.open(item) if item.suffix == ".gz" else item.open("rb") as file:
+                line = file.readline(1 << 20)
+        except (OSError, EOFError) as error:
+            raise TrainingError(f"--data: {item}: {getattr(error, 'strerror', None) or error}") from None
+        if not line:
+            raise TrainingError(f"--data: {item} is empty")
+        columns = line.count(b"\t") + 1
+        if columns != COLUMNS and item.suffix in (".gz", ".tsv", ".txt", ""):
+            raise TrainingError(
+                f"--data: {item} has {columns} tab-separated columns in its first line; Criteo data has "
+                f"{COLUMNS}: a label, 13 numbers and 26 categories"
+            )
 
 
 def _check_storage(host: Host, path: Path) -> None:

@@ -40,7 +40,7 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
     console.print(_job_table(reports[-20:]))
     detailed = [item for item in reports if item["state"] in ACTIVE] or reports[-1:]
     for item in detailed:
-        if item["message"]:
+        if item["message"] and item["state"] != "done":
             console.print(f"{item['job']}: {escape(item['message'])}", highlight=False)
         if item["state"] in ACTIVE:
             console.print(_process_table(item))

@@ -252,7 +252,7 @@ def _last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) 
     if checkpoint:
         rows.add_row("checkpoint", f"{checkpoint[1].relative_to(job.directory)} (step {checkpoint[0]})")
     elif outcome.phase != "done":
-        rows.add_row("checkpoint", "none yet: a resumed run starts from the beginning")
+        rows.add_row("checkpoint", "none yet")
     if facts.export:
         rows.add_row("export", f"{Path(facts.export).relative_to(job.directory)} (a SavedModel)")
     rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
@@ -268,7 +268,8 @@ def _last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) 
     else:
         title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
         style = "red" if outcome.phase == "failed" else style
-        after.insert(0, resume_command(job, state_dir))
+        if checkpoint or outcome.phase == "interrupted":
+            after.insert(0, resume_command(job, state_dir))
     console.print(Panel(Group(rows), title=title, border_style=style, expand=False))
     console.print("What to type next:" if outcome.phase == "done" else "To go on, or to look:")
     for line in after:

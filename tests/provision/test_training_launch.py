@@ -69,6 +69,7 @@ class TestRefusals:
             ({"data": "/nonexistent/day_0.tsv"}, "--data: /nonexistent/day_0.tsv: No such file or directory"),
             ({"data": "/nonexistent/day_*"}, "--data: /nonexistent/day_*: there are no files"),
             ({"data": "/dev/null"}, "--data: /dev/null is empty"),
+            ({"data": "/etc/passwd"}, "--data: /etc/passwd has 1 tab-separated columns in its first line"),
             ({"model": "deepfn"}, "--model: found 'deepfn'; allowed: deepfm, wdl; did you mean 'deepfm'?"),
             ({"optimizer": "adagradd"}, "--optimizer: found 'adagradd'"),
             ({"dim": 0}, "--dim: found 0"),
