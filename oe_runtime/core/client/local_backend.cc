@@ -24,6 +24,7 @@ class LocalBackend : public Backend {
   LocalBackend(const StorageSpec& spec, uint32_t servers, ThreadPool* pool) {
     if (servers == 0) throw SpecError("servers is 0; at least one is needed");
     const std::shared_ptr<Storage> storage = Storage::Open(spec);
+    stores_.reserve(servers);
     for (uint32_t i = 0; i < servers; ++i) {
       stores_.push_back(std::make_unique<Store>(storage, ShardInfo{i, servers}, pool));
     }
@@ -34,6 +35,7 @@ class LocalBackend : public Backend {
   std::vector<uint32_t> CreateTable(const TableSpec& spec) override {
     CheckOpen();
     std::vector<uint32_t> ids;
+    ids.reserve(stores_.size());
     for (const auto& store : stores_) ids.push_back(store->CreateTable(spec));
     return ids;
   }

@@ -196,6 +196,7 @@ class RemoteBackend : public Backend {
     Run(op, &calls, timeout);
     RaiseErrors(calls, false);
     std::vector<json> replies;
+    replies.reserve(calls.size());
     for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseReply(i, calls[i]));
     return replies;
   }

@@ -12,9 +12,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -41,8 +41,8 @@ class Server::Impl {
     // The address first: a port that is taken must not cost the cleaning of a directory.
     Bind(options);
     storage_ = Storage::Open(options.storage);
-    store_.emplace(storage_, options.shard, &pool_);
-    context_.store = &*store_;
+    store_ = std::make_unique<Store>(storage_, options.shard, &pool_);
+    context_.store = store_.get();
     context_.token = options.token;
     context_.hello = nlohmann::json{
         {"index", options.shard.server},
@@ -142,7 +142,7 @@ class Server::Impl {
 
   ThreadPool pool_;
   std::shared_ptr<Storage> storage_;
-  std::optional<Store> store_;
+  std::unique_ptr<Store> store_;
   ConnectionContext context_;  // outlives the connections, which io_ owns
   asio::io_context io_;
   tcp::acceptor acceptor_;
