@@ -29,7 +29,7 @@ class Cluster:
         text = (REPOSITORY / "inventory" / "local.yml").read_text()
         (directory / "local.yml").write_text(text)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OEPROV_")}
-        self.environment = {**environment, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "120"}
+        self.environment = {**environment, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "400"}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str) -> subprocess.Popen[str]:
