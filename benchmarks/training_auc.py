@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--data", default=str(HERE.parent.parent / "shared/data/criteo_kaggle_7200.tsv.gz"))
     parser.add_argument("--model", default="deepfm")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--max-cardinality", type=int, default=40000)
     parser.add_argument("--storage", default="pmem_libpmem", choices=("dram", "pmem_libpmem"))
