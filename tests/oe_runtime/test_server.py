@@ -273,6 +273,19 @@ def test_a_stopped_server_is_lost_after_the_timeout(start):
     os.kill(servers.servers[0].process.pid, signal.SIGCONT)
 
 
+def test_ctrl_c_ends_a_wait(start):
+    servers = start(1)
+    client = Client(servers.endpoints, timeout=600)
+    process = servers.servers[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        client.stats()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.stats()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_cleanly(start, number, tmp_path):
     servers = start(1, storage="pmem_libpmem")
