@@ -24,7 +24,7 @@ from provision.node.roles import role_of, steps_of
 from provision.node.state import State, difference
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
-from provision.settings import Kind, mode_refusal
+from provision.settings import GpuSettings, KernelSettings, Kind, mode_refusal
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory
@@ -123,7 +123,8 @@ def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
         if mode == "directory" and not directory:
             directory = str((state_dir / "pmem0").absolute())
         pmem = host.pmem.model_copy(update={"mode": mode, "directory": directory})
-        hosts[name] = replace(host, pmem=pmem)
+        # Kernel arguments stay what they are, but for those that the mode itself needs.
+        hosts[name] = replace(host, pmem=pmem, kernel=KernelSettings(), gpu=GpuSettings())
     return replace(inventory, hosts=hosts)
 
 
@@ -176,7 +177,10 @@ class _Run:
         with self.console.status("looking at the hosts"):
             found = look(self.inventory)
             if self.name == "pmem_mode":
-                found.plans = {name: _only(plan, "pmem") for name, plan in found.plans.items()}
+                found.plans = {
+                    name: _without_runtime(plan, self.inventory.hosts[name].kind)
+                    for name, plan in found.plans.items()
+                }
         if not quiet:
             planview.show(self.console, found.plans.values())
         for error in found.lost:
@@ -287,9 +291,11 @@ class _Run:
         return code
 
 
-def _only(plan: Plan, part: str) -> Plan:
-    """The plan with the steps of one part alone."""
-    return plan._replace(steps=steps_of(plan, part))
+def _without_runtime(plan: Plan, kind: Kind) -> Plan:
+    """The plan without the steps that only training needs: what is left changes the memory's mode."""
+    # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
+    dropped = ("install_runtime", "install_packages") if kind is Kind.local else ("install_runtime",)
+    return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])
 
 
 class Progress:

@@ -9,7 +9,7 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import converge, playbook
+from provision import converge, fresh, playbook
 from provision.converge import Consent, Look, Progress
 from provision.errors import ConvergeError, HostError
 from provision.inventory import Inventory, load
@@ -225,6 +225,32 @@ def test_pmem_mode_does_its_own_part_only(
     assert approved["desired"]["pmem_mode"] == "directory"
     assert approved["desired"]["pmem_directory"] == str(state_dir / "pmem0")
     assert "inventory.yml still says otherwise for one: set pmem_mode: directory" in capsys.readouterr().out
+
+
+def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "provision.observe.observe",
+        lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
+    )
+    host = "ansible_host: 192.0.2.7, oeprov_kind: re7p, kernel_version: newest, kernel_arguments: [quiet]"
+    code = converge.pmem_mode(
+        inventory(state_dir, host),
+        "fsdax",
+        state_dir=state_dir,
+        consent=Consent(),
+        as_json=True,
+        check=True,
+    )
+    assert code == 2
+    [plan] = json.loads(capsys.readouterr().out)["pending"]
+    words = " ".join(step["what"] for step in plan["steps"])
+    assert "kernel arguments: add memmap=1008G!257G" in words
+    assert [step["what"] for step in plan["steps"] if step["reboots"]] == ["reboot"]
+    assert "quiet" not in words
+    assert "newest kernel" not in words
+    assert "wheel" not in words
 
 
 def test_steps_are_journalled_before_and_after(state_dir: Path) -> None:
