@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from oe_runtime.data import generate
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.schema import Batch, concatenate
 
@@ -36,6 +35,8 @@ class Source(Protocol):
 def open_source(name: str, max_cardinality: int = 0) -> Source:
     """`generate:ROWS[:SEED]`, or the path of Criteo TSV data; DataError when there is no such data."""
     if name.startswith("generate:"):
+        from oe_runtime.data import generate  # here, so that `python -m` can run that module
+
         return generate.parse(name, max_cardinality)
     return CriteoFiles(name, max_cardinality)
 

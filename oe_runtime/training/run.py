@@ -117,7 +117,8 @@ def _train(
     end = loop.train(start)
     seconds, speed = loop.speed()
 
-    screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}, {speed:,.0f} samples/s")
+    rate = f", {speed:,.0f} samples/s" if speed else ""
+    screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
     if options.holdout:
         screen.say("evaluating on the held-out rows")
     auc = loop.evaluate()
@@ -200,5 +201,5 @@ def _message(error: OeError, options: Options) -> str:
         return str(error)
     last: Path | None = checkpoints.latest_path(options.run_dir)
     if last is None:
-        return f"{error}; no checkpoint was written yet: start the servers and run again"
-    return f"{error}; the last checkpoint is {last.name}: start the servers and run again with --resume"
+        return f"{error} (no checkpoint was written yet: start the servers and run again)"
+    return f"{error} (the last checkpoint is {last.name}: start the servers and run again with --resume)"

@@ -1,5 +1,7 @@
 """Generated rows: pure in the seed, skewed as stated, with a signal that can be found again."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,21 @@ def test_written_files_read_back(tmp_path: Path, suffix: str, capsys: pytest.Cap
     np.testing.assert_array_equal(read.ids == 0, made.ids == 0)
     # Hashing renames ids but keeps equal ones equal: a large field keeps nearly all its distinct ids.
     assert abs(len(np.unique(read.ids[:, 2])) - len(np.unique(made.ids[:, 2]))) <= 2
+
+
+def test_the_command_runs_without_a_word_on_stderr(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "oe_runtime.data.generate",
+        "--rows",
+        "10",
+        "--out",
+        str(tmp_path / "f.tsv"),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len((tmp_path / "f.tsv").read_text().splitlines()) == 10
 
 
 def test_an_unwritable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
