@@ -91,6 +91,19 @@ class Client:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included."""
         return self._core.pull_rows(table, _keys(keys, "keys"))
 
+    def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """All keys of a table that have a row, ``(n,)`` in no order, and their weights ``(n, dim)``.
+
+        Optimizer slots are left out. Meant for a table that nobody pushes to meanwhile.
+        """
+        keys = self._core.keys(table)
+        dim = self.spec(table).dim
+        rows = np.empty((len(keys), dim), np.float32)
+        piece = max(1, (64 << 20) // (4 * dim))  # one message holds no more than 2 GiB
+        for begin in range(0, len(keys), piece):
+            rows[begin : begin + piece] = self._core.pull_rows(table, keys[begin : begin + piece])
+        return keys, rows
+
     def save(self, directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
         """Have every server write its files into an existing directory that all of them can reach.
 

@@ -160,6 +160,22 @@ def test_a_pull_creates_nothing():
     assert client.stats()["servers"][0]["tables"]["t"]["rows"] == 0
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+def test_export_rows_has_every_trained_key_once(servers):
+    client = Client.in_process(servers=servers)
+    table = client.create_table(TableSpec("words", 5, optimizer=SGD, initializer=ZEROS))
+    assert [a.shape for a in client.export_rows(table)] == [(0,), (0, 5)]
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
+    pulled = client.pull([keys], [(table, 0)])
+    client.push(pulled, [np.ones((1000, 5), np.float32)], 0.5)
+    client.pull([np.arange(7)], [(table, 0)])  # a pull makes no row
+    found, rows = client.export_rows(table)
+    assert sorted(found) == sorted(set(keys.tolist()))
+    assert np.array_equal(rows, client.pull_rows(table, found))
+    with pytest.raises(SpecError, match="table id 9 does not exist"):
+        client.export_rows(9)
+
+
 def test_create_table_is_idempotent_and_names_what_differs():
     client = Client.in_process(servers=2)
     spec = TableSpec("t", 4, optimizer={"name": "adam", "beta_1": 0.8})

@@ -60,12 +60,20 @@ def start_one(tmp_path):
         server.end()
 
 
+def exported_rows(client: Client, table: int) -> dict[int, bytes]:
+    keys, rows = client.export_rows(table)
+    return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+
+
 def test_three_servers_and_persistent_memory_give_the_rows_of_one_process(start):
-    wanted = train(Client.in_process())
+    one = Client.in_process()
+    wanted = train(one)
+    exported = [exported_rows(one, table) for table in range(4)]
     for servers in (start(1), start(3), start(2, storage="pmem_libpmem")):
         with Client(servers.endpoints) as client:
             assert client.servers == len(servers.endpoints)
             assert equal(train(client), wanted)
+            assert [exported_rows(client, table) for table in range(4)] == exported
 
 
 def test_save_with_three_restore_into_two_and_one(start, tmp_path):

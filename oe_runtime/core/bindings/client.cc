@@ -83,6 +83,16 @@ py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
   return std::move(rows);
 }
 
+py::array KeysOf(Client& client, uint32_t table) {
+  std::vector<Key> keys;
+  {
+    const py::gil_scoped_release release;
+    keys = client.Keys(table);
+  }
+  return py::array_t<int64_t>(static_cast<py::ssize_t>(keys.size()),
+                              reinterpret_cast<const int64_t*>(keys.data()));
+}
+
 std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, unsigned threads) {
   const auto spec = nlohmann::json::parse(storage).get<StorageSpec>();
   const py::gil_scoped_release release;
@@ -151,6 +161,7 @@ void BindClient(py::module_& module) {
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
       .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
+      .def("keys", &KeysOf, py::arg("table"))
       .def("save",
            [](Client& client, const std::string& directory) {
              return Released([&] { return client.Save(directory).dump(); });

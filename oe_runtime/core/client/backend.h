@@ -31,6 +31,8 @@ class Backend {
   // One batch per server. Returns when every server has answered.
   virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
+  // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
+  virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
   virtual void Restore(const std::string& directory) = 0;
   virtual nlohmann::json Stats() = 0;  // an array, one object a server

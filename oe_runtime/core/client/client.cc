@@ -217,6 +217,22 @@ void Client::Restore(const std::string& directory) {
   backend_->Restore(directory);
 }
 
+std::vector<Key> Client::Keys(uint32_t table) {
+  (void)Spec(table);  // the table exists
+  std::vector<uint32_t> ids;
+  {
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    ids = server_ids_[table];
+  }
+  std::vector<Key> all;
+  for (uint32_t part = 0; part < Table::kParts; ++part) {
+    const std::lock_guard<std::mutex> request(request_mutex_);
+    const std::vector<Key> keys = backend_->Keys(ids, part);
+    all.insert(all.end(), keys.begin(), keys.end());
+  }
+  return all;
+}
+
 nlohmann::json Client::Stats() {
   const std::lock_guard<std::mutex> request(request_mutex_);
   return backend_->Stats();

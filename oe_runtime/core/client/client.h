@@ -52,6 +52,9 @@ class Client {
   // The rows of the keys as they come, duplicates included, into out[n * dim].
   void PullRows(uint32_t table, const Key* keys, size_t n, float* out);
 
+  // All keys of a table that have a row, in no order.
+  std::vector<Key> Keys(uint32_t table);
+
   nlohmann::json Save(const std::string& directory);
   void Restore(const std::string& directory);
   nlohmann::json Stats();

@@ -59,6 +59,16 @@ class LocalBackend : public Backend {
     if (error) std::rethrow_exception(error);
   }
 
+  std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
+    CheckOpen();
+    std::vector<Key> all;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      const std::vector<Key> keys = stores_[i]->Keys(ids[i], part);
+      all.insert(all.end(), keys.begin(), keys.end());
+    }
+    return all;
+  }
+
   nlohmann::json Save(const std::string& directory) override {
     CheckOpen();
     nlohmann::json all = nlohmann::json::array();

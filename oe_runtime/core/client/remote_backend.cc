@@ -110,6 +110,21 @@ class RemoteBackend : public Backend {
     RaiseErrors(calls, true);
   }
 
+  std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
+    std::vector<std::string> bodies;
+    for (const uint32_t id : ids) bodies.push_back(EncodeKeysRequest({id, part}));
+    std::vector<Call> calls(peers_.size());
+    for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
+    Run(Op::kKeys, &calls, timeout_);
+    RaiseErrors(calls, false);
+    std::vector<Key> all;
+    for (const Call& call : calls) {
+      const Key* keys = call.reply.as<Key>();
+      all.insert(all.end(), keys, keys + call.reply.size() / sizeof(Key));
+    }
+    return all;
+  }
+
   json Save(const std::string& directory) override {
     json all = json::array();
     const double timeout = std::max(timeout_, kLongTimeout);

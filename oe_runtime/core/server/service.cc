@@ -76,6 +76,16 @@ void ServePush(Store* store, Bytes body, Buffer* reply) {
   reply->Resize(0);
 }
 
+void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
+  const KeysRequest request = ParseKeysRequest(body);
+  const std::vector<Key> keys = store.Keys(request.table, request.part);
+  if (keys.size() > kMaxBody / sizeof(Key)) {
+    throw ProtocolError("a part of " + std::to_string(keys.size()) + " keys is more than a message holds");
+  }
+  reply->Resize(keys.size() * sizeof(Key));
+  if (!keys.empty()) std::memcpy(reply->data(), keys.data(), reply->size());
+}
+
 }  // namespace
 
 void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
@@ -91,6 +101,8 @@ void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
     case Op::kRestore:
       store->Restore(DirectoryOf(body));
       return Put("{}", reply);
+    case Op::kKeys:
+      return ServeKeys(*store, body, reply);
     case Op::kError:
     case Op::kHello:
     case Op::kStats:

@@ -128,6 +128,14 @@ void Store::Push(const std::vector<PushPart>& parts) {
   pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
 }
 
+std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
+  if (part >= Table::kParts) {
+    throw ProtocolError("part " + std::to_string(part) + " of a table does not exist; it has " +
+                        std::to_string(Table::kParts));
+  }
+  return Get(table).Keys(part);
+}
+
 nlohmann::json Store::Save(const std::string& directory) const {
   nlohmann::json saved = nlohmann::json::array();
   for (const Table* table : Tables()) {

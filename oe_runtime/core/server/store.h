@@ -44,6 +44,9 @@ class Store {
   // leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
 
+  // See Table::Keys. Throws ProtocolError for a part that does not exist.
+  std::vector<Key> Keys(uint32_t table, uint32_t part) const;
+
   // Writes one file a table into the directory, which must exist. Returns a JSON array of
   // {file, table, server, servers, rows, version, bytes, checksum, spec}.
   nlohmann::json Save(const std::string& directory) const;

@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint32_t kShardBits = 4;
 constexpr uint32_t kShards = 1U << kShardBits;
+static_assert(kShards == Table::kParts, "Keys() has one part per internal shard");
 constexpr size_t kBlock = 64;  // rows in flight
 constexpr size_t kFloatsPerLine = 16;
 
@@ -256,6 +257,20 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
       optimizer_->Apply(rows.data(), gradients.data(), size, rate, step);
     }
   });
+}
+
+std::vector<Key> Table::Keys(uint32_t part) const {
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const RowMap& map = *content_->shards[part];
+  const std::shared_lock<std::shared_mutex> lock(map.mutex());
+  std::vector<Key> keys(map.size());
+  std::vector<uint32_t> numbers(map.size());
+  uint64_t position = 0;
+  size_t filled = 0;
+  while (filled < keys.size()) {
+    filled += map.Scan(&position, keys.size() - filled, &keys[filled], &numbers[filled]);
+  }
+  return keys;
 }
 
 uint64_t Table::version() const {

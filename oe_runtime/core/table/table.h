@@ -51,6 +51,10 @@ class Table {
   void Push(const Key* keys, size_t n, const float* grads, double learning_rate,
             Executor* executor = nullptr);
 
+  // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
+  static constexpr uint32_t kParts = 16;
+  std::vector<Key> Keys(uint32_t part) const;
+
   uint64_t version() const;      // pushes so far
   uint64_t rows() const;         // keys with a row
   uint64_t bytes() const;        // of storage

@@ -37,8 +37,9 @@ enum class Op : uint16_t {
   kRestore = 6,
   kStats = 7,
   kShutdown = 8,
+  kKeys = 9,
 };
-constexpr uint16_t kLastOp = 8;
+constexpr uint16_t kLastOp = 9;
 
 struct FrameHeader {
   Op op = Op::kError;

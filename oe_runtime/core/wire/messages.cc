@@ -86,6 +86,22 @@ ErrorBody ParseError(Bytes body) {
   return error;
 }
 
+std::string EncodeKeysRequest(const KeysRequest& request) {
+  std::string body;
+  Append(&body, request.table);
+  Append(&body, request.part);
+  return body;
+}
+
+KeysRequest ParseKeysRequest(Bytes body) {
+  Reader reader(body, "keys");
+  KeysRequest request;
+  request.table = reader.Number<uint32_t>("table");
+  request.part = reader.Number<uint32_t>("part");
+  reader.End();
+  return request;
+}
+
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {
   size_t keys = 0;
   for (const KeyBlock& block : blocks) keys += block.size;

@@ -52,6 +52,14 @@ struct BatchView {
   Bytes rest;  // the floats of a push
 };
 
+// Op::kKeys: the keys of one part of a table (Table::Keys). The reply is the keys, uint64 each.
+struct KeysRequest {
+  uint32_t table = 0;
+  uint32_t part = 0;
+};
+std::string EncodeKeysRequest(const KeysRequest& request);
+KeysRequest ParseKeysRequest(Bytes body);
+
 // Writes everything but the floats into *head.
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head);
 // body.data must be aligned to 8 bytes, which every Buffer is.
