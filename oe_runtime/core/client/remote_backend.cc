@@ -112,6 +112,7 @@ class RemoteBackend : public Backend {
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
     std::vector<std::string> bodies;
+    bodies.reserve(ids.size());
     for (const uint32_t id : ids) bodies.push_back(EncodeKeysRequest({id, part}));
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
@@ -119,8 +120,8 @@ class RemoteBackend : public Backend {
     RaiseErrors(calls, false);
     std::vector<Key> all;
     for (const Call& call : calls) {
-      const Key* keys = call.reply.as<Key>();
-      all.insert(all.end(), keys, keys + call.reply.size() / sizeof(Key));
+      const size_t count = call.reply.size() / sizeof(Key);
+      all.insert(all.end(), call.reply.as<Key>(), call.reply.as<Key>() + count);
     }
     return all;
   }

@@ -2,10 +2,12 @@
 #include <dirent.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <regex>
+#include <string_view>
+#include <system_error>
 
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/errors.h"
@@ -31,6 +33,21 @@ std::string Escape(const std::string& name) {
   return out;
 }
 
+// The numbers of "server-<server>-of-<servers>..."; false for another name.
+bool ReadShard(std::string_view name, ShardInfo* shard) {
+  const auto text = [&name](std::string_view wanted) {
+    if (name.substr(0, wanted.size()) != wanted) return false;
+    name.remove_prefix(wanted.size());
+    return true;
+  };
+  const auto number = [&name](uint32_t* value) {
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), *value);
+    name.remove_prefix(static_cast<size_t>(end - name.data()));
+    return error == std::errc();
+  };
+  return text("server-") && number(&shard->server) && text("-of-") && number(&shard->servers);
+}
+
 }  // namespace
 
 std::string TableFileName(const std::string& table, const ShardInfo& shard) {
@@ -41,15 +58,12 @@ std::string TableFileName(const std::string& table, const ShardInfo& shard) {
 std::vector<std::string> FindTableFiles(const std::string& directory, const std::string& table) {
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(opendir(directory.c_str()), closedir);
   if (!listing) throw CheckpointError(directory + ": cannot be listed: " + std::strerror(errno));
-  // No character of an escaped name means anything in a regular expression.
-  const std::regex pattern("server-([0-9]{1,9})-of-([0-9]{1,9})\\." + Escape(table) + "\\.oet");
   std::map<uint32_t, std::map<uint32_t, std::string>> found;  // by count, then by index
   while (const dirent* entry = readdir(listing.get())) {      // NOLINT(concurrency-mt-unsafe): own stream
-    std::cmatch match;
-    if (!std::regex_match(entry->d_name, match, pattern)) continue;
-    const auto index = static_cast<uint32_t>(std::stoul(match[1]));
-    const auto count = static_cast<uint32_t>(std::stoul(match[2]));
-    found[count][index] = directory + "/" + entry->d_name;
+    ShardInfo shard;
+    if (!ReadShard(entry->d_name, &shard)) continue;
+    if (entry->d_name != TableFileName(table, shard)) continue;
+    found[shard.servers][shard.server] = directory + "/" + entry->d_name;
   }
   if (found.empty()) throw CheckpointError(directory + ": has no file of table '" + table + "'");
   if (found.size() > 1) {
