@@ -240,12 +240,15 @@ def test_garbage_is_refused_and_counted_and_the_server_stays(start):
     host, port = servers.endpoints[0].split(":")
     rng = np.random.default_rng(0)
     for garbage in (b"GET / HTTP/1.0\r\n\r\n" * 10, rng.bytes(100_000), b"OEP\n" + b"\xff" * 60):
-        with socket.create_connection((host, int(port))) as connection:
-            with contextlib.suppress(OSError):  # refused at its first bytes, which may reset the connection
-                connection.sendall(garbage)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(4096):
-                    pass
+        connection = socket.create_connection((host, int(port)))
+        with (
+            connection,
+            contextlib.suppress(OSError),
+        ):  # refused at its first bytes: it may reset the connection
+            connection.sendall(garbage)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
     with Client(servers.endpoints) as client:
         assert client.stats()["servers"][0]["connections"]["refused_frames"] == 3
         train(client, steps=1)
