@@ -33,10 +33,10 @@ test-core: setup
 	ctest --test-dir build/test --output-on-failure
 
 sanitize: setup
-	@$(CMAKE_TEST) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOE_SANITIZE=address,undefined >/dev/null
+	@$(CMAKE_TEST) -B build/asan -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=address,undefined >/dev/null
 	cmake --build build/asan
 	ctest --test-dir build/asan --output-on-failure
-	@$(CMAKE_TEST) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOE_SANITIZE=thread >/dev/null
+	@$(CMAKE_TEST) -B build/tsan -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=thread >/dev/null
 	cmake --build build/tsan
 	ctest --test-dir build/tsan --output-on-failure
 
