@@ -2,6 +2,7 @@
 #include "oe_runtime/core/server/server.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <asio/ip/tcp.hpp>
@@ -154,6 +155,9 @@ TEST(ServerTest, ShutdownTellsTheOwner) {
   Cluster cluster(1);
   const auto client = Client::Connect(cluster.remote, 1);
   client->Shutdown();
+  // The owner is told once the reply has gone out, so perhaps a moment after the client has it.
+  pollfd stop{cluster.servers[0]->stop_fd(), POLLIN, 0};
+  ASSERT_EQ(poll(&stop, 1, 60'000), 1);
   uint64_t count = 0;
   EXPECT_EQ(read(cluster.servers[0]->stop_fd(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
 }
