@@ -162,7 +162,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
-        sys.stdout.flush()  # here, where a reader that has gone is expected, and not in the interpreter's exit
+        sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
     except OeprovError as error:
         return _fail(str(error))
     except CommandError as error:
