@@ -10,6 +10,7 @@ from pathlib import Path
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
 from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec
 from oe_runtime.training import checkpoints
 from oe_runtime.training.loop import Interrupted, Loop, Position
@@ -147,9 +148,9 @@ def _connect(options: Options) -> Client | None:
     token = ""
     if options.token_file is not None:
         try:
-            token = options.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"cannot read the token file {options.token_file}: {error}") from error
+            token = read_token(options.token_file)
+        except ValueError as error:
+            raise RunError(str(error)) from error
     return Client(options.servers, token=token)
 
 

@@ -10,7 +10,6 @@ from .step import Desired, Step
 # Options that decide whether a mode is possible at all.
 OPTIONS = ("CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
 KMEM_SINCE = (5, 1)
-DAX_ALWAYS_SINCE = (5, 8)
 CXL_RAM_SINCE = (6, 3)
 _ELREPO = {"elrepo-lt": "kernel-lt", "elrepo-ml": "kernel-ml"}
 _META = {"debian": "linux-image-{}", "ubuntu": "linux-image-generic"}

@@ -134,11 +134,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
             where = desired.pmem_mount_prefix + str(number)
             after += mount.plan(state, desired, item.blockdev, where, fresh=False)
             if not item.labels:
-                notes.append(
-                    "{} has no label: its size cannot change, and ownership is kept in {}".format(
-                        item.dev, ndctl.OWNED
-                    )
-                )
+                notes.append(ndctl.label_note(item))
     return Part(
         before=before,
         add_arguments=add,

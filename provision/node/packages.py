@@ -33,7 +33,6 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "venv": "python3.11",  # EL's own python3 is older than what oeprov needs
     },
 }
-MANAGERS = ("apt", "dnf", "yum")
 
 
 def needed(desired: Desired, family: str) -> List[str]:

@@ -48,11 +48,7 @@ def _fsdax(state: State, desired: Desired) -> Part:
             after += ndctl.convert(state, desired, item, "fsdax")
             after += mount.plan(state, desired, device, where, fresh=True)
         if not item.labels:
-            notes.append(
-                "{} has no label: its size cannot change, and ownership is kept in {}".format(
-                    item.dev, ndctl.OWNED
-                )
-            )
+            notes.append(ndctl.label_note(item))
     for region in ndctl.empty_regions(state, desired):
         device = "pmem" + region.dev.replace("region", "")
         after.append(ndctl.create(state, desired, region.dev, "fsdax", "the region has no namespace"))

@@ -4,7 +4,6 @@ from typing import List
 
 from .step import Plan, Step
 
-ROLES = ("kernel", "runtime", "pmem", "gpu")
 _ACTIONS = {
     "install_packages": "runtime",
     "install_runtime": "runtime",
