@@ -1,11 +1,11 @@
 """GRUB: kernel arguments without losing those that are there."""
 
 import re
-from typing import List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 from .command import System
 from .state import Bootloader, State
-from .step import Step
+from .step import Action, Step
 
 DEFAULTS = "/etc/default/grub"
 _LINE = re.compile(r"""^\s*GRUB_CMDLINE_LINUX=(?P<quote>["']?)(?P<value>.*?)(?P=quote)\s*(?:#.*)?$""")
@@ -190,3 +190,6 @@ def notes(state: State) -> List[str]:
         if values
         else []
     )
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -41,6 +41,15 @@ class Result(NamedTuple):
         return "`{}` {}{}".format(" ".join(self.argv), how, ": " + " / ".join(said[-3:]) if said else "")
 
 
+def flush_directory(path: str) -> None:
+    """Make the entries of a directory outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class System:
     """The machine that this code runs on."""
 
@@ -80,6 +89,49 @@ class System:
     def which(self, name: str) -> str:
         """Full path of a program, looked for in the sbin directories too; empty when not found."""
         return shutil.which(name, path=os.environ.get("PATH", "") + ":" + _PATH) or ""
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> bool:
+        """Replace a file in one piece and flush it to the disk; False when it has this text already.
+
+        Missing parent directories are made. Files of the kernel (below /sys and /proc) are written in place.
+        CommandError names the path and the reason.
+        """
+        if self.exists(path) and self.read(path) == text:
+            return False
+        real = self.path(path)
+        temporary = real + ".oeprov-new"
+        in_place = path.startswith(("/sys/", "/proc/"))
+        try:
+            if in_place:
+                with open(real, "w") as file:
+                    file.write(text)
+                return True
+            os.makedirs(os.path.dirname(real), exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, real)
+            flush_directory(os.path.dirname(real))
+        except OSError as error:
+            if not in_place and os.path.exists(temporary):
+                os.unlink(temporary)
+            raise CommandError("{}: {}".format(path, error.strerror))
+        return True
+
+    def remove(self, path: str) -> bool:
+        """Take a file away; False when there was none. CommandError names the path and the reason."""
+        real = self.path(path)
+        try:
+            os.unlink(real)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise CommandError("{}: {}".format(path, error.strerror))
+        flush_directory(os.path.dirname(real))
+        return True
 
     def run(
         self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None

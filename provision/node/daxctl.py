@@ -9,7 +9,7 @@ from .command import System
 from .directory import human
 from .part import Part
 from .state import DaxDevice, Namespace, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 CONFIG = "/etc/daxctl.conf.d/oeprov.conf"
 UNIT = "/etc/systemd/system/oeprov-system-ram.service"
@@ -361,3 +361,6 @@ def _nothing(state: State, desired: Desired) -> str:
     if desired.kind == "cxl" and any(region.type == "ram" for region in state.regions):
         return "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)?"
     return ndctl.nothing_there(state, desired)
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -2,11 +2,11 @@
 
 import os
 import tempfile
-from typing import List
+from typing import Any, Dict, List
 
 from .command import CommandError, System
 from .state import Directory, State
-from .step import Desired, Step
+from .step import Action, Applied, Desired, Step
 
 
 def observe(system: System, path: str) -> Directory:
@@ -109,3 +109,11 @@ def apply(system: System, path: str, size: int) -> bool:
         os.rmdir(real)
         raise CommandError("{}: has {} free, {} are asked for".format(path, human(free), human(size)))
     return new
+
+
+def _make_directory(system: System, args: Dict[str, Any]) -> Applied:
+    new = apply(system, args["path"], args["size"])
+    return Applied(new, "made {}".format(args["path"]) if new else "{} is there".format(args["path"]))
+
+
+ACTIONS: Dict[str, Action] = {"make_directory": _make_directory}

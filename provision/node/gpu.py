@@ -1,11 +1,11 @@
 """NVIDIA devices and their driver."""
 
 import re
-from typing import List
+from typing import Dict, List
 
 from .command import System
 from .state import Gpu, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 _PCI = "/sys/bus/pci/devices"
 
@@ -84,3 +84,6 @@ def notes(state: State, desired: Desired) -> List[str]:
     if desired.kind == "gpu" and state.gpu.devices and not state.gpu.driver and not desired.gpu_driver:
         return ["no NVIDIA driver is loaded and gpu_driver is keep: training would run on the CPUs"]
     return []
+
+
+ACTIONS: Dict[str, Action] = {}

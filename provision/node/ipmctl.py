@@ -7,7 +7,7 @@ from . import mount, ndctl
 from .command import System
 from .part import Part
 from .state import Dimms, Region, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -148,3 +148,6 @@ def plan_app_direct(state: State, later: Part) -> Part:
         problems=found,
         notes=later.notes + ["regions are one per socket, as far as can be told before the boot"],
     )
+
+
+ACTIONS: Dict[str, Action] = {}

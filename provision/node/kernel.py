@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Tuple
 
 from .command import System
 from .state import KernelState, OsInfo, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 # Options that decide whether a mode is possible at all.
 OPTIONS = ("CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
@@ -284,3 +284,6 @@ def reboot_args(state: State, desired: Desired, arguments: List[str], absent: Li
         "absent_arguments": absent,
         "timeout": desired.kernel_reboot_timeout,
     }
+
+
+ACTIONS: Dict[str, Action] = {}

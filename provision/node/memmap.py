@@ -4,13 +4,13 @@ Without the argument the range is a memory node without CPUs; with it, it is ``/
 """
 
 import re
-from typing import List, Tuple
+from typing import Dict, List, Tuple
 
 from . import mount, ndctl, numa
 from .numa import coalesce, cpuless
 from .part import Part
 from .state import MemoryRange, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 NOKASLR = "nokaslr"
@@ -190,3 +190,6 @@ def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
         after=numa.plan_memkind(state, [] if running else nodes),
         notes=[VOLATILE],
     )
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -1,11 +1,11 @@
 """File systems on persistent memory: what is on a device, where it is mounted, and making one with DAX."""
 
 import json
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 from .command import System
 from .state import FileSystem, FstabEntry, Mount, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 FSTAB = "/etc/fstab"
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
@@ -242,3 +242,6 @@ def _step(
     name: str, what: str, why: str, destroys: List[str], commands: List[List[str]], action: str, args: Any
 ) -> Step:
     return Step(name, what, why, destroys, False, commands, action, args)
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 from . import mount
 from .command import System
 from .state import Namespace, Region, State
-from .step import Desired, Step
+from .step import Action, Desired, Step
 
 # UUIDs of namespaces and file systems that oeprov made on this node. Label-less namespaces drop a name
 # silently, so names cannot tell whose they are.
@@ -194,3 +194,6 @@ def nothing_there(state: State, desired: Desired) -> str:
     if desired.kind == "cxl":
         return "there is no CXL region; create one with `cxl create-region` (it needs to know the decoder)"
     return "there is no persistent memory region: are the modules installed and enabled in the firmware?"
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -5,7 +5,7 @@ from typing import Dict, List, Tuple
 
 from .command import System
 from .state import MemoryPolicy, MemoryRange, NumaNode, State
-from .step import Step
+from .step import Action, Step
 
 _NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
@@ -136,3 +136,6 @@ def plan_memkind(state: State, nodes: List[int]) -> List[Step]:
             args={"path": ENVIRONMENT, "text": text if nodes else "", "nodes": "cpuless"},
         )
     ]
+
+
+ACTIONS: Dict[str, Action] = {}

@@ -1,10 +1,10 @@
 """System packages: which ones a host needs, which it has, and installing the rest."""
 
-from typing import Dict, List
+from typing import Any, Dict, List
 
 from .command import CommandError, System
 from .state import OsInfo, State
-from .step import Desired, Step
+from .step import Action, Applied, Desired, Step
 
 # What each need is called in a distribution family.
 _NAMES: Dict[str, Dict[str, str]] = {
@@ -143,3 +143,11 @@ def apply(system: System, manager: str, names: List[str]) -> List[str]:
     if absent:
         raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(absent)))
     return [name for name in names if not before[name]]
+
+
+def _install_packages(system: System, args: Dict[str, Any]) -> Applied:
+    installed = apply(system, args["manager"], args["names"])
+    return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
+
+
+ACTIONS: Dict[str, Action] = {"install_packages": _install_packages}

@@ -1,25 +1,25 @@
 """Which role carries out which steps: plans are made for a whole host, roles do their own part of them."""
 
-from typing import List
+from typing import Dict, List
 
 from .step import Plan, Step
 
-_ACTIONS = {
+# Actions of the pmem role are not listed: everything else is its own.
+_ROLES: Dict[str, str] = {
     "install_packages": "runtime",
     "install_runtime": "runtime",
-    "make_directory": "pmem",
+    "set_saved_default": "kernel",
+    "install_kernel": "kernel",
+    "edit_boot_arguments": "kernel",
+    "reboot": "kernel",
+    "set_default_kernel": "kernel",
+    "install_gpu_driver": "gpu",
 }
 
 
 def role_of(step: Step) -> str:
     """The role of a step."""
-    if step.action in _ACTIONS:
-        return _ACTIONS[step.action]
-    words = (step.id + "-" + step.action).replace("_", "-").split("-")
-    for part in ("gpu", "kernel"):
-        if part in words:
-            return part
-    return "kernel" if "reboot" in words or "arguments" in words else "pmem"
+    return _ROLES.get(step.action, "pmem")
 
 
 def steps_of(plan: Plan, role: str) -> List[Step]:

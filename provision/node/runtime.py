@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from .command import CommandError, System
 from .state import Runtime, State
-from .step import Desired, Step
+from .step import Action, Applied, Desired, Step
 
 # Runs in the environment's own interpreter. pip carries the library that understands requirements and
 # markers, so that nothing must be installed there first.
@@ -173,3 +173,16 @@ def apply(
         if not result.ok:
             raise CommandError(result.explain())
     return requirements, observe(system, venv, requirements).missing
+
+
+def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
+    before = observe(system, args["venv"], args["requirements"])
+    if before.exists and not before.missing and not before.error:
+        return Applied(False, "{} has all that is needed".format(args["venv"]))
+    installed, missing = apply(system, args["venv"], args["python"], args["create"], args["requirements"])
+    if missing:
+        raise CommandError("pip ended well, but {} still lacks {}".format(args["venv"], ", ".join(missing)))
+    return Applied(True, "installed {} in {}".format(", ".join(installed) or "Python", args["venv"]))
+
+
+ACTIONS: Dict[str, Action] = {"install_runtime": _install_runtime}

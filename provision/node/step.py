@@ -1,7 +1,8 @@
 """What is wanted of a node, and the steps that lead there: plain values that travel as JSON."""
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple
 
+from .command import System
 from .state import decode, encode_fields
 
 
@@ -22,6 +23,17 @@ class Step(NamedTuple):
     commands: List[List[str]] = []
     action: str = ""
     args: Dict[str, Any] = {}
+
+
+class Applied(NamedTuple):
+    """What a step did; ``changed`` is False when the machine was there already."""
+
+    changed: bool
+    message: str
+
+
+# Carries out one step's ``args`` on a machine; safe to do twice; CommandError says what failed.
+Action = Callable[[System, Dict[str, Any]], Applied]
 
 
 class Desired(NamedTuple):
