@@ -40,3 +40,7 @@ class ConvergeError(OeprovError):
 
 class TrainingError(OeprovError):
     """A training job could not be started, found or stopped."""
+
+
+class LabError(OeprovError):
+    """The lab's virtual machines cannot be made, started or reached; the message says what to do."""

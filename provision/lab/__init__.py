@@ -1,0 +1,7 @@
+"""Virtual nodes with persistent memory, to try everything on without hardware: ``oeprov lab``."""
+
+from __future__ import annotations
+
+from provision.lab.lab import Lab, Node
+
+__all__ = ["Lab", "Node"]

@@ -1,0 +1,401 @@
+"""The lab: a few virtual nodes, their keys and inventory, kept in one directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from provision.errors import LabError
+from provision.lab import image, machine, programs
+from provision.lab.machine import Machine, Report
+
+_FIRST_SSH_PORT = 2221
+_BLOCK = 128 << 20  # memory is plugged in blocks of this size
+BOOT_SECONDS = 300
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+class Node:
+    """One virtual node of a lab."""
+
+    def __init__(self, lab: Lab, spec: Machine) -> None:
+        self._lab, self.spec = lab, spec
+
+    @property
+    def name(self) -> str:
+        """Its name in the inventory, and its host name."""
+        return self.spec.name
+
+    @property
+    def ssh_port(self) -> int:
+        """Port of 127.0.0.1 that leads to its sshd."""
+        return self.spec.ssh_port
+
+    @property
+    def directory(self) -> Path:
+        """Where its disk, its modules and its console log lie."""
+        return self._lab.directory / "nodes" / self.name
+
+    @property
+    def console(self) -> Path:
+        """What it wrote on its serial console, over all boots."""
+        return self.directory / "console.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id of its QEMU; 0: it is off."""
+        return machine.pid(self.directory)
+
+    def ssh_command(self, *, tty: bool = False) -> list[str]:
+        """Command line of an ssh to it; host key checking is on."""
+        lab = self._lab
+        options = ["StrictHostKeyChecking=yes", f"UserKnownHostsFile={lab.known_hosts}", "IdentitiesOnly=yes"]
+        options += ["GlobalKnownHostsFile=/dev/null", "LogLevel=ERROR", "ServerAliveInterval=15"]
+        options += ["ConnectTimeout=10", *([] if tty else ["BatchMode=yes"])]
+        argv = ["ssh", "-F", "/dev/null", "-p", str(self.ssh_port), "-i", str(lab.key)]
+        return [*argv, *(word for option in options for word in ("-o", option)), "root@127.0.0.1"]
+
+    def run(
+        self, command: str | Sequence[str], *, stdin: str = "", timeout: float = 300
+    ) -> tuple[int, str, str]:
+        """(exit status, output, errors) of a command on the node: a shell line, or a list of words.
+
+        255 is also ssh's own failure, 124 that the time was over.
+        """
+        line = command if isinstance(command, str) else shlex.join(command)
+        try:
+            done = subprocess.run(
+                [*self.ssh_command(), line],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            return 124, "", f"no end within {timeout} s"
+        return done.returncode, done.stdout, done.stderr
+
+    def check(self, command: str | Sequence[str], *, stdin: str = "", timeout: float = 300) -> str:
+        """Output of a command that must succeed; LabError with what it said when it does not."""
+        code, out, err = self.run(command, stdin=stdin, timeout=timeout)
+        if code:
+            said = (err or out).strip() or "it said nothing"
+            raise LabError(f"{self.name}: {command} ended with {code}: {said}")
+        return out
+
+    def wait_ssh(self, seconds: float = BOOT_SECONDS) -> None:
+        """Return once the node lets us in; LabError with the console's last line when it does not."""
+        end = time.monotonic() + seconds
+        while True:
+            if not self.pid:
+                raise LabError(f"{self.name} is off; `oeprov lab start {self.name}`, console: {self.console}")
+            if self._greets() and self.run("true", timeout=60)[0] == 0:
+                return
+            if time.monotonic() > end:
+                lines = self.console.read_text(errors="replace").split("\n") if self.console.exists() else []
+                last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+                raise LabError(
+                    f"{self.name} has no ssh after {seconds:.0f} s; its console ({self.console}) says: {last}"
+                )
+            time.sleep(0.5)
+
+    def _greets(self) -> bool:
+        """Whether an sshd answers; cheaper than an ssh that fails."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=5) as connection:
+                connection.settimeout(5)
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    def start(self) -> None:
+        """Power on, if it is off; does not wait."""
+        if not self.pid:
+            machine.start(self.spec, self._lab.accelerator(), self.directory)
+
+    def power_cut(self) -> None:
+        """Cut the power: nothing gets written any more; the modules keep what they hold."""
+        machine.kill(self.directory)
+
+    def shutdown(self, seconds: float = 120) -> None:
+        """Press the power button and wait; LabError when it is still on after ``seconds``."""
+        if not machine.power_button(self.directory, seconds):
+            raise LabError(f"{self.name} is still on {seconds:.0f} s after its power button was pressed")
+
+    def cable(self, plugged: bool) -> None:
+        """Plug the network cable in or pull it: established connections stall, they are not reset."""
+        machine.qmp(self.directory, "set_link", name="net0", up=plugged)
+
+
+class Lab:
+    """The lab in ``directory``; images are shared between labs through ``images``."""
+
+    def __init__(
+        self,
+        directory: Path | str = ".oeprov/lab",
+        *,
+        images: Path | str | None = None,
+        inventory: Path | str | None = None,
+        report: Report = _silent,
+    ) -> None:
+        # QEMU runs in a node's directory, and the inventory is read from anywhere.
+        self.directory = Path(directory).absolute()
+        self.images = Path(images).absolute() if images else self.directory / "images"
+        self._inventory = Path(inventory).absolute() if inventory else None
+        self._report = report
+
+    @property
+    def key(self) -> Path:
+        """Private key that all nodes of this lab let in."""
+        return self.directory / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Host keys of the nodes."""
+        return self.directory / "known_hosts"
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory that was written, or will be."""
+        given = self._inventory or self._state().get("inventory")
+        if given:
+            return Path(given)
+        return Path("inventory/lab.yml" if Path("inventory").is_dir() else "lab.yml").absolute()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes, running or not; none when the lab is down."""
+        return [Node(self, Machine(**spec)) for spec in self._state().get("nodes", [])]
+
+    def node(self, name: str) -> Node:
+        """The node of that name; LabError names those that there are."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        names = ", ".join(node.name for node in self.nodes) or "none: `oeprov lab up` makes them"
+        raise LabError(f"the lab has no node {name}; it has: {names}")
+
+    def up(
+        self,
+        nodes: int = 2,
+        pmem: int = 2 << 30,
+        variant: str = "bare-metal",
+        memory: int = 1536 << 20,
+        cpus: int = 1,
+        sockets: int = 1,
+        install: bool = False,
+    ) -> list[Node]:
+        """Bring up nodes and wait until ssh lets us in; sizes in bytes.
+
+        Nodes that are there are started. A lab of another kind must be taken down first.
+        """
+        programs.require(install)
+        machine.check_variant(variant)
+        if pmem % _BLOCK or pmem < 2 * _BLOCK:
+            raise LabError(
+                f"the size of persistent memory must be a multiple of 128M, and 256M at least: not {pmem}"
+            )
+        if memory % _BLOCK or memory < 4 * _BLOCK:
+            raise LabError(f"the size of memory must be a multiple of 128M, and 512M at least: not {memory}")
+        if nodes < 1 or cpus < 1 or sockets not in (1, 2):
+            raise LabError("the lab needs one node, one CPU, and one or two sockets at least")
+        if sockets == 2 and variant not in ("bare-metal", "re6p"):
+            raise LabError(f"two sockets are for variants bare-metal and re6p, not {variant}")
+        shape = Machine("", 0, variant, memory, pmem, cpus, sockets, 0)
+        with self._locked():
+            found = self._image()
+            self._make_nodes(nodes, shape, found)
+            self.accelerator()
+            for node in self.nodes:
+                node.start()
+            self._write_inventory()
+        self._report("waiting for ssh")
+        for node in self.nodes:
+            node.wait_ssh()
+        return self.nodes
+
+    def down(self) -> None:
+        """Cut the power of all nodes and remove their disks and modules; images and the key stay."""
+        with self._locked():
+            for node in self.nodes:
+                node.power_cut()
+            shutil.rmtree(self.directory / "nodes", ignore_errors=True)
+            inventory = self.inventory
+            if inventory.exists() and inventory.read_text().startswith(_HEADER):
+                inventory.unlink()
+            self.known_hosts.unlink(missing_ok=True)
+            (self.directory / "lab.json").unlink(missing_ok=True)
+
+    def accelerator(self) -> list[str]:
+        """QEMU arguments for the fastest way that works on this machine."""
+        found = self._image()
+        return machine.accelerator(found.kernel, self.images / "accelerator.json", self._report)
+
+    def _image(self) -> image.Image:
+        self.images.mkdir(parents=True, exist_ok=True)
+        found = image.find(self.images)
+        if found:
+            return found
+        with _lock(self.images / "lock", self._report):
+            return image.find(self.images) or image.build(self.images, self._report)
+
+    def _make_nodes(self, count: int, shape: Machine, base: image.Image) -> None:
+        there = self.nodes
+        for node in there:
+            if replace(shape, name=node.name, index=node.spec.index, ssh_port=node.ssh_port) != node.spec:
+                raise LabError("a lab with other nodes is there; remove it first: `oeprov lab down`")
+        if count < len(there):
+            raise LabError(
+                f"the lab has {len(there)} nodes; to have fewer, remove it first: `oeprov lab down`"
+            )
+        if not self.key.exists():
+            programs.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "oeprov lab", "-f", self.key])
+        specs = [node.spec for node in there]
+        taken = {spec.ssh_port for spec in specs}
+        for index in range(len(there) + 1, count + 1):
+            port = _free_port(taken)
+            taken.add(port)
+            spec = replace(shape, name=f"lab-{index}", index=index, ssh_port=port)
+            Path(self.directory / "nodes" / spec.name).mkdir(parents=True, exist_ok=True)
+            self._make_node(Node(self, spec), base)
+            specs.append(spec)
+        self._write_state({"inventory": str(self.inventory), "nodes": [asdict(spec) for spec in specs]})
+        self.known_hosts.write_text("".join(_known_host(Node(self, spec)) for spec in specs))
+
+    def _make_node(self, node: Node, base: image.Image) -> None:
+        directory, spec = node.directory, node.spec
+        for leftover in directory.iterdir():
+            leftover.unlink()
+        programs.run(
+            [
+                "qemu-img",
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-F",
+                "raw",
+                "-b",
+                base.disk,
+                directory / "disk.qcow2",
+            ]
+        )
+        if spec.variant in ("bare-metal", "re6p"):
+            for item in range(spec.sockets):
+                with (directory / f"nvdimm{item}").open("wb") as file:
+                    file.truncate(spec.pmem + (machine.LABEL if spec.variant == "bare-metal" else 0))
+        comment = f"root@{node.name}"
+        programs.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", directory / "host_key"]
+        )
+        shutil.copy(self.key.with_suffix(".pub"), directory / "authorized_keys")
+
+    def _write_inventory(self) -> None:
+        path = self.inventory
+        if path.exists() and not path.read_text().startswith(_HEADER):
+            raise LabError(f"{path} is there and was not written by the lab; give another --inventory FILE")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(inventory_text([node.spec for node in self.nodes], self.key, self.known_hosts))
+
+    def _state(self) -> dict[str, Any]:
+        path = self.directory / "lab.json"
+        try:
+            state: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            raise LabError(
+                f"{path} cannot be read; remove {self.directory / 'nodes'} and this file"
+            ) from None
+        return state
+
+    def _write_state(self, state: dict[str, Any]) -> None:
+        path = self.directory / "lab.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(state, indent=2) + "\n")
+        os.replace(new, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with _lock(self.directory / "lock", self._report):
+            yield
+
+
+@contextlib.contextmanager
+def _lock(path: Path, report: Report) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another oeprov works on this lab; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _free_port(taken: set[int]) -> int:
+    for port in range(_FIRST_SSH_PORT, _FIRST_SSH_PORT + 500):
+        if port in taken:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise LabError("no free port for ssh was found on 127.0.0.1")
+
+
+def _known_host(node: Node) -> str:
+    kind, key = (node.directory / "host_key.pub").read_text().split()[:2]
+    return f"[127.0.0.1]:{node.ssh_port} {kind} {key}\n"
+
+
+_HEADER = "# Written by `oeprov lab up`;"
+
+
+def inventory_text(specs: Sequence[Machine], key: Path, known_hosts: Path) -> str:
+    """The inventory of a lab: its nodes are parameter servers, this machine is the worker."""
+    hosts = {
+        spec.name: {
+            "ansible_port": spec.ssh_port,
+            "oeprov_kind": machine.VARIANTS[spec.variant],
+            "parameter_server_port": spec.server_port,
+        }
+        for spec in specs
+    }
+    servers = {
+        "ansible_host": "127.0.0.1",
+        "ansible_user": "root",
+        "ansible_ssh_private_key_file": str(key),
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={known_hosts}",
+        "parameter_server_host": "0.0.0.0",  # noqa: S104  the node's only network is QEMU's
+    }
+    controller = {"ansible_connection": "local", "oeprov_kind": "local", "pmem_mode": "none"}
+    document = {
+        "all": {
+            "children": {
+                "parameter_servers": {"vars": servers, "hosts": hosts},
+                "workers": {"hosts": {"controller": controller}},
+            }
+        }
+    }
+    body = yaml.safe_dump(document, sort_keys=False)
+    return f"{_HEADER} `oeprov lab down` removes it. Edit a copy.\n{body}"
