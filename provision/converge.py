@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,20 +16,24 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from provision import jobs, planview, playbook
+from provision import jobs, planview, playbook, rolling
 from provision.child import StopRequest
 from provision.errors import ConvergeError, HostError
 from provision.jobs import ACTIVE
-from provision.journal import Journal, cluster_lock
+from provision.journal import Interrupted, Journal, cluster_lock
 from provision.node.plan import make_plan
-from provision.node.roles import role_of, steps_of
+from provision.node.roles import role_of
 from provision.node.state import State, difference
-from provision.node.step import Plan, Step
+from provision.node.step import Plan
 from provision.playbook import TaskResult
 from provision.settings import GpuSettings, KernelSettings, Kind, mode_refusal
+from provision.stepview import StepView
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory
+
+# After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -143,35 +149,52 @@ class _Run:
         self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
+        self.applied = False
 
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
         if check:
-            return self._report(self._look(), begun, changed=False, check=True)
+            return self._report(self._look(), begun, check=True)
         with cluster_lock(self.state_dir, self.inventory.cluster):
-            for step in self.journal.interrupted(self.inventory.cluster):
-                self.console.print(
-                    f"[yellow]![/] an earlier run ({step.run}) was interrupted on {step.host} during: "
-                    f"{escape(step.what)}; planning again from what is there now",
-                    soft_wrap=True,
-                )
+            self._say_what_was_interrupted()
             found = self._look()
+            outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
                 self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
-                self.journal.write("finished", outcome="nothing to do")
-                return self._report(found, begun, changed=False)
-            self._refuse_what_cannot_be_applied(found)
-            if not self._agreed(found):
-                self.console.print("nothing was changed")
-                return 1
-            outcome, run_log = self._apply(found)
-            after = self._look(quiet=True)
-            code = self._report(after, begun, changed=True)
-            if outcome != "ok" or code:
-                self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
+            for number in range(ROUNDS):
+                if not found.pending:
+                    break
+                self._refuse_what_cannot_be_applied(found)
+                if not self._agreed(found):
+                    self.console.print("nothing more was changed" if number else "nothing was changed")
+                    return 1
+                if not number:
+                    self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+                outcome, run_log = self._apply(found, number)
+                before, found = found, self._look(quiet=True)
+                if outcome != "ok" or _same(before, found):
+                    self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
+                    break
+                if found.pending and number + 1 < ROUNDS:
+                    self.console.print("What could be seen only now:")
+                    planview.show(self.console, found.plans.values())
             if outcome == "canceled":
+                self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
                 return 130
-            return 1 if outcome != "ok" else code
+            self.journal.write("finished", outcome=outcome)
+            code = self._report(found, begun)
+            return 1 if outcome == "failed" else code
+
+    def _say_what_was_interrupted(self) -> None:
+        for host, step in {item.host: item for item in reversed(self._interrupted())}.items():
+            self.console.print(
+                f"[yellow]![/] an earlier run ({step.run}) was interrupted on {host} during or before: "
+                f"{escape(step.what)}; planning again from what is there now",
+                soft_wrap=True,
+            )
+
+    def _interrupted(self) -> list[Interrupted]:
+        return self.journal.interrupted(self.inventory.cluster)
 
     def _look(self, quiet: bool = False) -> Look:
         with self.console.status("looking at the hosts"):
@@ -190,14 +213,8 @@ class _Run:
     def _refuse_what_cannot_be_applied(self, found: Look) -> None:
         for plan in found.plans.values():
             if plan.problems:
-                raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; nothing was changed")
-        for plan in found.pending:
-            kind = self.inventory.hosts[plan.host].kind
-            if kind is not Kind.local:
-                raise ConvergeError(
-                    f"host {plan.host} is of kind {kind.value}: this version plans but does not apply "
-                    "changes to such hosts; see `oeprov plan`. Nothing was changed"
-                )
+                done = "what was done before stays done" if self.done else "nothing was changed"
+                raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; {done}")
         for job in jobs.all_jobs(self.state_dir):
             if job.state().phase in ACTIVE:
                 raise ConvergeError(
@@ -218,33 +235,42 @@ class _Run:
         answer = self.console.input("Apply these steps? [y/N] ")
         return answer.strip().lower() in ("y", "yes")
 
-    def _apply(self, found: Look) -> tuple[str, Path]:
-        progress = Progress(self.console, self.journal, {plan.host: plan for plan in found.pending})
+    def _apply(self, found: Look, number: int) -> tuple[str, Path]:
+        self.applied = True
+        plans = {plan.host: plan for plan in found.pending}
+        view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
-        self.journal.write("run", cluster=self.inventory.cluster, hosts=[p.host for p in found.pending])
+        order, sizes = rolling.batches(self.inventory, list(plans.values()))
+        hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
         with stop.on_signals(), self.console.status("starting Ansible") as spinner:
-            progress.spinner = spinner.update
+            view.spinner = spinner.update
             run = playbook.run(
                 self.name,
-                self.inventory,
+                hosts,
                 state_dir=self.state_dir,
-                run_id=self.id,
+                run_id=f"{self.id}-{number + 1}" if number else self.id,
                 variables={
-                    "oeprov_plans": {plan.host: self._approved(plan) for plan in found.plans.values()}
+                    "oeprov_run": self._identity(),
+                    "oeprov_order": ",".join(order),
+                    "oeprov_serial": sizes,
+                    "kernel_reboot_ok": True,  # the plan that was agreed to shows the reboots
                 },
+                host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
                 stop=stop,
-                tags=sorted({role_of(step) for plan in found.pending for step in plan.steps}),
-                on_start=progress.start,
-                on_result=progress.result,
+                tags=sorted({role_of(step) for plan in plans.values() for step in plan.steps}),
+                on_start=view.start,
+                on_result=view.result,
             )
-        self.done = progress.done
+        self.done += view.done
         for failure in run.failures:
             self._explain(failure, found)
-        if run.outcome == "canceled":
-            self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
-        else:
-            self.journal.write("finished", outcome=run.outcome)
         return run.outcome, run.log
+
+    def _identity(self) -> dict[str, str]:
+        """Who changes the hosts; of the runs with one owner only one is alive, by the cluster's lock."""
+        where = f"{platform.node()} (pid {os.getpid()})"
+        owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
+        return {"id": self.id, "owner": owner, "where": where}
 
     def _approved(self, plan: Plan) -> dict[str, Any]:
         """What the module on the node is bound to: the state that was planned from and the agreed steps."""
@@ -265,7 +291,8 @@ class _Run:
             for line in difference(before, State.from_dict(moved)):
                 self.console.print(f"    {escape(line)}", soft_wrap=True)
 
-    def _report(self, found: Look, begun: float, *, changed: bool, check: bool = False) -> int:
+    def _report(self, found: Look, begun: float, *, check: bool = False) -> int:
+        changed = self.applied
         seconds = time.monotonic() - begun
         hosts = f"{len(found.plans)} host" + ("" if len(found.plans) == 1 else "s")
         if found.converged:
@@ -291,49 +318,15 @@ class _Run:
         return code
 
 
+def _same(before: Look, after: Look) -> bool:
+    """Nothing came of the last round: what is left cannot be done by doing it again."""
+    return {plan.host: plan.steps for plan in before.pending} == {
+        plan.host: plan.steps for plan in after.pending
+    }
+
+
 def _without_runtime(plan: Plan, kind: Kind) -> Plan:
     """The plan without the steps that only training needs: what is left changes the memory's mode."""
     # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
     dropped = ("install_runtime", "install_packages") if kind is Kind.local else ("install_runtime",)
     return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])
-
-
-class Progress:
-    """Turns Ansible's results into journal entries and one line a step."""
-
-    def __init__(self, console: Console, journal: Journal, plans: Mapping[str, Plan]) -> None:
-        self.console = console
-        self.journal = journal
-        self.plans = plans
-        self.spinner: Callable[[str], None] = lambda words: None
-        self.done: list[dict[str, Any]] = []
-        self._begun: set[tuple[str, str]] = set()
-
-    def start(self, host: str, role: str, task: str) -> None:
-        """A task begins: its role's steps are written down before they are done."""
-        self.spinner(f"{host}: {task}")
-        for step in self._steps(host, role):
-            if (host, step.id) not in self._begun:
-                self._begun.add((host, step.id))
-                self.journal.begin(host, step.id, step.what)
-
-    def result(self, result: TaskResult) -> None:
-        """A task ended: the steps that it did are written down as done or failed, and shown."""
-        steps = {step.id: step for step in self._steps(result.host, result.role)}
-        for item in result.result.get("steps") or []:
-            step = steps.get(item["id"])
-            ok, message = bool(item["ok"]), str(item.get("message", ""))
-            self.journal.end(result.host, item["id"], ok=ok, message=message)
-            self.done.append({"host": result.host, **item})
-            mark = "[green]✓[/]" if ok else "[red]✗[/]"
-            what = step.what if step else item["id"]
-            self.console.print(
-                f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-    def _steps(self, host: str, role: str) -> list[Step]:
-        """The agreed steps that a role does on a host."""
-        plan = self.plans.get(host)
-        return steps_of(plan, role) if plan and role else []

@@ -16,7 +16,7 @@ from provision.child import StopRequest
 from provision.errors import ConvergeError
 
 if TYPE_CHECKING:
-    from provision.inventory import Inventory
+    from provision.inventory import Host, Inventory
 
 Status = Literal["ok", "failed", "skipped", "unreachable"]
 _STATUS: dict[str, Status] = {
@@ -61,6 +61,7 @@ def run(
     state_dir: Path,
     run_id: str,
     variables: Mapping[str, Any],
+    host_variables: Mapping[str, Mapping[str, Any]] | None = None,
     stop: StopRequest,
     tags: Iterable[str] = (),
     on_start: Callable[[str, str, str], None] = lambda host, role, task: None,
@@ -69,8 +70,8 @@ def run(
     """Run ``playbooks/<name>.yml`` on the inventory's hosts.
 
     With ``tags`` only roles with one of these tags run. ``on_start(host, role, task)`` and ``on_result`` are
-    called as Ansible reports. The hosts' variables are the inventory's final values. Nothing of the run stays
-    behind but the log.
+    called as Ansible reports. The hosts' variables are the inventory's final values and ``host_variables``.
+    Nothing of the run stays behind but the log.
     """
     import ansible_runner  # slow to import, and most commands never change a host
 
@@ -95,7 +96,11 @@ def run(
 
     try:
         values = private / "hosts.json"
-        hosts = {host: item.variables() for host, item in inventory.hosts.items()}
+        more = host_variables or {}
+        hosts = {
+            name: {**_interpreter(host), **host.variables(), **more.get(name, {})}
+            for name, host in inventory.hosts.items()
+        }
         values.write_text(json.dumps({"all": {"hosts": hosts}}))
         result = ansible_runner.run(
             private_data_dir=str(private),
@@ -103,7 +108,7 @@ def run(
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
             extravars=dict(variables),
-            envvars={**_environment(inventory), "ANSIBLE_MODULE_UTILS": str(_module_utils(private))},
+            envvars={**_environment(), "ANSIBLE_MODULE_UTILS": str(_module_utils(private))},
             settings={"pexpect_timeout": 1},
             tags=",".join(tags),
             ident="run",
@@ -132,16 +137,21 @@ def _module_utils(private: Path) -> Path:
     return directory
 
 
-def _environment(inventory: Inventory) -> dict[str, str]:
+def _interpreter(host: Host) -> dict[str, str]:
+    """The Python that Ansible uses on the host.
+
+    This machine's is known; discovery, which also costs a round trip, may find a shim that does not run.
+    """
+    python = sys.executable if host.connection == "local" and host.python == "python3" else host.python
+    return {"ansible_python_interpreter": python}
+
+
+def _environment() -> dict[str, str]:
     """What Ansible needs to find our roles and modules from any working directory."""
-    environment = {
+    return {
         "ANSIBLE_CONFIG": str(share.ansible_config()),
         "ANSIBLE_ROLES_PATH": str(share.roles()),
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
-    if all(host.connection == "local" for host in inventory.hosts.values()):
-        # This machine's interpreter is known; discovery may find a shim that does not run.
-        environment.setdefault("ANSIBLE_PYTHON_INTERPRETER", sys.executable)
-    return environment

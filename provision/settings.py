@@ -108,6 +108,11 @@ class KernelSettings(_Settings):
         default=True,
         description="Boot a new kernel once on trial and make it the default only after a health check.",
     )
+    reboot_ok: bool = Field(
+        default=False,
+        description="Let the roles reboot the host when they are run without oeprov; oeprov itself shows the "
+        "reboots in its plan and asks.",
+    )
     reboot_timeout: int = Field(
         default=1800, ge=60, description="Seconds that a reboot may take; machines with much memory are slow."
     )

@@ -10,7 +10,7 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision import converge, fresh, playbook
-from provision.converge import Consent, Look, Progress
+from provision.converge import Consent, Look
 from provision.errors import ConvergeError, HostError
 from provision.inventory import Inventory, load
 from provision.jobs import JobState
@@ -19,6 +19,7 @@ from provision.node import process
 from provision.node.state import State
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
+from provision.stepview import StepView
 
 INVENTORY = """\
 all:
@@ -91,7 +92,7 @@ def test_plan_is_applied_with_its_digest(
     runs = see(Plan("one", [MAKE], digest="d1"), then=Plan("one"))
     assert bootstrap(state_dir, as_json=True) == 0
     (run,) = runs
-    approved = run["variables"]["oeprov_plans"]["one"]
+    approved = run["host_variables"]["one"]["oeprov_plan"]
     assert (approved["digest"], approved["steps"]) == ("d1", ["directory"])
     assert approved["desired"]["host"] == "one"
     assert json.loads(capsys.readouterr().out)["converged"] is True
@@ -145,17 +146,38 @@ def test_data_is_lost_only_with_consent_by_name(state_dir: Path, see: Any) -> No
             bootstrap(state_dir, consent=consent)
     assert runs == []
     assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
-    assert runs[0]["variables"]["oeprov_plans"]["one"]["consent"] == ["/dev/pmem0"]
+    assert runs[0]["host_variables"]["one"]["oeprov_plan"]["consent"] == ["/dev/pmem0"]
 
 
-def test_other_kinds_are_planned_but_not_touched(
-    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+def test_what_is_seen_only_after_a_reboot_is_planned_again(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = see(Plan("one", [WIPE]))
-    with pytest.raises(ConvergeError, match=r"host one is of kind re7p: .*does not apply.*oeprov plan"):
-        bootstrap(state_dir, host="oeprov_kind: re7p, ansible_host: 192.0.2.1")
-    assert "make ext4 on /dev/pmem0" in capsys.readouterr().out
-    assert runs == []
+    seen = [[MAKE], [WIPE], []]
+    runs: list[dict[str, Any]] = []
+
+    def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
+        runs.append(arguments)
+        return playbook.PlaybookRun("ok", Path("ansible.log"), [])
+
+    monkeypatch.setattr(
+        converge, "look", lambda _: Look({"one": State()}, {"one": Plan("one", seen[len(runs)])})
+    )
+    monkeypatch.setattr(playbook, "run", run)
+    with pytest.raises(ConvergeError, match=r"data would be lost.*--consent one:/dev/pmem0"):
+        bootstrap(state_dir)
+    assert len(runs) == 1, "the first round destroyed nothing, the second needs consent of its own"
+    assert "What could be seen only now" in capsys.readouterr().out
+    runs.clear()
+    assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
+    assert [run["host_variables"]["one"]["oeprov_plan"]["steps"] for run in runs] == [["directory"], ["fs"]]
+    assert len({run["run_id"] for run in runs}) == 2
+    assert len({run["variables"]["oeprov_run"]["id"] for run in runs}) == 1
+
+
+def test_a_round_that_changes_nothing_is_the_last(state_dir: Path, see: Any) -> None:
+    runs = see(Plan("one", [MAKE]), then=Plan("one", [MAKE]))
+    assert bootstrap(state_dir) == 1
+    assert len(runs) == 1
 
 
 def test_problems_stop_everything(state_dir: Path, see: Any) -> None:
@@ -193,7 +215,9 @@ def test_interrupted_step_is_named(state_dir: Path, see: Any, capsys: pytest.Cap
     earlier.begin("one", "runtime", "install tensorflow")
     see(Plan("one"))
     assert bootstrap(state_dir) == 0
-    assert "(bootstrap-1) was interrupted on one during: install tensorflow" in capsys.readouterr().out
+    assert (
+        "(bootstrap-1) was interrupted on one during or before: install tensorflow" in capsys.readouterr().out
+    )
     assert bootstrap(state_dir) == 0
     assert "interrupted" not in capsys.readouterr().out
 
@@ -220,7 +244,7 @@ def test_pmem_mode_does_its_own_part_only(
     code = converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))
     assert code == 0
     assert runs[0]["name"] == "pmem_mode"
-    approved = runs[0]["variables"]["oeprov_plans"]["one"]
+    approved = runs[0]["host_variables"]["one"]["oeprov_plan"]
     assert approved["steps"] == ["directory"]
     assert approved["desired"]["pmem_mode"] == "directory"
     assert approved["desired"]["pmem_directory"] == str(state_dir / "pmem0")
@@ -256,14 +280,14 @@ def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
 def test_steps_are_journalled_before_and_after(state_dir: Path) -> None:
     out = io.StringIO()
     journal = Journal(state_dir / "journal.jsonl", "run-1")
-    progress = Progress(Console(file=out, width=120), journal, {"one": Plan("one", [MAKE])})
+    progress = StepView(Console(file=out, width=120), journal, {"one": Plan("one", [MAKE])})
     progress.start("one", "", "Refuse a plan that no longer fits its host")
     progress.start("one", "kernel", "Bring the kernel")
     assert list(journal.read()) == []
     progress.start("one", "pmem", "Validating arguments")
     progress.start("one", "pmem", "Bring persistent memory to its mode")
     assert [entry["event"] for entry in journal.read()] == ["begin"]
-    step = {"id": "directory", "ok": False, "message": "no space", "seconds": 1.25}
+    step = {"id": "directory", "what": "make /data", "ok": False, "message": "no space", "seconds": 1.25}
     progress.result(TaskResult("one", "pmem", "Bring …", "failed", {"steps": [step], "msg": "no space"}, 1.3))
     assert [(entry["event"], entry.get("ok")) for entry in journal.read()] == [
         ("begin", None),

@@ -20,15 +20,15 @@ class ActionModule(ActionBase):
     """Runs on the controller, where `provision` is installed; the module needs nothing on the host."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Add `desired`, and the plan that `oeprov` got agreement for (`oeprov_plans`), to the arguments."""
+        """Add `desired`, and the plan that `oeprov` got agreement for (`oeprov_plan`), to the arguments."""
         variables = task_vars or {}
         name = str(variables["inventory_hostname"])
         arguments = dict(self._task.args)
-        plans = self._templar.template(variables.get("oeprov_plans", {}))
-        approved = dict(plans.get(name, {}))
+        approved = dict(variables.get("oeprov_plan", {}))
         if "desired" not in arguments:
             arguments["desired"] = approved.pop("desired", None) or self._desired(name, variables)
         arguments.setdefault("approved", approved)
+        arguments.setdefault("run", variables.get("oeprov_run", {}))
         consent = self._templar.template(variables.get("pmem_consent", []))
         arguments.setdefault("consent", [str(item) for item in consent])
         return self._execute_module(

@@ -10,15 +10,23 @@ DOCUMENTATION = r"""
 module: oeprov_converge
 short_description: Bring one part of a host to what the inventory asks for
 description:
-  - Observes the host, plans with C(provision.node), and carries out the steps of one part.
-  - A plan that was agreed to (O(approved)) is refused when the host's state has moved since.
+  - Observes the host, plans with C(provision.node), and carries out the steps of one part, in the order of
+    the plan and up to its reboot, which waits for the steps of all parts before it.
+  - A plan that was agreed to (O(approved)) is refused when the host's state has moved since; steps that are
+    not in it are left alone and reported.
   - Steps that destroy data need O(consent) that names the object.
+  - One module at a time works on a host, and with O(run) one run of C(oeprov) at a time.
 options:
   part:
-    description: Whose steps to do. V(none) only checks O(approved), V(all) is for check mode.
-    choices: [none, kernel, runtime, pmem, gpu, all]
+    description: Whose steps to do. V(begin) only checks O(approved) and takes the host for O(run), V(end)
+      gives it back, V(all) is for check mode.
+    choices: [begin, end, kernel, runtime, pmem, gpu, all]
     type: str
     required: true
+  preparing:
+    description: Do only steps that disturb nothing that runs on the host.
+    type: bool
+    default: false
   desired:
     description: What is wanted of the host. The action plugin fills it in from the inventory's variables.
     type: dict
@@ -32,6 +40,10 @@ options:
     type: list
     elements: str
     default: []
+  run:
+    description: Who is changing the host - C(id) of the run, its C(owner), and C(where) it runs.
+    type: dict
+    default: {}
 author: oeprov
 """
 
@@ -46,6 +58,19 @@ steps:
   description: The steps of the part, each with id, what, ok, message and seconds.
   type: list
   returned: always
+left:
+  description: What steps are left that are not in the plan that was agreed to.
+  type: list
+  elements: str
+  returned: always
+reboot:
+  description: Whether all is prepared for a reboot that is to be done now.
+  type: bool
+  returned: always
+kernel_left:
+  description: Whether the role kernel has something to do before the rest can be done.
+  type: bool
+  returned: always
 state:
   description: What the host looks like now, when the approved plan no longer fits.
   type: dict
@@ -56,16 +81,14 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node import apply as node_apply
+from ansible.module_utils.node import lease, plan, roles, trial
 from ansible.module_utils.node import observe as node_observe
-from ansible.module_utils.node import plan, roles
 from ansible.module_utils.node.command import CommandError, System
 from ansible.module_utils.node.step import Desired
 
 
-def refusal(step, approved, consent):
+def refusal(step, consent):
     """Why the step may not be done; empty when it may."""
-    if approved and step.id not in approved.get("steps", []):
-        return "{} is not in the plan that was agreed to; plan again".format(step.what)
     missing = [item for item in step.destroys if item not in consent]
     if missing:
         return "{} destroys {}; agree to that by name: oeprov --consent HOST:OBJECT, or pmem_consent".format(
@@ -81,60 +104,118 @@ def describe(steps):
     return "".join("{}  ({})\n".format(step.what, step.why) for step in steps)
 
 
-def run(module, system):
+def begin(module, made, state):
+    """Refuse a plan that was made from another state."""
+    approved = module.params["approved"]
+    if approved and approved["digest"] != made.digest:
+        module.fail_json(
+            msg="the host has changed since the plan was made; nothing was done here: plan again",
+            state=state.to_dict(),
+            steps=[],
+        )
+    module.exit_json(**nothing())
+
+
+def nothing():
+    """The result when there was nothing to do."""
+    return {"changed": False, "steps": [], "left": [], "reboot": False, "kernel_left": False}
+
+
+def carry_out(module, system, steps):
+    """Do the steps in order; what was done, whether anything changed, whether a reboot is prepared."""
+    done, changed, reboot = [], False, False
+    for step in steps:
+        started = time.time()
+        entry = {"id": step.id, "what": step.what}
+        try:
+            applied = node_apply.apply(step, system)
+        except CommandError as error:
+            done.append(dict(entry, ok=False, message=str(error), seconds=time.time() - started))
+            module.fail_json(msg=str(error), steps=done, changed=changed)
+        changed = changed or applied.changed
+        reboot = reboot or step.action == "reboot"
+        done.append(dict(entry, ok=True, message=applied.message, seconds=time.time() - started))
+    return done, changed, reboot
+
+
+def run(module, system, holder):
     """Observe, plan, refuse or carry out."""
     params = module.params
+    part, approved = params["part"], params["approved"]
     desired = Desired.from_dict(params["desired"])
+    confirmed = ""
+    if not module.check_mode:
+        confirmed = trial.confirm_if_pending(system)
     state = node_observe.observe(system, desired)
     made = plan.make_plan(state, desired)
-    approved, part = params["approved"], params["part"]
-    if part == "none":
-        if approved and approved["digest"] != made.digest:
-            module.fail_json(
-                msg="the host has changed since the plan was made; nothing was done here: plan again",
-                state=state.to_dict(),
-                steps=[],
-            )
-        module.exit_json(changed=False, steps=[])
-    steps = roles.steps_of(made, part)
+    if part == "begin":
+        begin(module, made, state)
+    steps = made.steps if part == "all" else roles.doable(made, part, params["preparing"])
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
+    # What was not agreed to is left, and all that comes after it.
+    agreed = [not approved or step.id in approved.get("steps", []) for step in steps] + [False]
+    left = [step.what for step in steps[agreed.index(False) :]]
+    steps = steps[: agreed.index(False)]
+    kernel_left = bool(roles.steps_of(made, "kernel"))
     diff = {"before": "", "after": describe(steps), "before_header": "now", "after_header": "steps to do"}
     if module.check_mode:
         shown = [
             {"id": step.id, "what": step.what, "ok": True, "message": "", "seconds": 0.0} for step in steps
         ]
-        module.exit_json(changed=bool(steps), steps=shown, diff=diff)
+        module.exit_json(
+            changed=bool(steps), steps=shown, left=left, reboot=False, kernel_left=kernel_left, diff=diff
+        )
     for step in steps:
-        reason = refusal(step, approved, params["consent"] + approved.get("consent", []))
+        reason = refusal(step, params["consent"] + approved.get("consent", []))
         if reason:
             module.fail_json(msg=reason, steps=[])
-    done, changed = [], False
-    for step in steps:
-        begun = time.time()
-        entry = {"id": step.id, "what": step.what}
-        try:
-            applied = node_apply.apply(step, system)
-        except CommandError as error:
-            done.append(dict(entry, ok=False, message=str(error), seconds=time.time() - begun))
-            module.fail_json(msg=str(error), steps=done, changed=changed)
-        changed = changed or applied.changed
-        done.append(dict(entry, ok=True, message=applied.message, seconds=time.time() - begun))
-    module.exit_json(changed=changed, steps=done, diff=diff)
+    done, changed, reboot = carry_out(module, system, steps)
+    if confirmed and part == "kernel":
+        done.insert(0, {"id": "reboot-check", "what": confirmed, "ok": True, "message": "", "seconds": 0.0})
+    if reboot and holder:
+        lease.acquire(system, holder, desired.kernel_reboot_timeout + lease.SECONDS)
+    module.exit_json(
+        changed=changed, steps=done, left=left, reboot=reboot, kernel_left=kernel_left, diff=diff
+    )
+
+
+def run_alone(module, system, holder):
+    """The same, with the host held for one run."""
+    with lease.lock(system):
+        if module.params["part"] != "end":
+            if holder:
+                lease.acquire(system, holder)
+            run(module, system, holder)
+        if holder:
+            lease.release(system, holder)
+        module.exit_json(**nothing())
 
 
 def main():
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
-            "part": {"choices": ["none", "all", "kernel", "runtime", "pmem", "gpu"], "required": True},
+            "part": {
+                "choices": ["begin", "end", "all", "kernel", "runtime", "pmem", "gpu"],
+                "required": True,
+            },
+            "preparing": {"type": "bool", "default": False},
             "desired": {"type": "dict", "required": True},
             "approved": {"type": "dict", "default": {}},
             "consent": {"type": "list", "elements": "str", "default": []},
+            "run": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
-    run(module, System())
+    try:
+        if module.check_mode or module.params["desired"].get("kind") == "local":
+            # Kind local may be anybody's machine; there the lock of the cluster is enough.
+            run(module, System(), {})
+        else:
+            run_alone(module, System(), module.params["run"])
+    except CommandError as error:
+        module.fail_json(msg=str(error), steps=[])
 
 
 if __name__ == "__main__":

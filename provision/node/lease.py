@@ -1,0 +1,79 @@
+"""Who is changing this node: one run at a time, however many controllers there are.
+
+The lock keeps two modules from working at the same moment; the lease keeps another run out between the tasks
+of one run, reboots included. It ends by itself some time after the run's last task, so that a controller that
+was lost keeps nobody out for long, and its own next run takes it over at once.
+"""
+
+import fcntl
+import json
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator
+
+from .command import CommandError, System
+
+LEASE = "/var/lib/oeprov/lease.json"
+LOCK = "/run/oeprov.lock"
+SECONDS = 900
+_WAIT = 60.0
+
+
+@contextmanager
+def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
+    """Be the only one at work on this node; CommandError when another still is after ``seconds``."""
+    with open(system.path(LOCK), "a") as file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise CommandError(
+                        "another run of oeprov is at work on this host ({}) and did not end in "
+                        "{:.0f} s".format(_holder(_read(system)), seconds)
+                    )
+                time.sleep(0.2)
+        yield
+
+
+def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None:
+    """Take or renew the lease for ``run``: its ``id``, ``owner`` (one controller's cluster) and ``where``.
+
+    CommandError names who holds it. Of the runs of one owner only one is alive, so that a later one may take
+    over.
+    """
+    found = _read(system)
+    now = time.time()
+    if found and found.get("owner") != run["owner"] and float(found.get("until", 0)) > now:
+        raise CommandError(
+            "this host is being changed by {}; wait for it to end (if it was lost, its hold ends in "
+            "{:.0f} s; or remove {})".format(_holder(found), found["until"] - now, LEASE)
+        )
+    same = found.get("id") == run["id"]
+    since = found.get("since", now) if same else now
+    system.write(LEASE, json.dumps(dict(run, since=since, until=now + seconds)) + "\n")
+
+
+def release(system: System, run: Dict[str, Any]) -> bool:
+    """Give the lease back; False when it is not this run's."""
+    return _read(system).get("id") == run["id"] and system.remove(LEASE)
+
+
+def _read(system: System) -> Dict[str, Any]:
+    try:
+        found = json.loads(system.read(LEASE) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _holder(found: Dict[str, Any]) -> str:
+    if not found:
+        return "unknown"
+    return "{} on {}, since {}".format(
+        found.get("id", "unknown"),
+        found.get("where", "unknown"),
+        time.strftime("%H:%M:%S", time.localtime(float(found.get("since", 0)))),
+    )
