@@ -31,7 +31,9 @@ class Client:
     @staticmethod
     def in_process(storage: str, servers: int, threads: int) -> Client: ...
     @staticmethod
-    def connect(endpoints: Sequence[str], token: str, timeout: float, threads: int) -> Client: ...
+    def connect(
+        endpoints: Sequence[str], token: str, timeout: float, threads: int, wire_checkpoints: bool
+    ) -> Client: ...
     @property
     def servers(self) -> int: ...
     def create_table(self, spec: str) -> int: ...
@@ -50,7 +52,16 @@ class Client:
 
 class Server:
     def __init__(
-        self, *, host: str, port: int, index: int, count: int, storage: str, threads: int, token: str
+        self,
+        *,
+        host: str,
+        port: int,
+        index: int,
+        count: int,
+        storage: str,
+        threads: int,
+        token: str,
+        checkpoint_dir: str,
     ) -> None: ...
     @property
     def port(self) -> int: ...

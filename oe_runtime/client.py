@@ -17,7 +17,10 @@ from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import SpecError
 from oe_runtime.spec import StorageSpec, TableSpec
 
-__all__ = ["Client", "Group", "Pulled"]
+__all__ = ["TRANSFERS", "Client", "Group", "Pulled"]
+
+# How checkpoints get from servers to the client's directory and back.
+TRANSFERS = ("shared", "wire")
 
 
 class Client:
@@ -28,15 +31,31 @@ class Client:
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, token: str = "", timeout: float = 60.0, threads: int = 0
+        self,
+        endpoints: Sequence[str],
+        *,
+        token: str = "",
+        timeout: float = 60.0,
+        threads: int = 0,
+        checkpoint_transfer: str = "shared",
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
-        ``timeout`` is how many seconds a server may take to answer. ``threads`` share the client's own work;
-        0 means one per core, at most 8. Raises ``ServerLost``, ``AuthError``, ``ProtocolError``, and
-        ``SpecError`` for endpoints that cannot be right or a server that is not the one expected there.
+        ``timeout`` is how many seconds a server may take to answer; a server whose host has vanished without
+        a farewell is lost after so long at most, and after 30 seconds at most, whatever it was asked.
+        ``threads`` share the client's own work; 0 means one per core, at most 8. ``checkpoint_transfer`` says
+        how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
+        ``"wire"`` when they do not, over the connections. Raises ``ServerLost``, ``AuthError``,
+        ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
+        expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
+        needs one.
         """
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads)
+        if checkpoint_transfer not in TRANSFERS:
+            raise SpecError(
+                f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
+            )
+        wire = checkpoint_transfer == "wire"
+        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire)
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
@@ -105,10 +124,11 @@ class Client:
         return keys, rows
 
     def save(self, directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-        """Have every server write its files into an existing directory that all of them can reach.
+        """Put every server's files into an existing directory.
 
-        Returns one entry a file: ``file, table, server, servers, rows, version, bytes, checksum, spec``.
-        Raises ``CheckpointError``.
+        The servers write them there themselves, or send them (``checkpoint_transfer``). Returns one entry a
+        file: ``file, table, server, servers, rows, version, bytes, checksum, spec``. Raises
+        ``CheckpointError``; then servers have no copies left that were meant for sending.
         """
         saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute())))
         return saved
@@ -116,7 +136,7 @@ class Client:
     def restore(self, directory: str | os.PathLike[str]) -> None:
         """Load every table that was created from what ``save`` wrote, from any number of servers.
 
-        A server changes nothing before it has verified all files. Raises ``CheckpointError``.
+        A server changes nothing before all files were verified. Raises ``CheckpointError``.
         """
         self._core.restore(str(Path(directory).absolute()))
 

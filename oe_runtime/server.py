@@ -4,11 +4,29 @@
 
 It serves until SIGTERM or SIGINT, until a client shuts it down, or, with ``--exit-with-parent``, until its
 standard input ends. Exit status: 0 after any of these, 1 when it cannot start.
+
+The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start,
+sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
+
+    time                when it was written, Unix seconds
+    index, count        which server this is, of how many; pid, threads: of the process
+    storage, is_pmem    --storage, and whether the rows' directory truly is persistent memory
+    storage_bytes       memory of all rows, pool headers included
+    memory.dram, .pmem  memory of rows under --storage dram, and under pmem_libpmem
+    memory.index        memory of the indexes, always DRAM
+    memory.rss          resident set of the process; it counts mapped persistent memory too
+    tables[]            name, dim, rows, bytes (of rows), index_bytes, version (pushes so far)
+    pulls, pushes       requests and keys of each kind
+    traffic             requests of every kind, bytes_in and bytes_out of their frames
+    connections         open, accepted, refused_frames (not our protocol), refused_tokens
+    rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
+                        pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import selectors
@@ -80,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
     )
+    parser.add_argument(
+        "--checkpoint-dir",
+        default="",
+        metavar="DIR",
+        help="this server's own directory, through which checkpoints go to workers on other hosts; it needs "
+        "room for one of them",
+    )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="what clients must know; mode 0600")
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
     parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")
@@ -112,6 +137,7 @@ def _run(options: argparse.Namespace) -> int:
             storage=storage.to_json(),
             threads=options.threads,
             token=token,
+            checkpoint_dir=os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else "",
         )
         try:
             if options.storage == "pmem_libpmem" and not server.is_pmem:
@@ -127,8 +153,6 @@ def _run(options: argparse.Namespace) -> int:
             server.stop()
             if options.ready_file:
                 options.ready_file.unlink(missing_ok=True)
-    if options.metrics_file:
-        _write_atomically(options.metrics_file, _metrics(server))
     print(f"server {options.index} of {options.count} ended: {why}", file=sys.stderr)
     return 0
 
@@ -145,17 +169,47 @@ def _ready(options: argparse.Namespace, server: _core.Server) -> dict[str, objec
     }
 
 
-def _metrics(server: _core.Server) -> dict[str, object]:
-    return {"time": time.time(), **json.loads(server.stats())}
+class _Metrics:
+    """Writes the metrics file; the rates are those since it was last written."""
+
+    def __init__(self, server: _core.Server, path: Path) -> None:
+        self._server = server
+        self._path = path
+        self._last: dict[str, float] | None = None
+        self._when = time.monotonic()
+
+    def write(self) -> None:
+        stats = json.loads(self._server.stats())
+        now = time.monotonic()
+        totals = {
+            "pulled_keys": stats["pulls"]["keys"],
+            "pushed_keys": stats["pushes"]["keys"],
+            **stats["traffic"],
+        }
+        seconds = now - self._when
+        last = totals if self._last is None or seconds <= 0 else self._last
+        rates = {f"{name}_per_s": (totals[name] - last[name]) / max(seconds, 1e-9) for name in totals}
+        _write_atomically(self._path, {"time": time.time(), **stats, "rates": {"seconds": seconds, **rates}})
+        self._last, self._when = totals, now
 
 
 def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -> str:
     """Wait for the end; why it came."""
     ending.watch(server.stop_fd, "a client asked for it")
+    if not options.metrics_file:
+        while not (why := ending.wait(None)):
+            pass
+        return why
+    metrics = _Metrics(server, options.metrics_file)
+    metrics.write()
     while True:
-        if options.metrics_file:
-            _write_atomically(options.metrics_file, _metrics(server))
-        if why := ending.wait(METRICS_SECONDS if options.metrics_file else None):
+        why = ending.wait(METRICS_SECONDS)
+        if why:
+            server.stop()  # finishes what is under way, which counts too
+        # A disk that is full now is no reason to lose the rows; readers see an old `time`.
+        with contextlib.suppress(OSError):
+            metrics.write()
+        if why:
             return why
 
 

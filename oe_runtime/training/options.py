@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime import models
+from oe_runtime.client import TRANSFERS
 
 # Learning rates that suit click models when none is given.
 LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
@@ -39,6 +40,7 @@ class Options:
     model: str
     servers: tuple[str, ...]
     token_file: Path | None
+    checkpoint_transfer: str
     in_process: bool
     stock: bool
     storage: str
@@ -103,6 +105,13 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--in-process", action="store_true", help="in this process, by the same C++ core")
     where.add_argument("--stock", action="store_true", help="in the plain Keras model, to compare with")
     p.add_argument("--token-file", type=Path, metavar="FILE", help="file with the servers' token")
+    p.add_argument(
+        "--checkpoint-transfer",
+        choices=TRANSFERS,
+        default="shared",
+        help="with --servers: whether they write into the run directory themselves, as on this machine "
+        "(shared, default), or send their files, as from other hosts (wire; they need --checkpoint-dir)",
+    )
     p.add_argument(
         "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
     )
@@ -192,6 +201,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     servers = _endpoints(p, a.servers) if a.servers is not None else ()
     if a.token_file is not None and not servers:
         p.error("--token-file goes with --servers")
+    if a.checkpoint_transfer != "shared" and not servers:
+        p.error("--checkpoint-transfer goes with --servers")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,

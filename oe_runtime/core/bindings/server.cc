@@ -11,7 +11,8 @@ namespace oe {
 namespace {
 
 std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32_t index, uint32_t count,
-                                  const std::string& storage, unsigned threads, const std::string& token) {
+                                  const std::string& storage, unsigned threads, const std::string& token,
+                                  const std::string& checkpoint_dir) {
   ServerOptions options;
   options.host = host;
   options.port = port;
@@ -19,6 +20,7 @@ std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32
   options.storage = nlohmann::json::parse(storage).get<StorageSpec>();
   options.threads = threads;
   options.token = token;
+  options.checkpoint_dir = checkpoint_dir;
   const py::gil_scoped_release release;
   return std::make_unique<Server>(options);
 }
@@ -28,7 +30,8 @@ std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32
 void BindServer(py::module_& module) {
   py::class_<Server>(module, "Server", "A parameter server; python -m oe_runtime.server runs one.")
       .def(py::init(&NewServer), py::kw_only(), py::arg("host"), py::arg("port"), py::arg("index"),
-           py::arg("count"), py::arg("storage"), py::arg("threads"), py::arg("token"))
+           py::arg("count"), py::arg("storage"), py::arg("threads"), py::arg("token"),
+           py::arg("checkpoint_dir"))
       .def_property_readonly("port", &Server::port)
       .def_property_readonly("stop_fd", &Server::stop_fd)
       .def_property_readonly("is_pmem", [](const Server& server) { return server.storage().is_pmem(); })

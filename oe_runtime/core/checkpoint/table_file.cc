@@ -32,6 +32,10 @@ std::string ErrnoText(int number) { return std::strerror(number); }
   throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
 }
 
+size_t RowBytes(const TableFileInfo& info) { return sizeof(Key) + info.row_floats * sizeof(float); }
+
+size_t BlockRows(const TableFileInfo& info) { return std::max<size_t>(1, kBlockBytes / RowBytes(info)); }
+
 uint64_t FileSize(int descriptor, const std::string& file) {
   struct stat status{};
   if (::fstat(descriptor, &status) != 0) throw CheckpointError(file + ": " + ErrnoText(errno));
@@ -46,6 +50,26 @@ std::string HeaderText(const TableFileInfo& info, uint64_t block_rows) {
 }
 
 }  // namespace
+
+void WriteFully(int descriptor, const void* data, size_t size, const std::string& file) {
+  const auto* from = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t written = ::write(descriptor, from, size);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw CheckpointError("cannot write " + file + ": " + ErrnoText(errno));
+    }
+    from += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void PublishFile(int descriptor, const std::string& temporary, const std::string& file) {
+  if (::fsync(descriptor) != 0) throw CheckpointError("cannot sync " + temporary + ": " + ErrnoText(errno));
+  if (::rename(temporary.c_str(), file.c_str()) != 0) {
+    throw CheckpointError("cannot rename " + temporary + " to " + file + ": " + ErrnoText(errno));
+  }
+}
 
 TableFileInfo ReadTableFileInfo(const std::string& file) { return TableFileReader(file).info(); }
 
@@ -98,25 +122,55 @@ std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_flo
   return infos;
 }
 
-TableFileWriter::TableFileWriter(const TableFileInfo& info)
+uint64_t TableFileBytes(const TableFileInfo& info) {
+  return kMagic.size() + sizeof(kFormat) + sizeof(uint32_t) + HeaderText(info, BlockRows(info)).size() +
+         2 * sizeof(uint64_t) + info.rows * RowBytes(info);
+}
+
+TableFileEncoder::TableFileEncoder(const TableFileInfo& info, Sink sink)
     : info_(info),
-      temporary_(info.file + ".tmp"),
-      block_rows_(std::max<size_t>(1, kBlockBytes / (sizeof(Key) + info.row_floats * sizeof(float)))),
-      hash_(XXH3_createState(), XXH3_freeState),
-      out_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+      sink_(std::move(sink)),
+      block_rows_(BlockRows(info)),
+      hash_(XXH3_createState(), XXH3_freeState) {
   if (!hash_) throw std::bad_alloc();
-  if (!out_.ok()) throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
   (void)XXH3_64bits_reset(hash_.get());
   info_.bytes = 0;
   const std::string header = HeaderText(info_, block_rows_);
   const auto size = static_cast<uint32_t>(header.size());
+  Write(kMagic.data(), kMagic.size());
+  Write(&kFormat, sizeof(kFormat));
+  Write(&size, sizeof(size));
+  Write(header.data(), header.size());
+  const uint64_t checksum = XXH3_64bits_digest(hash_.get());
+  Write(&checksum, sizeof(checksum));
+}
+
+void TableFileEncoder::Write(const void* data, size_t size) {
+  (void)XXH3_64bits_update(hash_.get(), data, size);
+  info_.bytes += size;
+  sink_(data, size);
+}
+
+void TableFileEncoder::WriteBlock(const Key* keys, const float* rows, size_t n) {
+  Write(keys, n * sizeof(Key));
+  Write(rows, n * info_.row_floats * sizeof(float));
+}
+
+TableFileInfo TableFileEncoder::Finish() {
+  info_.checksum = XXH3_64bits_digest(hash_.get());
+  const uint64_t checksum = info_.checksum;
+  Write(&checksum, sizeof(checksum));
+  return info_;
+}
+
+TableFileWriter::TableFileWriter(const TableFileInfo& info)
+    : file_(info.file),
+      temporary_(info.file + ".tmp"),
+      out_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  if (!out_.ok()) throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
   try {
-    Write(kMagic.data(), kMagic.size());
-    Write(&kFormat, sizeof(kFormat));
-    Write(&size, sizeof(size));
-    Write(header.data(), header.size());
-    const uint64_t checksum = XXH3_64bits_digest(hash_.get());
-    Write(&checksum, sizeof(checksum));
+    encoder_ = std::make_unique<TableFileEncoder>(
+        info, [this](const void* data, size_t size) { WriteFully(out_.get(), data, size, temporary_); });
   } catch (...) {
     (void)::unlink(temporary_.c_str());  // no destructor runs for a constructor that throws
     throw;
@@ -127,35 +181,11 @@ TableFileWriter::~TableFileWriter() {
   if (!finished_) (void)::unlink(temporary_.c_str());
 }
 
-void TableFileWriter::Write(const void* data, size_t size) {
-  (void)XXH3_64bits_update(hash_.get(), data, size);
-  info_.bytes += size;
-  const auto* from = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t written = ::write(out_.get(), from, size);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw CheckpointError("cannot write " + temporary_ + ": " + ErrnoText(errno));
-    }
-    from += written;
-    size -= static_cast<size_t>(written);
-  }
-}
-
-void TableFileWriter::WriteBlock(const Key* keys, const float* rows, size_t n) {
-  Write(keys, n * sizeof(Key));
-  Write(rows, n * info_.row_floats * sizeof(float));
-}
-
 TableFileInfo TableFileWriter::Finish() {
-  info_.checksum = XXH3_64bits_digest(hash_.get());
-  Write(&info_.checksum, sizeof(info_.checksum));
-  if (::fsync(out_.get()) != 0) throw CheckpointError("cannot sync " + temporary_ + ": " + ErrnoText(errno));
-  if (::rename(temporary_.c_str(), info_.file.c_str()) != 0) {
-    throw CheckpointError("cannot rename " + temporary_ + " to " + info_.file + ": " + ErrnoText(errno));
-  }
+  TableFileInfo info = encoder_->Finish();
+  PublishFile(out_.get(), temporary_, file_);
   finished_ = true;
-  return info_;
+  return info;
 }
 
 TableFileReader::TableFileReader(const std::string& file)

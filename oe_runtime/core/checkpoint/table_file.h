@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,9 +51,38 @@ TableFileInfo VerifyTableFile(const std::string& file);
 std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_floats,
                                            const std::vector<std::string>& files);
 
-// Writes `info.file` (its spec, shard, version, rows and row_floats must be set) block by block under the
-// name
-// `<file>.tmp`; Finish() syncs it and gives it its name. Without Finish() the destructor removes it.
+// Writes all of it; the CheckpointError of a failure names `file`.
+void WriteFully(int descriptor, const void* data, size_t size, const std::string& file);
+// Syncs an open file and gives it its name.
+void PublishFile(int descriptor, const std::string& temporary, const std::string& file);
+
+// How many bytes the file of `info` (its spec, shard, version, rows and row_floats must be set) will have.
+uint64_t TableFileBytes(const TableFileInfo& info);
+
+// Turns a table into the bytes of its file, in order and block by block; `sink` takes them.
+class TableFileEncoder {
+ public:
+  using Sink = std::function<void(const void* data, size_t size)>;
+  // Begins with the header. Of `info` the spec, shard, version, rows and row_floats must be set.
+  TableFileEncoder(const TableFileInfo& info, Sink sink);
+
+  // Rows that every block but the last must have.
+  size_t block_rows() const { return block_rows_; }
+  void WriteBlock(const Key* keys, const float* rows, size_t n);
+  // Ends with the checksum; bytes and checksum of the result are set.
+  TableFileInfo Finish();
+
+ private:
+  void Write(const void* data, size_t size);
+
+  TableFileInfo info_;
+  const Sink sink_;
+  const size_t block_rows_;
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
+};
+
+// Writes `info.file` under the name `<file>.tmp`; Finish() syncs it and gives it its name. Without Finish()
+// the destructor removes it.
 class TableFileWriter {
  public:
   explicit TableFileWriter(const TableFileInfo& info);
@@ -60,19 +90,15 @@ class TableFileWriter {
   TableFileWriter(const TableFileWriter&) = delete;
   TableFileWriter& operator=(const TableFileWriter&) = delete;
 
-  // Rows that every block but the last must have.
-  size_t block_rows() const { return block_rows_; }
-  void WriteBlock(const Key* keys, const float* rows, size_t n);
+  size_t block_rows() const { return encoder_->block_rows(); }
+  void WriteBlock(const Key* keys, const float* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
   TableFileInfo Finish();
 
  private:
-  void Write(const void* data, size_t size);
-
-  TableFileInfo info_;
+  const std::string file_;
   const std::string temporary_;
-  const size_t block_rows_;
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
   File out_;
+  std::unique_ptr<TableFileEncoder> encoder_;
   bool finished_ = false;
 };
 

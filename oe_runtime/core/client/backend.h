@@ -47,12 +47,14 @@ struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
   double timeout = 60;  // seconds that a server may take to answer
+  // Whether checkpoints travel over the connections, between directories that only one side each can see.
+  bool wire_checkpoints = false;
   // Called about five times a second during a wait; may throw to end it, which closes the connections.
   std::function<void()> check_interrupt;
 };
 
 // Connects and says hello to every server. Throws SpecError for endpoints that cannot be right, ServerLost,
-// AuthError, ProtocolError.
-std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options);
+// AuthError, ProtocolError, and CheckpointError for a server that cannot do wire_checkpoints.
+std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options, ThreadPool* pool);
 
 }  // namespace oe

@@ -49,7 +49,7 @@ std::unique_ptr<Client> Client::InProcess(const StorageSpec& storage, uint32_t s
 
 std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned threads) {
   std::unique_ptr<Client> client(new Client(threads));
-  client->backend_ = NewRemoteBackend(options);
+  client->backend_ = NewRemoteBackend(options, &client->pool_);
   client->servers_ = client->backend_->servers();
   return client;
 }

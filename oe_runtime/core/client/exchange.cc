@@ -1,15 +1,19 @@
 #include "oe_runtime/core/client/exchange.h"
 
+#include <algorithm>
 #include <asio/buffer.hpp>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 #include <cmath>
 #include <cstdio>
 
+#include "oe_runtime/core/wire/dead_peer.h"
+
 namespace oe {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(200);  // between looks at the clock and at Ctrl-C
+constexpr double kMostSilence = 30;                      // seconds without a sign of a server's host
 constexpr size_t kChunk = size_t{1} << 20;
 
 // Asio moves at most 64 KiB a call unless told otherwise.
@@ -84,21 +88,23 @@ void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double tim
 void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                         const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout) {
   std::vector<bool> done(peers.size(), false);
+  const std::chrono::seconds silence(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
   for (size_t i = 0; i < peers.size(); ++i) {
     ++pending_;
-    peers[i]->socket.async_connect(addresses[i], [this, &peers, &done, i](const asio::error_code& error) {
-      --pending_;
-      done[i] = true;
-      if (error) {
-        Fail(std::make_exception_ptr(
-            ServerLost(peers[i]->endpoint, "no parameter server answers at " + peers[i]->endpoint + ": " +
-                                               error.message() + "; is it running, and is the port right?")));
-        return;
-      }
-      asio::error_code ignored;
-      peers[i]->socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-      peers[i]->socket.set_option(asio::socket_base::keep_alive(true), ignored);
-    });
+    peers[i]->socket.async_connect(
+        addresses[i], [this, &peers, &done, i, silence](const asio::error_code& error) {
+          --pending_;
+          done[i] = true;
+          if (error) {
+            Fail(std::make_exception_ptr(ServerLost(
+                peers[i]->endpoint, "no parameter server answers at " + peers[i]->endpoint + ": " +
+                                        error.message() + "; is it running, and is the port right?")));
+            return;
+          }
+          asio::error_code ignored;
+          peers[i]->socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+          NoticeDeadPeer(peers[i]->socket.native_handle(), silence);
+        });
   }
   Wait(peers, timeout, [&done] {
     size_t i = 0;
@@ -118,6 +124,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
     state.call = &(*calls)[i];
     state.op = op;
     state.request = request_;
+    state.done = state.call->skip;
     const uint64_t length = asio::buffer_size(state.call->body);
     if (length > kMaxBody) {
       throw SpecError("a request of " + std::to_string(length) + " bytes to one server; at most " +
@@ -125,6 +132,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
     }
   }
   for (State& state : states) {
+    if (state.call->skip) continue;
     state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body)});
     std::vector<asio::const_buffer> message = {asio::buffer(state.out)};
     message.insert(message.end(), state.call->body.begin(), state.call->body.end());

@@ -23,6 +23,7 @@ struct Peer {
 
 // What goes to one server and where its reply goes.
 struct Call {
+  bool skip = false;  // nothing goes to this server
   std::vector<asio::const_buffer> body;
   std::vector<asio::mutable_buffer> into;  // if `exact`: filled by the reply, which must have just this size
   bool exact = false;
@@ -38,7 +39,8 @@ class Exchanger {
   // check_interrupt: see RemoteOptions.
   Exchanger(asio::io_context* io, std::function<void()> check_interrupt);
 
-  // Connects peers[i] to addresses[i].
+  // Connects peers[i] to addresses[i]. A peer whose host vanishes later is found out within `timeout`
+  // seconds, 30 at most.
   void Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout);
   // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. Throws

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <asio/ip/tcp.hpp>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
+#include "oe_runtime/core/client/transfer.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -45,8 +47,11 @@ asio::const_buffer View(const std::string& text) { return asio::buffer(text); }
 
 class RemoteBackend : public Backend {
  public:
-  explicit RemoteBackend(const RemoteOptions& options)
-      : timeout_(options.timeout), exchanger_(&io_, options.check_interrupt) {
+  RemoteBackend(const RemoteOptions& options, ThreadPool* pool)
+      : timeout_(options.timeout),
+        wire_checkpoints_(options.wire_checkpoints),
+        pool_(pool),
+        exchanger_(&io_, options.check_interrupt) {
     if (!std::isfinite(timeout_) || timeout_ <= 0) throw SpecError("the timeout must be more than 0 seconds");
     if (options.token.size() > 1024) throw SpecError("the token is longer than 1024 bytes");
     if (options.endpoints.empty()) throw SpecError("no server is given");
@@ -82,6 +87,7 @@ class RemoteBackend : public Backend {
       if (!reply.is_number_unsigned()) throw ProtocolError("the reply to create_table is not a number");
       ids.push_back(reply.get<uint32_t>());
     }
+    tables_[spec.name] = spec;
     return ids;
   }
 
@@ -127,16 +133,33 @@ class RemoteBackend : public Backend {
   }
 
   json Save(const std::string& directory) override {
-    json all = json::array();
     const double timeout = std::max(timeout_, kLongTimeout);
-    for (json& reply : AskAll(Op::kSave, json{{"directory", directory}}.dump(), timeout)) {
+    std::vector<json> replies;
+    if (!wire_checkpoints_) {
+      replies = AskAll(Op::kSave, json{{"directory", directory}}.dump(), timeout);
+    } else {
+      Transfer([&](const Ask& ask) {
+        replies = AskAll(Op::kSave, "{}", timeout);
+        FetchTables(replies, directory, ask, pool_);
+      });
+    }
+    json all = json::array();
+    for (json& reply : replies) {
       for (json& entry : reply) all.push_back(std::move(entry));
     }
     return all;
   }
 
   void Restore(const std::string& directory) override {
-    AskAll(Op::kRestore, json{{"directory", directory}}.dump(), std::max(timeout_, kLongTimeout));
+    const double timeout = std::max(timeout_, kLongTimeout);
+    if (!wire_checkpoints_) {
+      AskAll(Op::kRestore, json{{"directory", directory}}.dump(), timeout);
+      return;
+    }
+    Transfer([&](const Ask& ask) {
+      SendTables(tables_, directory, servers(), ask, pool_);
+      AskAll(Op::kRestore, "{}", timeout);
+    });
   }
 
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
@@ -172,6 +195,27 @@ class RemoteBackend : public Backend {
     return pieces;
   }
 
+  // Does `work`, and has the servers remove their copies, however it ends.
+  void Transfer(const std::function<void(const Ask&)>& work) {
+    const auto drop = [this] {
+      try {
+        AskAll(Op::kDrop, "", timeout_);
+      } catch (const Error&) {
+        // The work is done or has failed already, and the next transfer removes what was left.
+      }
+    };
+    try {
+      work([this](Op op, std::vector<Call>* calls) {
+        Run(op, calls, timeout_);
+        RaiseErrors(*calls, false);
+      });
+    } catch (const Error&) {
+      if (!lost_ && !closed_) drop();
+      throw;
+    }
+    drop();
+  }
+
   void SayHello(const std::string& token) {
     const std::string hello = EncodeHello({kProtocolVersion, token});
     std::vector<Call> calls(peers_.size());
@@ -182,6 +226,10 @@ class RemoteBackend : public Backend {
       const json reply = ParseReply(i, calls[i]);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
+      if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {
+        throw CheckpointError("server " + peers_[i]->endpoint +
+                              " has no directory of its own for checkpoints; start it with --checkpoint-dir");
+      }
       if (index == i && count == peers_.size()) continue;
       throw SpecError("server " + peers_[i]->endpoint + " is server " + std::to_string(index) + " of " +
                       std::to_string(count) + ", but it stands at place " + std::to_string(i) + " of " +
@@ -246,17 +294,20 @@ class RemoteBackend : public Backend {
   }
 
   const double timeout_;
+  const bool wire_checkpoints_;
+  ThreadPool* const pool_;
   asio::io_context io_{1};
   Exchanger exchanger_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::optional<ServerLost> lost_;  // what every later request gets too
+  std::map<std::string, TableSpec> tables_;  // that this client created, by name
+  std::optional<ServerLost> lost_;           // what every later request gets too
   bool closed_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options) {
-  return std::make_unique<RemoteBackend>(options);
+std::unique_ptr<Backend> NewRemoteBackend(const RemoteOptions& options, ThreadPool* pool) {
+  return std::make_unique<RemoteBackend>(options, pool);
 }
 
 }  // namespace oe

@@ -7,10 +7,14 @@
 #include <cstring>
 #include <new>
 
+#include "oe_runtime/core/wire/dead_peer.h"
+
 namespace oe {
 namespace {
 
 constexpr auto kHelloTime = std::chrono::seconds(10);
+// A worker that was suspended (Ctrl-Z) has as long to go on before it is taken for dead.
+constexpr auto kClientSilence = std::chrono::seconds(120);
 constexpr auto kFarewellTime = std::chrono::seconds(2);
 constexpr size_t kChunk = size_t{1} << 20;
 
@@ -30,17 +34,22 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
-    : socket_(std::move(socket)), context_(context), deadline_(socket_.get_executor()) {
+    : socket_(std::move(socket)),
+      context_(context),
+      session_{context->store, context->scratch, context->accepted.fetch_add(1) + 1},
+      deadline_(socket_.get_executor()) {
   context_->open.fetch_add(1);
-  context_->accepted.fetch_add(1);
 }
 
-Connection::~Connection() { context_->open.fetch_sub(1); }
+Connection::~Connection() {
+  if (may_have_files_) session_.scratch->Drop(session_.client);
+  context_->open.fetch_sub(1);
+}
 
 void Connection::Start() {
   asio::error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+  NoticeDeadPeer(socket_.native_handle(), kClientSilence);
   deadline_.expires_after(kHelloTime);
   deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
     if (error) return;
@@ -82,6 +91,9 @@ void Connection::ReadBody() {
                        self->deadline_.cancel();
                        return;
                      }
+                     self->context_->requests.fetch_add(1, std::memory_order_relaxed);
+                     self->context_->bytes_in.fetch_add(kHeaderBytes + self->body_.size(),
+                                                        std::memory_order_relaxed);
                      self->Answer();
                    });
 }
@@ -97,7 +109,8 @@ void Connection::Answer() {
       SetReply(context_->stats());
       return Reply(Op::kStats, false);
     }
-    Serve(context_->store, header_.op, {body_.data(), body_.size()}, &reply_);
+    if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
+    Serve(session_, header_.op, {body_.data(), body_.size()}, &reply_);
     Reply(header_.op, false);
   } catch (const ProtocolError& problem) {
     Refuse(ErrorCode::kProtocol, problem.what());
@@ -137,6 +150,7 @@ void Connection::SetReply(const std::string& text) {
 
 void Connection::Reply(Op op, bool last) {
   reply_header_ = EncodeHeader({op, header_.request, reply_.size()});
+  context_->bytes_out.fetch_add(kHeaderBytes + reply_.size(), std::memory_order_relaxed);
   const std::array<asio::const_buffer, 2> message = {asio::buffer(reply_header_),
                                                      asio::buffer(reply_.data(), reply_.size())};
   asio::async_write(socket_, message, LargeChunks,

@@ -17,6 +17,7 @@ namespace oe {
 // What the connections of one server share.
 struct ConnectionContext {
   Store* store = nullptr;
+  Scratch* scratch = nullptr;  // may be nullptr
   std::string token;
   std::string hello;                   // the reply to a good hello
   std::function<std::string()> stats;  // the reply to kStats
@@ -25,6 +26,9 @@ struct ConnectionContext {
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> refused_frames{0};
   std::atomic<uint64_t> refused_tokens{0};
+  std::atomic<uint64_t> requests{0};   // that were read whole
+  std::atomic<uint64_t> bytes_in{0};   // of their frames
+  std::atomic<uint64_t> bytes_out{0};  // of the replies' frames
 };
 
 // Lives as long as one of its operations is under way. One request at a time; the handlers of one connection
@@ -51,6 +55,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   asio::ip::tcp::socket socket_;
   ConnectionContext* const context_;
+  const Session session_;
+  bool may_have_files_ = false;  // in the scratch directory
   asio::steady_timer deadline_;  // for the hello, and for the farewell
   bool greeted_ = false;
   HeaderBytes header_bytes_{};

@@ -42,15 +42,14 @@ class Server::Impl {
     Bind(options);
     storage_ = Storage::Open(options.storage);
     store_ = std::make_unique<Store>(storage_, options.shard, &pool_);
+    if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
     context_.store = store_.get();
+    context_.scratch = scratch_.get();
     context_.token = options.token;
-    context_.hello = nlohmann::json{
-        {"index", options.shard.server},
-        {"count", options.shard.servers},
-        {"storage", options.storage.type},
-        {"is_pmem", storage_->is_pmem()},
-        {"pid",
-         getpid()}}.dump();
+    context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
+                                    {"storage", options.storage.type},       {"is_pmem", storage_->is_pmem()},
+                                    {"checkpoint_dir", scratch_ != nullptr}, {"pid", getpid()}}
+                         .dump();
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
       const uint64_t one = 1;
@@ -74,6 +73,9 @@ class Server::Impl {
 
   nlohmann::json Stats() const {
     nlohmann::json stats = store_->Stats();
+    stats["traffic"] = {{"requests", context_.requests.load(std::memory_order_relaxed)},
+                        {"bytes_in", context_.bytes_in.load(std::memory_order_relaxed)},
+                        {"bytes_out", context_.bytes_out.load(std::memory_order_relaxed)}};
     stats["connections"] = {{"open", context_.open.load()},
                             {"accepted", context_.accepted.load()},
                             {"refused_frames", context_.refused_frames.load()},
@@ -143,6 +145,7 @@ class Server::Impl {
   ThreadPool pool_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Store> store_;
+  std::unique_ptr<Scratch> scratch_;
   ConnectionContext context_;  // outlives the connections, which io_ owns
   asio::io_context io_;
   tcp::acceptor acceptor_;

@@ -15,14 +15,15 @@ struct ServerOptions {
   uint16_t port = 0;  // 0: any free one
   ShardInfo shard;
   StorageSpec storage;
-  unsigned threads = 0;  // 0: one per core
-  std::string token;     // every client must know it; may only be empty on loopback
+  unsigned threads = 0;        // 0: one per core
+  std::string checkpoint_dir;  // the server's own, for clients without a file system in common; may be empty
+  std::string token;           // every client must know it; may only be empty on loopback
 };
 
 class Server {
  public:
   // Opens the storage, binds the port and serves. Throws Error when the address cannot be had, StorageError,
-  // SpecError.
+  // SpecError, CheckpointError.
   explicit Server(const ServerOptions& options);
   ~Server();
   Server(const Server&) = delete;
@@ -32,7 +33,7 @@ class Server {
   const Storage& storage() const;
   // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
   int stop_fd() const;
-  // What Store::Stats says, and the connections: open, accepted, refused.
+  // What Store::Stats says, and the traffic and connections.
   nlohmann::json Stats() const;
   // Finishes the requests that are being worked on, then ends. May be called twice.
   void Stop();

@@ -5,77 +5,17 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <asio/ip/tcp.hpp>
-#include <asio/read.hpp>
-#include <asio/write.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
 #include "oe_runtime/core/client/client.h"
+#include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/wire/frame.h"
 
 namespace oe {
 namespace {
-
-using asio::ip::tcp;
-
-struct Cluster {
-  explicit Cluster(uint32_t count, const std::string& token = "") {
-    for (uint32_t i = 0; i < count; ++i) {
-      ServerOptions options;
-      options.shard = {i, count};
-      options.threads = 2;
-      options.token = token;
-      servers.push_back(std::make_unique<Server>(options));
-      remote.endpoints.push_back("127.0.0.1:" + std::to_string(servers.back()->port()));
-    }
-    remote.token = token;
-    remote.timeout = 30;
-  }
-  std::vector<std::unique_ptr<Server>> servers;
-  RemoteOptions remote;
-};
-
-TableSpec Spec(const std::string& name, uint32_t dim, const std::string& optimizer) {
-  TableSpec spec;
-  spec.name = name;
-  spec.dim = dim;
-  spec.optimizer.name = optimizer;
-  spec.initializer.name = "uniform";
-  return spec;
-}
-
-// Trains a little; all rows that were pulled on the way.
-std::vector<float> Train(Client* client, uint64_t seed) {
-  const uint32_t wide = client->CreateTable(Spec("wide", 9, "adam"));
-  const uint32_t narrow = client->CreateTable(Spec("narrow", 1, "ftrl"));
-  std::mt19937_64 random(seed);
-  std::vector<float> seen;
-  for (int step = 0; step < 6; ++step) {
-    std::vector<Key> ids(700);
-    for (Key& id : ids) id = random() % 300;
-    const auto pulled = client->Pull({{ids.data(), ids.size()}}, {{wide, 0}, {narrow, 0}});
-    std::vector<std::vector<float>> gradients;
-    std::vector<GradientView> views;
-    for (size_t g = 0; g < 2; ++g) {
-      const PlannedGroup& group = pulled->plan.groups[g];
-      for (const int32_t row : group.inverse) {
-        const float* from = pulled->rows[g].as<float>() + static_cast<size_t>(row) * group.dim;
-        seen.insert(seen.end(), from, from + group.dim);
-      }
-      gradients.emplace_back(group.inverse.size() * group.dim);
-      for (float& x : gradients.back()) x = static_cast<float>(random() % 1000) / 500.0F - 1.0F;
-    }
-    for (size_t g = 0; g < 2; ++g) {
-      const PlannedGroup& group = pulled->plan.groups[g];
-      views.push_back({gradients[g].data(), group.inverse.size(), group.dim});
-    }
-    client->Push(*pulled, views, {0.05});
-  }
-  return seen;
-}
 
 TEST(ServerTest, ServersGiveTheRowsOfOneProcess) {
   const auto local = Client::InProcess({}, 1, 2);
@@ -169,26 +109,6 @@ TEST(ServerTest, OutsideLoopbackNeedsAToken) {
   options.token = "secret";
   EXPECT_NO_THROW(Server{options});
 }
-
-// Sends raw bytes, then reads until the server closes.
-std::string Talk(uint16_t port, const std::string& bytes) {
-  asio::io_context io;
-  tcp::socket socket(io);
-  socket.connect({asio::ip::address_v4::loopback(), port});
-  asio::write(socket, asio::buffer(bytes));
-  asio::error_code ignored;
-  socket.shutdown(tcp::socket::shutdown_send, ignored);
-  std::string reply;
-  asio::read(socket, asio::dynamic_buffer(reply), ignored);
-  return reply;
-}
-
-std::string Frame(Op op, const std::string& body, uint64_t length) {
-  const HeaderBytes header = EncodeHeader({op, 1, length});
-  return std::string(header.begin(), header.end()) + body;
-}
-
-std::string Frame(Op op, const std::string& body) { return Frame(op, body, body.size()); }
 
 TEST(ServerTest, BadFramesEndTheirConnectionOnly) {
   Cluster cluster(1);

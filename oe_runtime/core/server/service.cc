@@ -16,11 +16,17 @@ void Put(const std::string& text, Buffer* reply) {
 
 std::string TextOf(Bytes body) { return {reinterpret_cast<const char*>(body.data), body.size}; }
 
+json ObjectOf(Bytes body) {
+  json request = json::parse(body.data, body.data + body.size, nullptr, false);
+  if (!request.is_object()) throw ProtocolError("the request is not a JSON object");
+  return request;
+}
+
+// Empty when the request names none: the files go through the server's own directory.
 std::string DirectoryOf(Bytes body) {
-  const json request = json::parse(body.data, body.data + body.size, nullptr, false);
-  if (!request.is_object() || !request.contains("directory") || !request["directory"].is_string()) {
-    throw ProtocolError("the request names no directory");
-  }
+  const json request = ObjectOf(body);
+  if (!request.contains("directory")) return "";
+  if (!request["directory"].is_string()) throw ProtocolError("the directory of the request is not a text");
   auto directory = request["directory"].get<std::string>();
   if (directory.empty() || directory.front() != '/') {
     throw ProtocolError("directory '" + directory + "' is not an absolute path");
@@ -86,9 +92,53 @@ void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
   if (!keys.empty()) std::memcpy(reply->data(), keys.data(), reply->size());
 }
 
+Scratch* ScratchOf(const Session& session) {
+  if (session.scratch != nullptr) return session.scratch;
+  throw CheckpointError("this server has no directory for table files; start it with --checkpoint-dir");
+}
+
+void ServeSave(const Session& session, Bytes body, Buffer* reply) {
+  const std::string directory = DirectoryOf(body);
+  const json saved = directory.empty() ? ScratchOf(session)->Save(session.client, *session.store)
+                                       : session.store->Save(directory);
+  Put(saved.dump(), reply);
+}
+
+void ServeRestore(const Session& session, Bytes body, Buffer* reply) {
+  const std::string directory = DirectoryOf(body);
+  if (directory.empty()) {
+    ScratchOf(session)->Restore(session.client, session.store);
+  } else {
+    session.store->Restore(directory);
+  }
+  Put("{}", reply);
+}
+
+void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  ScratchOf(session)->Receive(session.client, request.value("files", json()), *session.store);
+  Put("{}", reply);
+}
+
+void ServeReadFile(const Session& session, Bytes body, Buffer* reply) {
+  Bytes rest;
+  const FileChunk chunk = ParseFileChunk(body, &rest);
+  if (rest.size != 0) throw ProtocolError("a read of a file chunk with bytes too many");
+  reply->Resize(chunk.size);
+  ScratchOf(session)->Read(session.client, chunk, reply->data());
+}
+
+void ServeWriteFile(const Session& session, Bytes body, Buffer* reply) {
+  Bytes data;
+  const FileChunk chunk = ParseFileChunk(body, &data);
+  ScratchOf(session)->Write(session.client, chunk, data);
+  reply->Resize(0);
+}
+
 }  // namespace
 
-void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
+void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
+  Store* store = session.store;
   switch (op) {
     case Op::kPull:
       return ServePull(store, body, reply);
@@ -97,9 +147,17 @@ void Serve(Store* store, Op op, Bytes body, Buffer* reply) {
     case Op::kCreateTable:
       return Put(json(store->CreateTable(TableSpecFromJsonText(TextOf(body)))).dump(), reply);
     case Op::kSave:
-      return Put(store->Save(DirectoryOf(body)).dump(), reply);
+      return ServeSave(session, body, reply);
     case Op::kRestore:
-      store->Restore(DirectoryOf(body));
+      return ServeRestore(session, body, reply);
+    case Op::kReceive:
+      return ServeReceive(session, body, reply);
+    case Op::kReadFile:
+      return ServeReadFile(session, body, reply);
+    case Op::kWriteFile:
+      return ServeWriteFile(session, body, reply);
+    case Op::kDrop:
+      ScratchOf(session)->Drop(session.client);
       return Put("{}", reply);
     case Op::kKeys:
       return ServeKeys(*store, body, reply);

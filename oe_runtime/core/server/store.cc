@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
@@ -21,11 +22,13 @@ uint64_t CountKeys(const std::vector<PushPart>& parts) {
   return keys;
 }
 
-std::string Hex(uint64_t value) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
-  return text;
+// What of this process is in memory now; 0 where /proc does not tell.
+uint64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  uint64_t all = 0;
+  uint64_t resident = 0;
+  if (!(statm >> all >> resident)) return 0;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 // Everything that a push can get wrong but the room for new rows.
@@ -51,6 +54,13 @@ void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard)
 }
 
 }  // namespace
+
+std::string HexText(uint64_t value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
+  return text;
+}
 
 Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool)
     : storage_(std::move(storage)), shard_(shard), pool_(pool) {}
@@ -89,6 +99,12 @@ std::vector<Table*> Store::Tables() const {
   tables.reserve(tables_.size());
   for (const auto& table : tables_) tables.push_back(table.get());
   return tables;
+}
+
+std::vector<std::string> Store::TableNames() const {
+  std::vector<std::string> names;
+  for (const Table* table : Tables()) names.push_back(table->spec().name);
+  return names;
 }
 
 uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
@@ -148,7 +164,7 @@ nlohmann::json Store::Save(const std::string& directory) const {
                      {"rows", info.rows},
                      {"version", info.version},
                      {"bytes", info.bytes},
-                     {"checksum", Hex(info.checksum)},
+                     {"checksum", HexText(info.checksum)},
                      {"spec", table->spec()}});
   }
   return saved;
@@ -175,14 +191,21 @@ void Store::Restore(const std::string& directory) {
 
 nlohmann::json Store::Stats() const {
   nlohmann::json tables = nlohmann::json::array();
+  uint64_t rows_bytes = 0;
+  uint64_t index_bytes = 0;
   for (const Table* table : Tables()) {
+    const uint64_t of_rows = table->bytes();
+    const uint64_t of_index = table->index_bytes();
+    rows_bytes += of_rows;
+    index_bytes += of_index;
     tables.push_back({{"name", table->spec().name},
                       {"dim", table->spec().dim},
                       {"rows", table->rows()},
-                      {"bytes", table->bytes()},
-                      {"index_bytes", table->index_bytes()},
+                      {"bytes", of_rows},
+                      {"index_bytes", of_index},
                       {"version", table->version()}});
   }
+  const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},
           {"count", shard_.servers},
           {"pid", getpid()},
@@ -190,6 +213,11 @@ nlohmann::json Store::Stats() const {
           {"storage_bytes", storage_->bytes()},
           {"is_pmem", storage_->is_pmem()},
           {"threads", pool_->threads()},
+          {"memory",
+           {{"dram", dram ? rows_bytes : 0},
+            {"pmem", dram ? 0 : rows_bytes},
+            {"index", index_bytes},
+            {"rss", ResidentBytes()}}},
           {"tables", std::move(tables)},
           {"pulls", {{"requests", pulls_.load()}, {"keys", pulled_keys_.load()}}},
           {"pushes", {{"requests", pushes_.load()}, {"keys", pushed_keys_.load()}}}};

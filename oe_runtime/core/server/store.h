@@ -36,6 +36,7 @@ class Store {
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
+  std::vector<std::string> TableNames() const;
   // Throws ProtocolError for an id that CreateTable never gave.
   uint32_t Dim(uint32_t table) const;
 
@@ -54,7 +55,7 @@ class Store {
   // tables before the first table changes. Throws CheckpointError.
   void Restore(const std::string& directory);
 
-  // JSON: {index, count, pid, storage, is_pmem, threads, tables: [{name, rows, ...}], pulls: {...}, pushes}.
+  // JSON; oe_runtime/server.py documents it field by field.
   nlohmann::json Stats() const;
 
   const Storage& storage() const { return *storage_; }
@@ -82,6 +83,9 @@ class Store {
 // "server-0-of-3.wide%2Femb.oet": the name of a table in a file name has only letters, digits, '_' and '-',
 // and %XX for anything else.
 std::string TableFileName(const std::string& table, const ShardInfo& shard);
+
+// 16 hexadecimal digits.
+std::string HexText(uint64_t value);
 
 // All files of the table in the directory, in the order of their servers. Throws CheckpointError when there
 // is none, when some server's is missing, or when there are files of several server counts.

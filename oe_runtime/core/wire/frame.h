@@ -18,7 +18,7 @@
 
 namespace oe {
 
-constexpr uint16_t kProtocolVersion = 1;
+constexpr uint16_t kProtocolVersion = 2;
 constexpr size_t kHeaderBytes = 24;
 constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
 
@@ -38,8 +38,15 @@ enum class Op : uint16_t {
   kStats = 7,
   kShutdown = 8,
   kKeys = 9,
+  kReceive = 10,    // the server shall take table files for a restore
+  kReadFile = 11,   // a chunk of a saved table file
+  kWriteFile = 12,  // the next chunk of a file that was announced
+  kDrop = 13,       // the server shall remove the table files of this client
 };
-constexpr uint16_t kLastOp = 9;
+constexpr uint16_t kLastOp = 13;
+
+// The most bytes of a file that one request moves.
+constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
 
 struct FrameHeader {
   Op op = Op::kError;

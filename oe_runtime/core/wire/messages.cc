@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "oe_runtime/core/wire/frame.h"
+
 namespace oe {
 namespace {
 
@@ -100,6 +102,29 @@ KeysRequest ParseKeysRequest(Bytes body) {
   request.part = reader.Number<uint32_t>("part");
   reader.End();
   return request;
+}
+
+std::string EncodeFileChunk(const FileChunk& chunk) {
+  std::string body;
+  Append(&body, chunk.offset);
+  Append(&body, chunk.size);
+  Append(&body, static_cast<uint16_t>(chunk.file.size()));
+  return body + chunk.file;
+}
+
+FileChunk ParseFileChunk(Bytes body, Bytes* data) {
+  Reader reader(body, "file chunk");
+  FileChunk chunk;
+  chunk.offset = reader.Number<uint64_t>("offset");
+  chunk.size = reader.Number<uint32_t>("size");
+  const auto length = reader.Number<uint16_t>("length of the name");
+  chunk.file.assign(reinterpret_cast<const char*>(reader.Take(length, "name")), length);
+  if (chunk.size == 0 || chunk.size > kMaxChunk) {
+    throw ProtocolError("file chunk: size " + std::to_string(chunk.size) + " is not between 1 and " +
+                        std::to_string(kMaxChunk));
+  }
+  *data = reader.rest();
+  return chunk;
 }
 
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {

@@ -11,7 +11,7 @@
 
 namespace oe {
 
-// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid}.
+// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}.
 struct Hello {
   uint16_t version = 0;
   std::string token;
@@ -59,6 +59,27 @@ struct KeysRequest {
 };
 std::string EncodeKeysRequest(const KeysRequest& request);
 KeysRequest ParseKeysRequest(Bytes body);
+
+// Checkpoints. The directory in the body of kSave and kRestore is one that client and server share; without
+// it the server uses its own (ServerOptions::checkpoint_dir), to and from which the client moves the files:
+//
+//   save     kSave {}, then kReadFile until every file of the reply is here, then kDrop
+//   restore  kReceive {"files": [{"file": name, "bytes": size}]}, one file of each table the server has, then
+//            kWriteFile, the chunks of a file in order, then kRestore {}
+//
+// One client at a time: a kSave or kReceive takes the directory over and removes what was there.
+//
+// Op::kReadFile and Op::kWriteFile. The reply to a read is `size` bytes, to a write it is empty.
+//
+//   uint64 offset, uint32 size, uint16 length of the name, the name; write only: `size` bytes
+struct FileChunk {
+  std::string file;
+  uint64_t offset = 0;
+  uint32_t size = 0;
+};
+std::string EncodeFileChunk(const FileChunk& chunk);
+// Sets *data to what follows the name: nothing for a read. Throws ProtocolError for more than kMaxChunk.
+FileChunk ParseFileChunk(Bytes body, Bytes* data);
 
 // Writes everything but the floats into *head.
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head);

@@ -1,0 +1,33 @@
+// Table files on their way between this machine's disk and servers that cannot see it: all servers at once,
+// chunk by chunk (the requests are in wire/messages.h). Memory is bounded by a few chunks a server.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/client/exchange.h"
+#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/table/spec.h"
+
+namespace oe {
+
+// One request to every server whose call is not skipped; throws for what a server refuses.
+using Ask = std::function<void(Op op, std::vector<Call>* calls)>;
+
+// Brings what every server has saved (saved[s] is its Store::Save) into the directory, which must exist; each
+// file appears when all are here and their checksums were right. Throws CheckpointError naming the file, with
+// nothing left behind, and ProtocolError for a list that is not that of server s.
+void FetchTables(const std::vector<nlohmann::json>& saved, const std::string& directory, const Ask& ask,
+                 ThreadPool* pool);
+
+// Sends every server its keys' rows of the tables, from files that any number of servers wrote; the servers
+// have not restored them yet when this returns. All files are verified before the first byte goes out. Throws
+// CheckpointError naming the file and what is wrong.
+void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
+                uint32_t servers, const Ask& ask, ThreadPool* pool);
+
+}  // namespace oe

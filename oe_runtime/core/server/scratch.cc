@@ -1,0 +1,233 @@
+#include "oe_runtime/core/server/scratch.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/wire/errors.h"
+
+namespace oe {
+namespace {
+
+using nlohmann::json;
+
+[[noreturn]] void Unusable(const std::string& directory, int error) {
+  throw CheckpointError("cannot use the checkpoint directory " + directory + ": " + std::strerror(error) +
+                        "; give one that this user may write in");
+}
+
+// As the file is called in a transfer to a server: it holds that server's keys of the table, all there are
+// for it, so it restores like the file of a table that only ever had one server.
+std::string ReceivedName(const std::string& table) { return TableFileName(table, {0, 1}); }
+
+void ReadFully(int descriptor, uint64_t offset, size_t size, uint8_t* data, const std::string& file) {
+  while (size > 0) {
+    const ssize_t got = ::pread(descriptor, data, size, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      throw CheckpointError("cannot read " + file + ": " + (got < 0 ? std::strerror(errno) : "it was cut"));
+    }
+    data += got;
+    offset += static_cast<uint64_t>(got);
+    size -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace
+
+Scratch::Scratch(const std::string& directory) : path_(directory + "/transfer") {
+  for (const std::string& folder : {directory, path_}) {
+    if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) Unusable(folder, errno);
+  }
+  directory_ = File(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory_.ok()) Unusable(path_, errno);
+  if (::faccessat(directory_.get(), ".", W_OK | X_OK, 0) != 0) Unusable(path_, errno);
+  if (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0) {
+    throw CheckpointError("the checkpoint directory " + directory +
+                          " is in use by another server; give each server its own");
+  }
+  Empty();  // of a server that was killed
+}
+
+Scratch::~Scratch() { Empty(); }
+
+void Scratch::Empty() noexcept {
+  files_.clear();
+  owner_ = 0;
+  state_ = State::kEmpty;
+  const int copy = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (copy < 0) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(copy), closedir);
+  if (!listing) {
+    (void)::close(copy);
+    return;
+  }
+  while (const dirent* entry = readdir(listing.get())) {   // NOLINT(concurrency-mt-unsafe): own stream
+    (void)::unlinkat(directory_.get(), entry->d_name, 0);  // a folder, which we never make, stays
+  }
+}
+
+void Scratch::Begin(uint64_t client) {
+  Empty();
+  owner_ = client;
+}
+
+void Scratch::CheckOwner(uint64_t client, State state) const {
+  if (owner_ == client && state_ == state) return;
+  throw CheckpointError("this server has no " + std::string(state == State::kSaved ? "save" : "restore") +
+                        " of this client under way; another client may have begun one");
+}
+
+Scratch::Entry* Scratch::Find(uint64_t client, State state, const std::string& file) {
+  CheckOwner(client, state);
+  const auto found = files_.find(file);
+  if (found == files_.end()) throw ProtocolError("the file that was named is not part of this transfer");
+  return &found->second;
+}
+
+json Scratch::Save(uint64_t client, const Store& store) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Begin(client);
+  try {
+    json saved = store.Save(path_);
+    for (const json& entry : saved) {
+      files_[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
+    }
+    state_ = State::kSaved;
+    return saved;
+  } catch (...) {
+    Empty();
+    throw;
+  }
+}
+
+void Scratch::Read(uint64_t client, const FileChunk& chunk, uint8_t* data) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry* entry = Find(client, State::kSaved, chunk.file);
+  if (chunk.size > entry->bytes || chunk.offset > entry->bytes - chunk.size) {
+    throw ProtocolError("a chunk beyond the end of its file of " + std::to_string(entry->bytes) + " bytes");
+  }
+  const std::string file = path_ + "/" + chunk.file;
+  if (!entry->file.ok()) {
+    entry->file = File(::openat(directory_.get(), chunk.file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!entry->file.ok()) throw CheckpointError("cannot read " + file + ": " + std::strerror(errno));
+  }
+  ReadFully(entry->file.get(), chunk.offset, chunk.size, data, file);
+  if (chunk.offset + chunk.size == entry->bytes) entry->file = File();
+}
+
+void Scratch::Receive(uint64_t client, const json& files, const Store& store) {
+  std::map<std::string, Entry> wanted;
+  uint64_t total = 0;
+  if (!files.is_array()) throw ProtocolError("the request lists no files");
+  for (const json& file : files) {
+    if (!file.is_object() || !file.contains("file") || !file["file"].is_string() || !file.contains("bytes") ||
+        !file["bytes"].is_number_unsigned()) {
+      throw ProtocolError("a file of the request has no name or size");
+    }
+    const auto bytes = file["bytes"].get<uint64_t>();
+    if (bytes > std::numeric_limits<uint64_t>::max() / 2 - total) throw ProtocolError("a size is too large");
+    total += bytes;
+    Entry entry;
+    entry.bytes = bytes;
+    if (!wanted.emplace(file["file"].get<std::string>(), std::move(entry)).second) {
+      throw ProtocolError("the request names a file twice");
+    }
+  }
+  const std::vector<std::string> tables = store.TableNames();
+  for (const std::string& table : tables) {
+    if (wanted.count(ReceivedName(table)) == 0) {
+      throw CheckpointError("this server has the table '" + table +
+                            "', which is not among those to be restored");
+    }
+  }
+  if (wanted.size() != tables.size())
+    throw ProtocolError("a file of the request is not that of a table here");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Begin(client);
+  try {
+    CheckRoom(total);
+  } catch (...) {
+    Empty();
+    throw;
+  }
+  files_ = std::move(wanted);
+  state_ = State::kReceiving;
+}
+
+void Scratch::CheckRoom(uint64_t bytes) const {
+  struct statvfs status{};
+  if (::fstatvfs(directory_.get(), &status) != 0) Unusable(path_, errno);
+  const uint64_t room = uint64_t{status.f_bavail} * status.f_frsize;
+  if (bytes > room) {
+    throw CheckpointError(path_ + " has " + BytesText(room) +
+                          " free, but this server's part of the checkpoint " + "is " + BytesText(bytes) +
+                          "; make room there");
+  }
+}
+
+void Scratch::Write(uint64_t client, const FileChunk& chunk, Bytes data) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry* entry = Find(client, State::kReceiving, chunk.file);
+  if (data.size != chunk.size) {
+    throw ProtocolError("a chunk of " + std::to_string(chunk.size) + " bytes came with " +
+                        std::to_string(data.size));
+  }
+  if (chunk.offset != entry->written) {
+    throw ProtocolError("a chunk at offset " + std::to_string(chunk.offset) + " where " +
+                        std::to_string(entry->written) + " was expected");
+  }
+  if (chunk.size > entry->bytes - entry->written) {
+    throw ProtocolError("a chunk beyond the announced " + std::to_string(entry->bytes) +
+                        " bytes of its file");
+  }
+  const std::string file = path_ + "/" + chunk.file;
+  try {
+    if (entry->written == 0) {
+      entry->file = File(::openat(directory_.get(), chunk.file.c_str(),
+                                  O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+      if (!entry->file.ok()) throw CheckpointError("cannot write " + file + ": " + std::strerror(errno));
+    }
+    WriteFully(entry->file.get(), data.data, data.size, file);
+  } catch (...) {
+    Empty();
+    throw;
+  }
+  entry->written += chunk.size;
+  if (entry->written == entry->bytes) entry->file = File();
+}
+
+void Scratch::Restore(uint64_t client, Store* store) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  CheckOwner(client, State::kReceiving);
+  for (const auto& [file, entry] : files_) {
+    if (entry.written != entry.bytes) {
+      throw ProtocolError(file + " has " + std::to_string(entry.written) + " of " +
+                          std::to_string(entry.bytes) + " bytes");
+    }
+  }
+  try {
+    store->Restore(path_);
+  } catch (...) {
+    Empty();
+    throw;
+  }
+  Empty();
+}
+
+void Scratch::Drop(uint64_t client) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (owner_ == client) Empty();
+}
+
+}  // namespace oe
