@@ -1,82 +1,60 @@
-"""GRUB: kernel arguments without losing those that are there."""
+"""GRUB: which entry it starts, and kernel arguments without losing those that are there."""
 
-import re
-from typing import Dict, List, NamedTuple, Tuple
+import os
+from typing import Any, Dict, List, NamedTuple, Tuple
 
-from .command import System
-from .state import Bootloader, State
-from .step import Action, Step
+from . import bootentry, grubdefaults
+from .command import CommandError, System
+from .grubdefaults import DEFAULTS, OVERRIDES
+from .state import BootEntry, Bootloader, State
+from .step import Action, Applied, Step
 
-DEFAULTS = "/etc/default/grub"
-_LINE = re.compile(r"""^\s*GRUB_CMDLINE_LINUX=(?P<quote>["']?)(?P<value>.*?)(?P=quote)\s*(?:#.*)?$""")
-_DEFAULT = re.compile(r"""^\s*GRUB_DEFAULT=["']?(?P<value>[^"'#\s]*)""")
-
-
-def cmdline_values(text: str) -> List[str]:
-    """Values of all GRUB_CMDLINE_LINUX lines; the file is sourced by a shell, so the last one counts."""
-    found = [_LINE.match(line) for line in text.splitlines()]
-    return [match.group("value") for match in found if match]
+BLS = "/boot/loader/entries"
+_MKCONFIG_TIMEOUT = 600.0
 
 
-def edit_cmdline(text: str, add: List[str], remove: List[str]) -> str:
-    """The defaults file with arguments added to and removed from its one effective GRUB_CMDLINE_LINUX line.
-
-    Never appends a second such line: that would erase ``console=``, ``crashkernel=`` and the rest. A file
-    without one gets one. Nothing else in the file changes; doing it twice changes nothing more.
-    """
-    lines = text.splitlines()
-    places = [number for number, line in enumerate(lines) if _LINE.match(line)]
-    if not places:
-        return "\n".join(lines + ['GRUB_CMDLINE_LINUX="{}"'.format(" ".join(add))]) + "\n"
-    match = _LINE.match(lines[places[-1]])
-    words = match.group("value").split() if match else []
-    kept = [word for word in words if word not in remove]
-    kept += [word for word in add if word not in kept]
-    if kept == words:
-        return text
-    # Always double quotes: an unquoted value could not hold a second word.
-    lines[places[-1]] = 'GRUB_CMDLINE_LINUX="{}"'.format(" ".join(kept))
-    return "\n".join(lines) + "\n"
-
-
-def edit_default(text: str, value: str) -> str:
-    """The defaults file with GRUB_DEFAULT set to ``value``."""
-    lines = text.splitlines()
-    places = [number for number, line in enumerate(lines) if _DEFAULT.match(line)]
-    for number in places:
-        lines[number] = "GRUB_DEFAULT=" + value
-    if not places:
-        lines.insert(0, "GRUB_DEFAULT=" + value)
-    return "\n".join(lines) + "\n"
-
-
-def parse(text: str) -> Tuple[str, int, bool]:
-    """(effective GRUB_CMDLINE_LINUX, number of such lines, whether GRUB_DEFAULT is saved)."""
-    values = cmdline_values(text)
-    defaults = [match.group("value") for match in map(_DEFAULT.match, text.splitlines()) if match]
-    return (values[-1] if values else "", len(values), bool(defaults) and defaults[-1] == "saved")
+def config_files(system: System) -> Dict[str, str]:
+    """Text of GRUB's defaults and of what is sourced after them, in that order."""
+    names = [name for name in system.list(OVERRIDES) if name.endswith(".cfg")]
+    paths = [DEFAULTS] + [OVERRIDES + "/" + name for name in names]
+    return {path: system.read(path) for path in paths if system.exists(path)}
 
 
 def observe(system: System) -> Bootloader:
     """GRUB's configuration; ``kind`` is empty where there is none."""
-    text = system.read(DEFAULTS)
-    if not text:
+    files = config_files(system)
+    if not files.get(DEFAULTS):
         return Bootloader()
-    cmdline, count, saved = parse(text)
     name = "grub2" if system.exists("/boot/grub2") else "grub"
-    config = "/boot/{}/grub.cfg".format(name)
+    directory = "/boot/" + name
+    environment = bootentry.parse_grubenv(system.read(directory + "/grubenv"))
+    entries = bls_entries(system, environment)
+    if not entries:
+        entries = [menu.entry for menu in bootentry.parse_menu(system.read(directory + "/grub.cfg"))]
     return Bootloader(
         kind="grub",
-        defaults_file=text,
-        cmdline=cmdline,
-        cmdline_lines=count,
-        saved_default=saved,
-        grubenv_on=_grubenv_on(system, "/boot/{}".format(name)),
+        defaults_file=files[DEFAULTS],
+        cmdline=" ".join(grubdefaults.configured_words(files)),
+        cmdline_lines=len(grubdefaults.cmdline_values(files[DEFAULTS])),
+        saved_default=grubdefaults.default_of(files) == "saved",
+        grubenv_on=_grubenv_on(system, directory),
         has_grubby=bool(system.which("grubby")),
-        bls=bool(system.list("/boot/loader/entries")),
+        bls=bool(system.list(BLS)),
         mkconfig=name + "-mkconfig",
-        config_path=config,
+        config_path=directory + "/grub.cfg",
+        entries=entries,
+        saved_entry=environment.get("saved_entry", ""),
+        next_entry=environment.get("next_entry", ""),
+        overrides={path: text for path, text in files.items() if path != DEFAULTS},
     )
+
+
+def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
+    """Entries of the Boot Loader Specification, without the one that oeprov makes for a trial."""
+    names = [
+        name for name in system.list(BLS) if name.endswith(".conf") and name != bootentry.TRIAL + ".conf"
+    ]
+    return [bootentry.parse_bls(name, system.read(BLS + "/" + name), environment) for name in names]
 
 
 def _grubenv_on(system: System, directory: str) -> str:
@@ -84,6 +62,31 @@ def _grubenv_on(system: System, directory: str) -> str:
     if source.startswith(("/dev/mapper/", "/dev/dm-")):
         return "lvm"
     return "raid" if source.startswith("/dev/md") else "plain"
+
+
+def defaults_of(loader: Bootloader) -> Dict[str, str]:
+    """GRUB's defaults and what is sourced after them, as they were seen."""
+    files = {DEFAULTS: loader.defaults_file}
+    files.update(loader.overrides)
+    return files
+
+
+def default_release(loader: Bootloader) -> str:
+    """Release that an ordinary boot starts by grub.cfg; empty when it cannot be told."""
+    default = grubdefaults.default_of(defaults_of(loader))
+    return bootentry.default_release(loader.entries, default, loader.saved_entry)
+
+
+def tool(loader: Bootloader, name: str) -> str:
+    """Name of a GRUB program on this machine: grub-reboot or grub2-reboot."""
+    return ("grub2-" if "grub2" in loader.mkconfig else "grub-") + name
+
+
+def trial_path(loader: Bootloader) -> str:
+    """The file with the entry for one boot."""
+    if loader.bls:
+        return "{}/{}.conf".format(BLS, bootentry.TRIAL)
+    return os.path.dirname(loader.config_path or "/boot/grub/grub.cfg") + "/custom.cfg"
 
 
 class Change(NamedTuple):
@@ -94,9 +97,15 @@ class Change(NamedTuple):
     why: str
 
 
-def configured(state: State) -> List[str]:
-    """Arguments that the next boot will have by its configuration; without GRUB, the running ones."""
-    return state.bootloader.cmdline.split() if state.bootloader.kind else state.kernel.cmdline
+def _configured(state: State) -> List[List[str]]:
+    """Arguments that the next boot will have, as each place has them that must agree."""
+    loader = state.bootloader
+    if not loader.kind:
+        return [state.kernel.cmdline]
+    entry = bootentry.find(loader.entries, state.kernel.default or state.kernel.running)
+    places = [entry.arguments] if entry else []
+    # grubby keeps the arguments in the entries; elsewhere these are made from the defaults file.
+    return places if places and loader.has_grubby else places + [loader.cmdline.split()]
 
 
 def mkconfig_command(state: State) -> List[str]:
@@ -114,10 +123,9 @@ def mkconfig_command(state: State) -> List[str]:
 
 def pending(state: State, change: Change) -> Tuple[List[str], List[str]]:
     """(arguments to add, arguments to remove) in the configuration."""
-    known = configured(state)
-    return [word for word in change.add if word not in known], [
-        word for word in change.remove if word in known
-    ]
+    places = _configured(state)
+    add = [word for word in change.add if any(word not in words for words in places)]
+    return add, [word for word in change.remove if any(word in words for words in places)]
 
 
 def reboot_needed(state: State, change: Change) -> bool:
@@ -131,26 +139,15 @@ def plan(state: State, change: Change) -> List[Step]:
     add, remove = pending(state, change)
     if not add and not remove:
         return []
-    commands = []
     if state.bootloader.has_grubby:
-        argv = ["grubby", "--update-kernel=ALL"]
-        if remove:
-            argv.append("--remove-args=" + " ".join(remove))
-        if add:
-            argv.append("--args=" + " ".join(add))
-        commands.append(argv)
+        commands = [_grubby_command(add, remove)]
     else:
-        commands.append(
-            ["edit", DEFAULTS, "GRUB_CMDLINE_LINUX"]
-            + ["+" + word for word in add]
-            + ["-" + word for word in remove]
-        )
-        commands.append(mkconfig_command(state))
-    what = [", ".join(add) and "add " + " ".join(add), ", ".join(remove) and "remove " + " ".join(remove)]
+        words = signed(Change(add, remove, change.why))
+        commands = [["edit", DEFAULTS, "GRUB_CMDLINE_LINUX"] + words, mkconfig_command(state)]
     return [
         Step(
             id="boot-arguments",
-            what="kernel arguments: " + ", ".join(part for part in what if part),
+            what="kernel arguments: " + describe(add, remove),
             why=change.why,
             commands=commands,
             action="edit_boot_arguments",
@@ -159,37 +156,222 @@ def plan(state: State, change: Change) -> List[Step]:
     ]
 
 
-def plan_saved_default(state: State) -> List[Step]:
-    """GRUB_DEFAULT=saved, without which a kernel cannot be booted once on trial."""
-    if state.bootloader.saved_default or state.bootloader.has_grubby or not state.bootloader.kind:
+def describe(add: List[str], remove: List[str]) -> str:
+    """A change of arguments in words."""
+    parts = [add and "add " + " ".join(add), remove and "remove " + " ".join(remove)]
+    return ", ".join(part for part in parts if part)
+
+
+def key(add: List[str], remove: List[str]) -> str:
+    """What a change of arguments is called in the list of failed trials."""
+    return " ".join(signed(Change(add, remove, "")))
+
+
+def signed(change: Change) -> List[str]:
+    """Arguments with + and - before them."""
+    return ["+" + word for word in change.add] + ["-" + word for word in change.remove]
+
+
+def _grubby_command(add: List[str], remove: List[str]) -> List[str]:
+    argv = ["grubby", "--update-kernel=ALL"]
+    if remove:
+        argv.append("--remove-args=" + " ".join(remove))
+    if add:
+        argv.append("--args=" + " ".join(add))
+    return argv
+
+
+def plan_saved_default(state: State, installs: bool) -> List[Step]:
+    """Makes the running kernel GRUB's default by name, so that a trial that fails leads back to it.
+
+    ``installs``: a kernel is installed first, which becomes the first entry and so an unnamed default.
+    """
+    loader = state.bootloader
+    if loader.has_grubby or not loader.kind:
+        return []
+    named = loader.saved_default and (
+        not loader.entries or loader.saved_entry in _names(loader, state.kernel.running)
+    )
+    returns = bool(state.kernel.default) and state.kernel.default == state.kernel.running
+    if named or (returns and not installs):
         return []
     return [
         Step(
             id="boot-saved-default",
-            what="set GRUB_DEFAULT=saved",
-            why="a kernel can be booted once on trial only when GRUB remembers its default",
-            commands=[["edit", DEFAULTS, "GRUB_DEFAULT=saved"], mkconfig_command(state)],
+            what="set GRUB_DEFAULT=saved, and the running kernel as the default",
+            why="a boot on trial that fails must lead back to the running kernel",
+            commands=[
+                [tool(loader, "set-default"), "<entry of {}>".format(state.kernel.running)],
+                ["edit", DEFAULTS, "GRUB_DEFAULT=saved"],
+                mkconfig_command(state),
+            ],
             action="set_saved_default",
             args={},
         )
     ]
 
 
+def _names(loader: Bootloader, release: str) -> List[str]:
+    entry = bootentry.find(loader.entries, release)
+    return [entry.id, entry.title, entry.id.rsplit(">", 1)[-1]] if entry else []
+
+
+def problems(state: State, change: Change) -> List[str]:
+    """Why the arguments cannot be changed."""
+    add, remove = pending(state, change)
+    if not add and not remove:
+        return []
+    if not state.bootloader.kind:
+        return [
+            "kernel arguments ({}) cannot be changed: there is no {}; oeprov changes them through GRUB "
+            "only".format(describe(add, remove), DEFAULTS)
+        ]
+    found = grubdefaults.quoting_problems(add)
+    places = grubdefaults.unreadable(defaults_of(state.bootloader))
+    if places and not state.bootloader.has_grubby:
+        found.append('{}: write the kernel arguments on one line, as NAME="value"'.format(", ".join(places)))
+    return found
+
+
 def notes(state: State) -> List[str]:
     """What is odd about the configuration."""
-    if state.bootloader.cmdline_lines < 2:
-        return []
-    values = cmdline_values(state.bootloader.defaults_file)
-    hidden = sorted({word for value in values[:-1] for word in value.split()} - set(values[-1].split()))
-    return (
-        [
+    found = []
+    loader = state.bootloader
+    values = grubdefaults.cmdline_values(loader.defaults_file)
+    if len(values) > 1:
+        hidden = sorted({word for value in values[:-1] for word in value.split()} - set(values[-1].split()))
+        found.append(
             "{} has {} GRUB_CMDLINE_LINUX lines and only the last counts; it hides: {}".format(
                 DEFAULTS, len(values), " ".join(hidden) or "nothing"
             )
-        ]
-        if values
-        else []
+        )
+    own = grubdefaults.assignments(defaults_of(loader), grubdefaults.CMDLINE)
+    if values and own and own[0].path != DEFAULTS:
+        found.append("{} sets GRUB_CMDLINE_LINUX anew, so {} does not count".format(own[0].path, DEFAULTS))
+    return found
+
+
+def regenerate(system: System, loader: Bootloader) -> None:
+    """Makes grub.cfg again, replaced in one piece: grub-mkconfig alone writes over it, and a power cut in
+    the middle would leave a machine without a menu."""
+    path = loader.config_path
+    if loader.bls:
+        system.check([loader.mkconfig, "-o", path, "--update-bls-cmdline"], timeout=_MKCONFIG_TIMEOUT)
+        return
+    new = path + ".oeprov"
+    try:
+        system.check([loader.mkconfig, "-o", new], timeout=_MKCONFIG_TIMEOUT)
+        text = system.read(new)
+        if not bootentry.parse_menu(text):
+            raise CommandError(
+                "{} made a menu without entries; {} stays as it was".format(loader.mkconfig, path)
+            )
+        mode = os.stat(system.path(path)).st_mode & 0o777 if system.exists(path) else 0o600
+        system.write(path, text, mode)
+    finally:
+        system.remove(new)
+        system.remove(new + ".new")
+
+
+def _set_saved_default(system: System, args: Dict[str, Any]) -> Applied:
+    running = system.read("/proc/sys/kernel/osrelease").strip()
+    return Applied(set_default(system, running), "an ordinary boot starts {}".format(running))
+
+
+def set_default(system: System, release: str) -> bool:
+    """Makes ``release`` what an ordinary boot starts, by name; whether anything changed.
+
+    CommandError when there is no entry of it, or when GRUB would still start another.
+    """
+    loader = observe(system)
+    if loader.has_grubby:
+        return _set_default_by_grubby(system, release)
+    entry = bootentry.find(loader.entries, release)
+    if entry is None:
+        raise CommandError(
+            "{} has no entry of kernel {}; is it installed?".format(loader.config_path, release)
+        )
+    changed = False
+    if loader.saved_entry != entry.id:
+        system.check([tool(loader, "set-default"), entry.id])
+        changed = True
+    if not loader.saved_default:
+        _edit_defaults(system, loader, grubdefaults.edit_default(defaults_of(loader), "saved"))
+        changed = True
+    now = default_release(observe(system))
+    if now != release:
+        raise CommandError(
+            "GRUB's default is kernel {} after it was set to {}".format(now or "unknown", release)
+        )
+    return changed
+
+
+def _set_default_by_grubby(system: System, release: str) -> bool:
+    path = "/boot/vmlinuz-" + release
+    if system.check(["grubby", "--default-kernel"]).strip() == path:
+        return False
+    system.check(["grubby", "--set-default", path])
+    now = system.check(["grubby", "--default-kernel"]).strip()
+    if now != path:
+        raise CommandError("grubby's default is {} after it was set to {}".format(now or "unknown", path))
+    return True
+
+
+def _edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> bool:
+    """Writes GRUB's defaults and makes grub.cfg from them; all is as before when that fails."""
+    before = config_files(system)
+    changed = False
+    try:
+        for path, text in files.items():
+            changed = system.write(path, text) or changed
+        regenerate(system, loader)
+    except CommandError:
+        for path, text in before.items():
+            system.write(path, text)
+        raise
+    return changed
+
+
+def _lacking(loader: Bootloader, add: List[str], remove: List[str]) -> List[str]:
+    """Entries of this system's kernels that do not have the arguments, or still have them."""
+    return [
+        item.title
+        for item in loader.entries
+        if item.release
+        and "recovery" not in item.id + item.title
+        and not item.id.startswith("osprober")
+        and (set(add) - set(item.arguments) or set(remove) & set(item.arguments))
+    ]
+
+
+def _edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
+    add, remove = args["add"], args["remove"]
+    said = describe(add, remove)
+    loader = observe(system)
+    if not loader.kind:
+        raise CommandError("kernel arguments ({}): there is no {}".format(said, DEFAULTS))
+    files = defaults_of(loader)
+    refused = grubdefaults.quoting_problems(add) + (
+        [] if loader.has_grubby else grubdefaults.unreadable(files)
     )
+    if refused:
+        raise CommandError("kernel arguments ({}): {}".format(said, "; ".join(refused)))
+    edited = files if loader.has_grubby else grubdefaults.edit_arguments(files, add, remove)
+    if edited == files and not _lacking(loader, add, remove):
+        return Applied(False, "the boot entries are so already: " + said)
+    if loader.has_grubby:
+        system.check(_grubby_command(add, remove))
+    else:
+        _edit_defaults(system, loader, edited)
+    left = _lacking(observe(system), add, remove)
+    if left:
+        raise CommandError(
+            "kernel arguments ({}): not so in boot entry {!r} afterwards".format(said, left[0])
+        )
+    return Applied(True, said)
 
 
-ACTIONS: Dict[str, Action] = {}
+ACTIONS: Dict[str, Action] = {
+    "set_saved_default": _set_saved_default,
+    "edit_boot_arguments": _edit_boot_arguments,
+}

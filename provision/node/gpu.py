@@ -45,7 +45,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
         stream = "latest-dkms" if desired.gpu_driver == "newest" else desired.gpu_driver + "-dkms"
         manager = state.os.package_manager or "dnf"
         commands = [[manager, "module", "install", "-y", "nvidia-driver:" + stream]]
-    # A loaded driver stays until the reboot; a first one can be loaded at once.
+    # A first driver can be loaded at once.
     if not state.gpu.driver:
         commands.append(["modprobe", "nvidia"])
     found = "version {} is loaded".format(state.gpu.driver) if state.gpu.driver else "no driver is loaded"
@@ -54,12 +54,16 @@ def plan(state: State, desired: Desired) -> List[Step]:
             id="gpu-driver",
             what="install NVIDIA driver " + desired.gpu_driver,
             why="{} NVIDIA device(s), {}".format(len(state.gpu.devices), found),
-            reboots=bool(state.gpu.driver),
-            commands=commands + ([["systemctl", "reboot"]] if state.gpu.driver else []),
+            commands=commands,
             action="install_gpu_driver",
             args={"driver": desired.gpu_driver},
         )
     ]
+
+
+def reboot_reasons(state: State, desired: Desired) -> List[str]:
+    """Why the host must reboot for its driver: a loaded one stays until then."""
+    return ["the loaded NVIDIA driver changes"] if plan(state, desired) and state.gpu.driver else []
 
 
 def _apt_package(name: str, branch: str) -> str:

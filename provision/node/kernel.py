@@ -3,35 +3,33 @@
 import re
 from typing import Any, Dict, List, Tuple
 
+from . import bootloader, grubdefaults, kernelinstall
 from .command import System
-from .state import KernelState, OsInfo, State
-from .step import Action, Desired, Step
+from .kernelinstall import (
+    ELREPO,
+    Package,
+    install_commands,
+    installed_releases,
+    meta_package,
+    parse_config,
+    room,
+    room_problem,
+    running_release,
+    version,
+)
+from .state import Bootloader, KernelState, OsInfo, State
+from .step import Action, Applied, Desired, Step
 
-# Options that decide whether a mode is possible at all.
-OPTIONS = ("CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
+# Trial boots that failed, one a line: WHAT, WHEN and WHY with tabs between; WHAT is a release, or arguments.
+FAILED = "/var/lib/oeprov/failed-kernels"
+
 KMEM_SINCE = (5, 1)
 CXL_RAM_SINCE = (6, 3)
-_ELREPO = {"elrepo-lt": "kernel-lt", "elrepo-ml": "kernel-ml"}
-_META = {"debian": "linux-image-{}", "ubuntu": "linux-image-generic"}
-
-
-def version(release: str) -> Tuple[int, ...]:
-    """All numbers of a release, for comparing: 5.15.0-91-generic → (5, 15, 0, 91)."""
-    return tuple(int(number) for number in re.findall(r"\d+", release))
 
 
 def series(release: str) -> Tuple[int, ...]:
     """(major, minor)."""
     return version(release)[:2]
-
-
-def parse_config(text: str) -> Dict[str, str]:
-    """The options that matter of a ``/boot/config-*`` file; those that are off are left out."""
-    found = {}
-    for match in re.finditer(r"^(CONFIG_\w+)=([ym])$", text, re.MULTILINE):
-        if match.group(1) in OPTIONS:
-            found[match.group(1)] = match.group(2)
-    return found
 
 
 def parse_apt_candidate(text: str) -> str:
@@ -40,38 +38,30 @@ def parse_apt_candidate(text: str) -> str:
     return str(max(found, key=version)) if found else ""
 
 
-def observe(system: System, os: OsInfo, desired: Desired) -> KernelState:
+def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) -> KernelState:
     """Kernels of /boot and the one that runs."""
-    import platform
-
-    running = system.read("/proc/sys/kernel/osrelease").strip() or platform.release()
-    names = system.list("/boot")
-    installed = [name[8:] for name in names if name.startswith("vmlinuz-") and "rescue" not in name]
     config = {}
-    for name in names:
+    for name in system.list("/boot"):
         if name.startswith("config-"):
             config[name[7:]] = parse_config(system.read("/boot/" + name))
-    default = ""
     found = system.run(["grubby", "--default-kernel"])
-    if found.ok:
-        default = found.out.strip().rsplit("vmlinuz-", 1)[-1]
+    default = found.out.strip().rsplit("vmlinuz-", 1)[-1] if found.ok else bootloader.default_release(loader)
     available = ""
     if desired.kernel_version == "newest" and os.package_manager == "apt":
         available = parse_apt_candidate(system.run(["apt-cache", "depends", meta_package(os)]).out)
-    return KernelState(
-        running=running,
-        installed=sorted(installed, key=version),
+    state = KernelState(
+        running=running_release(system),
+        installed=installed_releases(system),
         available=available,
         default=default,
         cmdline=system.read("/proc/cmdline").split(),
         config=config,
+        failed=[line for line in system.read(FAILED).splitlines() if line.strip()],
     )
-
-
-def meta_package(os: OsInfo) -> str:
-    """The package that always means the distribution's newest kernel."""
-    architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.architecture, os.architecture)
-    return _META.get(os.id, _META["debian"]).format(architecture)
+    if not needs_install(State(kernel=state), desired):
+        return state
+    free, need = room(system, state.running)
+    return state._replace(boot_free=free, boot_need=need)
 
 
 def target(state: State, desired: Desired) -> str:
@@ -103,33 +93,7 @@ def needs_boot(state: State, desired: Desired) -> bool:
 
 def _from_source(release: str, desired: Desired) -> bool:
     """Whether the release may come from the wanted source; ELRepo's carry its name."""
-    return "elrepo" in release if desired.kernel_source in _ELREPO else True
-
-
-def install_commands(state: State, desired: Desired) -> List[List[str]]:
-    """Command lines that install the wanted kernel and leave the old one the default."""
-    wanted = target(state, desired) if desired.kernel_version != "newest" else ""
-    if state.os.package_manager == "apt":
-        name = "linux-image-" + wanted if wanted else meta_package(state.os)
-        return [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", name]]
-    manager = state.os.package_manager or "dnf"
-    package = _ELREPO.get(desired.kernel_source, "kernel")
-    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
-    name = package + "-" + re.sub(r"\.(x86_64|aarch64)$", "", wanted) if wanted else package
-    argv = [manager, "install", "-y"]
-    commands = []
-    if desired.kernel_source in _ELREPO:
-        major = state.os.version.split(".")[0]
-        url = "https://www.elrepo.org/elrepo-release-{0}.el{0}.elrepo.noarch.rpm".format(major)
-        if desired.kernel_repository_url:
-            argv += ["--repofrompath=oeprov-kernel," + desired.kernel_repository_url]
-            argv += ["--enablerepo=oeprov-kernel"]
-        else:
-            commands.append([manager, "install", "-y", url])
-            argv += ["--enablerepo=elrepo-kernel"]
-    elif desired.kernel_repository_url:
-        argv += ["--repofrompath=oeprov-kernel," + desired.kernel_repository_url]
-    return commands + [argv + [name]]
+    return "elrepo" in release if desired.kernel_source in ELREPO else True
 
 
 def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[Step]:
@@ -137,7 +101,9 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
     if not needs_install(state, desired):
         return []
     wanted = target(state, desired)
-    commands = install_commands(state, desired)
+    commands = install_commands(
+        state.os, Package(wanted, desired.kernel_source, desired.kernel_repository_url)
+    )
     if state.bootloader.has_grubby and state.kernel.running:
         # The package makes itself the default; a trial must be able to fall back to the old one.
         commands.append(["grubby", "--set-default", "/boot/vmlinuz-" + state.kernel.running])
@@ -153,11 +119,17 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
             commands=commands,
             action="install_kernel",
             args={
-                "release": target(state, desired),
+                "release": wanted,
                 "source": desired.kernel_source,
                 "repository_url": desired.kernel_repository_url,
                 "archive_url": desired.kernel_archive_url,
                 "options": required_options(desired),
+                "os": {
+                    "id": state.os.id,
+                    "version": state.os.version,
+                    "architecture": state.os.architecture,
+                    "package_manager": state.os.package_manager,
+                },
             },
         )
     ]
@@ -170,39 +142,75 @@ def plan_default(state: State, desired: Desired) -> List[Step]:
     wanted = target(state, desired)
     if not needs_boot(state, desired) and state.kernel.default in ("", wanted or state.kernel.running):
         return []
-    release = wanted or "the new kernel"
-    path = "/boot/vmlinuz-" + (wanted or "<new>")
     why = "it runs, another is the default"
     if needs_boot(state, desired):
         why = "it booted on trial and is healthy"
-    if state.bootloader.has_grubby:
-        command = ["grubby", "--set-default", path]
-    else:
-        command = [_tool(state, "set-default"), "<entry of {}>".format(release)]
     return [
         Step(
             id="kernel-default",
-            what="make {} the default".format(release),
+            what="make {} the default".format(wanted or "the new kernel"),
             why=why,
-            commands=[command],
+            commands=[_default_command(state, wanted)],
             action="set_default_kernel",
             args={"release": wanted},
         )
     ]
 
 
-def _tool(state: State, name: str) -> str:
-    return ("grub2-" if "grub2" in state.bootloader.mkconfig else "grub-") + name
+def on_trial(state: State, desired: Desired, change: bootloader.Change) -> bool:
+    """Whether the next reboot is a trial: of another kernel, or of arguments that no boot had yet."""
+    add, remove = bootloader.pending(state, change)
+    new_arguments = bool(add or remove) and bootloader.reboot_needed(state, change)
+    return desired.kernel_trial_boot and (needs_boot(state, desired) or new_arguments)
 
 
-def trial_command(state: State, desired: Desired) -> List[List[str]]:
-    """The command that boots the wanted kernel once; none when the default changes at once."""
-    release = target(state, desired) or "the new kernel"
-    if not desired.kernel_trial_boot:
-        if state.bootloader.has_grubby:
-            return [["grubby", "--set-default", "/boot/vmlinuz-" + release]]
-        return [[_tool(state, "set-default"), "<entry of {}>".format(release)]]
-    return [[_tool(state, "reboot"), "<entry of {}>".format(release)]]
+def reboot_step(
+    state: State,
+    desired: Desired,
+    reasons: List[str],
+    change: bootloader.Change,
+    trial: bool,
+    pmem_stays: bool,
+) -> Step:
+    """The reboot, with what must hold after it; ``pmem_stays``: no persistent memory comes or goes by it."""
+    add, remove = bootloader.pending(state, change)
+    new = needs_boot(state, desired)
+    release = target(state, desired) if new else state.kernel.running
+    what, commands = "reboot", []
+    if trial:
+        what = "boot {} once on trial".format(release or "the new kernel")
+        if not new:
+            what = "boot once on trial: {}".format(bootloader.describe(add, remove))
+        words = " ".join(["<entry of {}>".format(release or "the new kernel")] + bootloader.signed(change))
+        commands.append(["write", bootloader.trial_path(state.bootloader), words])
+        commands.append([bootloader.tool(state.bootloader, "reboot"), "oeprov-trial"])
+    elif new:
+        commands.append(_default_command(state, release))
+    return Step(
+        id="reboot",
+        what=what,
+        why="; ".join(reasons) + (" (an unhealthy boot leads back by itself)" if trial else ""),
+        reboots=True,
+        commands=commands + [["systemctl", "reboot"]],
+        action="reboot",
+        args={
+            "release": release,
+            "trial": trial,
+            "arguments": change.add,
+            "absent_arguments": change.remove,
+            "pmem_stays": pmem_stays,
+            # Half the time that a reboot may take: the way back must fit into it too.
+            "trial_limit": min(900, desired.kernel_reboot_timeout // 2),
+            "failure_key": release if new else bootloader.key(add, remove),
+        },
+    )
+
+
+def _default_command(state: State, release: str) -> List[str]:
+    if state.bootloader.has_grubby:
+        return ["grubby", "--set-default", "/boot/vmlinuz-" + (release or "<new>")]
+    entry = "<entry of {}>".format(release or "the new kernel")
+    return [bootloader.tool(state.bootloader, "set-default"), entry]
 
 
 def required_options(desired: Desired) -> List[str]:
@@ -228,12 +236,12 @@ def problems(state: State, desired: Desired) -> List[str]:
                         release, option, desired.pmem_mode
                     )
                 )
-    if desired.kernel_source in _ELREPO and desired.kernel_version and state.os.family == "debian":
+    if desired.kernel_source in ELREPO and desired.kernel_version and state.os.family == "debian":
         found.append(
             "kernel_source {}: ELRepo is for EL hosts, this is {}".format(desired.kernel_source, state.os.id)
         )
     if (
-        desired.kernel_source in _ELREPO
+        desired.kernel_source in ELREPO
         and needs_install(state, desired)
         and state.os.version.startswith("7")
         and not desired.kernel_repository_url
@@ -242,12 +250,20 @@ def problems(state: State, desired: Desired) -> List[str]:
             "kernel_source {}: ELRepo has archived its el7 kernels; set kernel_repository_url to a mirror "
             "of the archive".format(desired.kernel_source)
         )
-    where = {"lvm": "LVM", "raid": "MD RAID"}.get(state.bootloader.grubenv_on, "")
-    if where and needs_boot(state, desired) and desired.kernel_trial_boot:
+    if desired.kernel_repository_url and desired.kernel_version and state.os.package_manager == "apt":
         found.append(
-            "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a kernel on trial "
-            "would stay the default; set kernel_trial_boot: false to do without the trial".format(where)
+            "kernel_repository_url is for EL hosts; on {} add the repository to /etc/apt/sources.list.d "
+            "yourself".format(state.os.id)
         )
+    if needs_boot(state, desired) and not state.bootloader.kind:
+        found.append(
+            "there is no {}: oeprov boots another kernel through GRUB only".format(grubdefaults.DEFAULTS)
+        )
+    if needs_install(state, desired):
+        problem = room_problem(state.kernel.boot_free, state.kernel.boot_need, state.kernel.installed)
+        found += [problem] if problem else []
+    if release and (needs_boot(state, desired) or plan_default(state, desired)):
+        found += failed_before(state, release)
     return found
 
 
@@ -275,15 +291,36 @@ def _too_old(release: str, state: State, desired: Desired) -> List[str]:
     ]
 
 
-def reboot_args(state: State, desired: Desired, arguments: List[str], absent: List[str]) -> Dict[str, Any]:
-    """What must hold after the reboot: the kernel, and which arguments it was given."""
-    return {
-        "release": target(state, desired) if needs_boot(state, desired) else state.kernel.running,
-        "trial": needs_boot(state, desired) and desired.kernel_trial_boot,
-        "arguments": arguments,
-        "absent_arguments": absent,
-        "timeout": desired.kernel_reboot_timeout,
-    }
+def trial_problems(state: State) -> List[str]:
+    """Why a machine would not come back from a boot on trial."""
+    where = {"lvm": "LVM", "raid": "MD RAID"}.get(state.bootloader.grubenv_on, "")
+    if not where:
+        return []
+    return [
+        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial would "
+        "stay the default; set kernel_trial_boot: false to do without the trial".format(where)
+    ]
 
 
-ACTIONS: Dict[str, Action] = {}
+def failed_before(state: State, what: str) -> List[str]:
+    """A problem when a trial boot of this release, or with these arguments, failed before."""
+    for line in state.kernel.failed:
+        name, when, why = (line.split("\t") + ["", ""])[:3]
+        if name == what:
+            return [
+                "{} failed its trial boot on {}: {}; to try again, remove its line from {} on the "
+                "host".format(what, when or "an unknown day", why or "no reason is written down", FAILED)
+            ]
+    return []
+
+
+def _set_default_kernel(system: System, args: Dict[str, Any]) -> Applied:
+    release = args["release"] or running_release(system)
+    changed = bootloader.set_default(system, release)
+    return Applied(changed, "an ordinary boot starts {}".format(release))
+
+
+ACTIONS: Dict[str, Action] = {
+    "install_kernel": kernelinstall.install_kernel,
+    "set_default_kernel": _set_default_kernel,
+}

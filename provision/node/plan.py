@@ -21,17 +21,17 @@ def make_plan(state: State, desired: Desired) -> Plan:
     ``problems`` say why it cannot be reached; steps are then what would be done otherwise.
     """
     part = pmem.plan(state, desired)
-    steps = (
-        packages.plan(state, desired) + part.before
-        if desired.kind == "local"
-        else _steps(state, desired, part)
-    )
-    steps += runtime.plan(state, desired)
+    steps = packages.plan(state, desired)
+    if desired.kind == "local":
+        steps += part.before + runtime.plan(state, desired)
+    else:
+        steps += runtime.plan(state, desired) + _steps(state, desired, part)
     notes, problems = list(part.notes), list(part.problems)
     problems += packages.problems(state, desired) + runtime.problems(state, desired)
     if desired.kind != "local":
         notes += kernel.notes(state, desired) + bootloader.notes(state) + gpu.notes(state, desired)
         problems += kernel.problems(state, desired) + gpu.problems(state, desired)
+        problems += _trial_problems(state, desired, part)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
         notes.insert(0, "not observed: planned from a freshly installed host of this kind")
@@ -40,40 +40,48 @@ def make_plan(state: State, desired: Desired) -> Plan:
     )
 
 
-def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
+def _change(desired: Desired, part: Part) -> bootloader.Change:
+    """The kernel arguments that the mode and the inventory ask for."""
     add = part.add_arguments + [word for word in desired.kernel_arguments if word not in part.add_arguments]
     whys = [part.arguments_why] if part.add_arguments or part.remove_arguments else []
     whys += ["kernel_arguments asks for it"] if desired.kernel_arguments else []
-    change = bootloader.Change(add, part.remove_arguments, "; ".join(whys))
-    new_kernel = kernel.needs_boot(state, desired)
-    reasons = ["the kernel changes"] if new_kernel else []
-    reasons += [part.reboot_why] if part.reboot_why else []
+    return bootloader.Change(add, part.remove_arguments, "; ".join(whys))
+
+
+def _reasons(state: State, desired: Desired, part: Part) -> List[str]:
+    """Why the host must reboot; empty when it need not."""
     asked = bootloader.Change(desired.kernel_arguments, [], "")
-    reasons += ["kernel arguments change"] if bootloader.reboot_needed(state, asked) else []
+    found = ["the kernel changes"] if kernel.needs_boot(state, desired) else []
+    found += [part.reboot_why] if part.reboot_why else []
+    found += ["kernel arguments change"] if bootloader.reboot_needed(state, asked) else []
+    return found + gpu.reboot_reasons(state, desired)
+
+
+def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
+    change = _change(desired, part)
+    reasons = _reasons(state, desired, part)
+    trial = bool(reasons) and kernel.on_trial(state, desired, change)
     mkconfig = bootloader.mkconfig_command(state) if state.bootloader.mkconfig else []
-    steps = packages.plan(state, desired) + gpu.plan(state, desired)
-    if new_kernel:
-        steps += bootloader.plan_saved_default(state) if desired.kernel_trial_boot else []
-    steps += kernel.plan_install(state, desired, mkconfig)
-    steps += part.before
-    steps += bootloader.plan(state, change)
+    steps = gpu.plan(state, desired)
+    if trial:
+        steps += bootloader.plan_saved_default(state, kernel.needs_install(state, desired))
+    steps += kernel.plan_install(state, desired, mkconfig) + part.before
+    arguments = bootloader.plan(state, change)
+    # On trial, only the entry for one boot has the new arguments; they are written down once it was healthy.
+    # The default comes first then: the new kernel with the old arguments is safer than the other way round.
+    steps += [] if trial else arguments
     if reasons:
-        steps.append(_reboot(state, desired, reasons, change))
-    return steps + kernel.plan_default(state, desired) + part.after
+        steps.append(kernel.reboot_step(state, desired, reasons, change, trial, not part.reboot_why))
+    return steps + kernel.plan_default(state, desired) + (arguments if trial else []) + part.after
 
 
-def _reboot(state: State, desired: Desired, reasons: List[str], change: bootloader.Change) -> Step:
-    commands = kernel.trial_command(state, desired) if kernel.needs_boot(state, desired) else []
-    args = kernel.reboot_args(state, desired, change.add, change.remove)
-    what = "reboot"
-    if args["trial"]:
-        what = "boot {} once on trial".format(args["release"] or "the new kernel")
-    return Step(
-        id="reboot",
-        what=what,
-        why="; ".join(reasons) + (" (an unhealthy boot returns to the old kernel)" if args["trial"] else ""),
-        reboots=True,
-        commands=commands + [["systemctl", "reboot"]],
-        action="reboot",
-        args=args,
-    )
+def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
+    """Why the arguments cannot be changed, or a trial cannot be made."""
+    change = _change(desired, part)
+    found = bootloader.problems(state, change)
+    add, remove = bootloader.pending(state, change)
+    if not kernel.needs_boot(state, desired) and (add or remove):
+        found += kernel.failed_before(state, bootloader.key(add, remove))
+    if _reasons(state, desired, part) and kernel.on_trial(state, desired, change):
+        found += kernel.trial_problems(state)
+    return found

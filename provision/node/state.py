@@ -21,6 +21,7 @@ class OsInfo(NamedTuple):
     package_manager: str = ""
     python: str = ""
     is_root: bool = False
+    cpu_level: int = 0  # of x86-64: 3 stands for x86-64-v3; 0: another architecture, or not known
 
 
 class KernelState(NamedTuple):
@@ -32,6 +33,18 @@ class KernelState(NamedTuple):
     default: str = ""  # release that the next ordinary boot starts; empty: not known
     cmdline: List[str] = []
     config: Dict[str, Dict[str, str]] = {}  # release -> option -> "y" or "m"
+    failed: List[str] = []  # WHAT, WHEN and WHY of trial boots that failed, separated by tabs
+    boot_free: int = 0  # bytes free for /boot; 0: not known
+    boot_need: int = 0  # bytes that one more kernel takes there; 0: not known
+
+
+class BootEntry(NamedTuple):
+    """One entry of GRUB's menu; ``id`` is what grub-set-default takes, ``release`` is empty for no kernel."""
+
+    id: str
+    title: str = ""
+    release: str = ""
+    arguments: List[str] = []
 
 
 class Bootloader(NamedTuple):
@@ -47,22 +60,30 @@ class Bootloader(NamedTuple):
     bls: bool = False
     mkconfig: str = ""  # path of grub-mkconfig or grub2-mkconfig
     config_path: str = ""  # path of grub.cfg
+    entries: List[BootEntry] = []  # in the menu's order
+    saved_entry: str = ""  # what GRUB's environment block says
+    next_entry: str = ""  # the same, for one boot only
+    overrides: Dict[str, str] = {}  # text of /etc/default/grub.d/*.cfg by path; sourced after it
 
 
 class Region(NamedTuple):
-    """One region of ``ndctl list -R`` (or ``cxl list -R``)."""
+    """One region of the nvdimm bus, or a volatile one of the CXL bus; ``type`` pmem, volatile or ram."""
 
     dev: str
     size: int = 0
     available: int = 0
-    type: str = "pmem"  # "pmem", "ram"
+    type: str = "pmem"
     numa_node: int = -1
     persistence: str = ""
     bus: str = ""  # "nvdimm", "e820" or "cxl"
+    align: int = 0  # what namespaces of it must be a multiple of; 0: the kernel does not say
 
 
 class Namespace(NamedTuple):
-    """One namespace of ``ndctl list -N``; ``uuid`` is empty on label-less ones."""
+    """One namespace. ``uuid`` is that of its mode (as ``ndctl list`` prints), ``raw_uuid`` its label's.
+
+    Label-less namespaces have no ``raw_uuid``; a raw one then has no UUID at all.
+    """
 
     dev: str
     mode: str = "raw"
@@ -77,16 +98,21 @@ class Namespace(NamedTuple):
     labels: bool = True
     enabled: bool = True
     alignment: int = 0
+    raw_uuid: str = ""
 
 
 class FileSystem(NamedTuple):
-    """What blkid says is on a block device; ``type`` is empty when it found no signature."""
+    """What ``blkid -p`` says is on a block device; ``type`` is empty when it found no signature.
+
+    A partition table counts as a type (``gpt``, ``dos``). ``holders`` are devices built on this one (dm-0).
+    """
 
     device: str
     type: str = ""
     uuid: str = ""
     label: str = ""
     block_size: int = 0
+    holders: List[str] = []
 
 
 class Mount(NamedTuple):
@@ -108,7 +134,7 @@ class FstabEntry(NamedTuple):
 
 
 class DaxDevice(NamedTuple):
-    """One device of ``daxctl list``; ``target_node`` is -1 when the firmware gives none."""
+    """One dax device; ``target_node`` is -1 when the firmware gives none."""
 
     chardev: str
     size: int = 0
@@ -193,6 +219,10 @@ class Runtime(NamedTuple):
     distributions: Dict[str, str] = {}  # normalised name -> version, of the names asked for
     missing: List[str] = []  # requirements of the wanted extra that the environment does not satisfy
     error: str = ""  # why its interpreter cannot be used
+    base: str = ""  # version of the Python that would make it; empty: not installed or not asked for
+    wheel: str = ""  # which build of oeprov's wheel was put into it; empty: none
+    made: bool = False  # oeprov made it, and may make it again
+    unfinished: bool = False  # an installation began and did not end
 
 
 class Gpu(NamedTuple):
@@ -227,7 +257,9 @@ class State(NamedTuple):
     tools: Tools = Tools()
     runtime: Runtime = Runtime()
     gpu: Gpu = Gpu()
-    owned: List[str] = []  # UUIDs of namespaces and file systems that oeprov made on this node
+    owned: List[str] = []  # what oeprov made on this node (``owned``): UUIDs, and words for half-done things
+    jobs: List[str] = []  # training jobs whose servers run here
+    users: Dict[str, List[str]] = {}  # mount point that a step would unmount -> "PID NAME" of who is there
     assumed: bool = False  # not seen but assumed: `plan --offline`
     trouble: List[str] = []  # what could not be looked at, and why
 
@@ -243,11 +275,15 @@ class State(NamedTuple):
     def stable(self) -> "State":
         """The state without what a plan does not depend on.
 
-        Free memory and free space may move, a boot may pass, and another Python may be the one that looks.
+        Free memory and free space may move, a boot may pass, another Python may be the one that looks, and
+        processes come and go: jobs and users are a reason to stop, checked again on the node.
         """
         return self._replace(
             boot_id="",
+            jobs=[],
+            users={},
             os=self.os._replace(python="", is_root=False),
+            kernel=self.kernel._replace(boot_free=0),
             numa=[node._replace(free=0) for node in self.numa],
             directories=[directory._replace(free=0) for directory in self.directories],
         )

@@ -2,7 +2,8 @@ import subprocess
 
 import pytest
 
-from provision.node import bootloader
+from provision.node import grubdefaults
+from provision.node.grubdefaults import DEFAULTS
 
 DEBIAN = """\
 # If you change this file, run 'update-grub' afterwards
@@ -10,6 +11,14 @@ GRUB_DEFAULT=0
 GRUB_CMDLINE_LINUX_DEFAULT="quiet"
 GRUB_CMDLINE_LINUX="console=tty0 crashkernel=auto"  # serial too
 """
+
+
+def edit(text: str, add: list[str], remove: list[str]) -> str:
+    return grubdefaults.edit_arguments({DEFAULTS: text}, add, remove)[DEFAULTS]
+
+
+def edit_default(text: str, value: str) -> str:
+    return grubdefaults.edit_default({DEFAULTS: text}, value)[DEFAULTS]
 
 
 def sourced(text: str, name: str = "GRUB_CMDLINE_LINUX") -> str:
@@ -21,7 +30,7 @@ def sourced(text: str, name: str = "GRUB_CMDLINE_LINUX") -> str:
 
 
 def test_an_argument_is_added_to_the_one_line() -> None:
-    edited = bootloader.edit_cmdline(DEBIAN, ["memmap=1008G!257G"], [])
+    edited = edit(DEBIAN, ["memmap=1008G!257G"], [])
     assert sourced(edited) == "console=tty0 crashkernel=auto memmap=1008G!257G"
     assert edited.count("GRUB_CMDLINE_LINUX=") == 1
     assert sourced(edited, "GRUB_CMDLINE_LINUX_DEFAULT") == "quiet"
@@ -29,14 +38,14 @@ def test_an_argument_is_added_to_the_one_line() -> None:
 
 
 def test_an_edit_twice_is_an_edit_once() -> None:
-    once = bootloader.edit_cmdline(DEBIAN, ["a=1", "b"], ["crashkernel=auto"])
-    assert bootloader.edit_cmdline(once, ["a=1", "b"], ["crashkernel=auto"]) == once
+    once = edit(DEBIAN, ["a=1", "b"], ["crashkernel=auto"])
+    assert edit(once, ["a=1", "b"], ["crashkernel=auto"]) == once
     assert sourced(once) == "console=tty0 a=1 b"
 
 
 def test_an_edit_can_be_taken_back() -> None:
-    once = bootloader.edit_cmdline(DEBIAN, ["memmap=1G!4G"], [])
-    assert sourced(bootloader.edit_cmdline(once, [], ["memmap=1G!4G"])) == sourced(DEBIAN)
+    once = edit(DEBIAN, ["memmap=1G!4G"], [])
+    assert sourced(edit(once, [], ["memmap=1G!4G"])) == sourced(DEBIAN)
 
 
 @pytest.mark.parametrize(
@@ -49,27 +58,30 @@ def test_an_edit_can_be_taken_back() -> None:
     ],
 )
 def test_all_ways_of_quoting_are_read_and_kept_whole(line: str, value: str) -> None:
-    assert bootloader.cmdline_values(line) == [value]
-    assert sourced(bootloader.edit_cmdline(line, ["new"], [])) == (value + " new").strip()
+    assert grubdefaults.cmdline_values(line) == [value]
+    assert sourced(edit(line, ["new"], [])) == (value + " new").strip()
 
 
 def test_a_file_without_the_line_gets_one() -> None:
-    assert sourced(bootloader.edit_cmdline("GRUB_TIMEOUT=1\n", ["a"], [])) == "a"
+    assert sourced(edit("GRUB_TIMEOUT=1\n", ["a"], [])) == "a"
 
 
 def test_of_two_lines_the_last_counts() -> None:
     text = 'GRUB_CMDLINE_LINUX="a b"\nGRUB_CMDLINE_LINUX="c"\n'
-    assert bootloader.parse(text) == ("c", 2, False)
-    assert sourced(bootloader.edit_cmdline(text, ["d"], [])) == "c d"
+    assert grubdefaults.value_of({DEFAULTS: text}, "GRUB_CMDLINE_LINUX") == ["c"]
+    assert len(grubdefaults.cmdline_values(text)) == 2
+    assert sourced(edit(text, ["d"], [])) == "c d"
 
 
 def test_a_comment_is_no_line() -> None:
-    assert bootloader.parse('#GRUB_CMDLINE_LINUX="a"\nGRUB_CMDLINE_LINUX="b"\n') == ("b", 1, False)
+    text = '#GRUB_CMDLINE_LINUX="a"\nGRUB_CMDLINE_LINUX="b"\n'
+    assert grubdefaults.value_of({DEFAULTS: text}, "GRUB_CMDLINE_LINUX") == ["b"]
+    assert grubdefaults.cmdline_values(text) == ["b"]
 
 
 def test_the_default_is_saved() -> None:
-    edited = bootloader.edit_default(DEBIAN, "saved")
-    assert bootloader.parse(edited)[2] is True
+    edited = edit_default(DEBIAN, "saved")
+    assert grubdefaults.default_of({DEFAULTS: edited}) == "saved"
     assert edited.count("GRUB_DEFAULT=") == 1
-    assert bootloader.edit_default(edited, "saved") == edited
-    assert bootloader.parse(bootloader.edit_default("", "saved"))[2] is True
+    assert edit_default(edited, "saved") == edited
+    assert grubdefaults.default_of({DEFAULTS: edit_default("", "saved")}) == "saved"

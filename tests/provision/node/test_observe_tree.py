@@ -5,7 +5,7 @@ from pathlib import Path
 from provision.node import bootloader, gpu, kernel, numa
 from provision.node.command import NOT_FOUND, TIMED_OUT, System
 from provision.node.observe import observe, observe_os
-from provision.node.state import OsInfo
+from provision.node.state import Bootloader, OsInfo
 from provision.node.step import Desired
 
 GIB = 1 << 30
@@ -60,9 +60,11 @@ def test_kernels(tmp_path: Path) -> None:
             "/boot/vmlinuz-6.1.0-9-amd64": "",
             "/boot/vmlinuz-0-rescue-1234": "",
             "/boot/config-6.1.0-28-amd64": "CONFIG_FS_DAX=y\n",
+            "/boot/initrd.img-6.1.0-28-amd64": "",
+            "/boot/vmlinuz-6.1.0-29-amd64": "",  # half installed: without an initial ramdisk
         },
     )
-    found = kernel.observe(system, OsInfo(), Desired())
+    found = kernel.observe(system, OsInfo(), Desired(), Bootloader())
     assert found.running == "6.1.0-9-amd64"
     assert found.installed == ["6.1.0-9-amd64", "6.1.0-28-amd64"]
     assert found.cmdline == ["root=/dev/vda1", "memmap=1G!4G"]

@@ -1,0 +1,234 @@
+"""Installing a kernel beside the one that runs, which stays the default."""
+
+import os as operating_system
+import platform
+import re
+import time
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from . import bootloader
+from .command import CommandError, System
+from .state import OsInfo
+from .step import Applied
+
+# Options that decide whether a mode is possible at all.
+OPTIONS = ("CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
+ELREPO = {"elrepo-lt": "kernel-lt", "elrepo-ml": "kernel-ml"}
+_META = {"debian": "linux-image-{}", "ubuntu": "linux-image-generic"}
+_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
+_LOCK_SECONDS = 300
+
+
+def version(release: str) -> Tuple[int, ...]:
+    """All numbers of a release, for comparing: 5.15.0-91-generic → (5, 15, 0, 91)."""
+    return tuple(int(number) for number in re.findall(r"\d+", release))
+
+
+def parse_config(text: str) -> Dict[str, str]:
+    """The options that matter of a ``/boot/config-*`` file; those that are off are left out."""
+    found = {}
+    for match in re.finditer(r"^(CONFIG_\w+)=([ym])$", text, re.MULTILINE):
+        if match.group(1) in OPTIONS:
+            found[match.group(1)] = match.group(2)
+    return found
+
+
+def running_release(system: System) -> str:
+    """Release of the kernel that runs."""
+    return system.read("/proc/sys/kernel/osrelease").strip() or platform.release()
+
+
+def initial_ramdisks(release: str) -> List[str]:
+    """Names in /boot that a kernel's initial ramdisk may have."""
+    return ["initrd.img-" + release, "initramfs-{}.img".format(release), "initrd-" + release]
+
+
+def installed_releases(system: System) -> List[str]:
+    """Releases of the complete kernels in /boot, oldest first: one that was left half installed is none."""
+    names = system.list("/boot")
+    found = [name[8:] for name in names if name.startswith("vmlinuz-") and "rescue" not in name]
+    running = running_release(system)
+    whole = [item for item in found if item == running or set(initial_ramdisks(item)) & set(names)]
+    return sorted(whole, key=version)
+
+
+def meta_package(os: OsInfo) -> str:
+    """The package that always means the distribution's newest kernel."""
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.architecture, os.architecture)
+    return _META.get(os.id, _META["debian"]).format(architecture)
+
+
+class Package(NamedTuple):
+    """Which kernel to install; ``release`` is empty for the newest when its name is not known."""
+
+    release: str
+    source: str = "distribution"
+    repository_url: str = ""
+
+
+def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
+    """Command lines that install the wanted kernel."""
+    if os.package_manager == "apt":
+        names = ["linux-image-" + wanted.release] if wanted.release else [meta_package(os)]
+        if os.id == "ubuntu" and wanted.release.endswith("-generic"):
+            names.append("linux-modules-extra-" + wanted.release)  # the drivers of DAX devices are there
+        return [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends"] + names]
+    manager = os.package_manager or "dnf"
+    package = ELREPO.get(wanted.source, "kernel")
+    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
+    name = package + "-" + re.sub(r"\.(x86_64|aarch64)$", "", wanted.release) if wanted.release else package
+    argv = [manager, "install", "-y"]
+    commands = []
+    if wanted.source in ELREPO:
+        major = os.version.split(".")[0]
+        url = "https://www.elrepo.org/elrepo-release-{0}.el{0}.elrepo.noarch.rpm".format(major)
+        if wanted.repository_url:
+            argv += ["--repofrompath=oeprov-kernel," + wanted.repository_url]
+            argv += ["--enablerepo=oeprov-kernel"]
+        else:
+            commands.append([manager, "install", "-y", url])
+            argv += ["--enablerepo=elrepo-kernel"]
+    elif wanted.repository_url:
+        argv += ["--repofrompath=oeprov-kernel," + wanted.repository_url]
+    return commands + [argv + [name]]
+
+
+def room(system: System, release: str) -> Tuple[int, int]:
+    """(bytes free for /boot, bytes that one more kernel takes there), as the running kernel shows.
+
+    Where /boot is no file system of its own, the modules count too.
+    """
+    boot, modules = system.path("/boot"), system.path("/lib/modules/" + release)
+    try:
+        space = operating_system.statvfs(boot)
+        paths = [operating_system.path.join(boot, name) for name in system.list("/boot") if release in name]
+        if operating_system.path.isdir(modules) and _device(modules) == _device(boot):
+            for directory, _, names in operating_system.walk(modules):
+                paths += [operating_system.path.join(directory, name) for name in names]
+        used = sum(operating_system.lstat(path).st_size for path in paths)
+    except OSError:
+        return 0, 0
+    # A newer kernel is larger more often than not.
+    return space.f_bavail * space.f_frsize, used * 5 // 4
+
+
+def _device(path: str) -> int:
+    return operating_system.stat(path).st_dev
+
+
+def room_problem(free: int, need: int, installed: List[str]) -> str:
+    """Why another kernel does not fit; empty when it does."""
+    if free >= need:
+        return ""
+    return (
+        "/boot has {} MiB free and another kernel needs about {} MiB: remove one that is no longer used "
+        "(installed: {})".format(free >> 20, (need >> 20) + 1, ", ".join(installed))
+    )
+
+
+def check_installed(system: System, release: str, options: List[str]) -> None:
+    """CommandError unless the kernel is complete and was built with the options (as module or not)."""
+    names = {name: _size(system, "/boot/" + name) for name in system.list("/boot")}
+    if not names.get("vmlinuz-" + release):
+        raise CommandError("kernel {}: /boot/vmlinuz-{} is missing or empty".format(release, release))
+    if not any(names.get(name) for name in initial_ramdisks(release)):
+        raise CommandError("kernel {}: it has no initial ramdisk in /boot".format(release))
+    if "config-" + release in names:
+        config = parse_config(system.read("/boot/config-" + release))
+        missing = [option for option in options if option not in config]
+        if missing:
+            raise CommandError(
+                "kernel {} was built without {}, which the wanted mode needs; it is installed but will not "
+                "be booted".format(release, ", ".join(missing))
+            )
+
+
+def _size(system: System, path: str) -> int:
+    try:
+        return operating_system.stat(system.path(path)).st_size
+    except OSError:
+        return 0
+
+
+def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
+    """Installs a kernel; the running one stays the default. A failure leaves nothing half installed."""
+    release, running = args["release"], running_release(system)
+    before = installed_releases(system)
+    if release not in before:
+        problem = room_problem(*(room(system, running) + (before,)))
+        if problem:
+            raise CommandError(problem)
+        wanted = Package(release, args["source"], args["repository_url"])
+        _run_install(system, OsInfo(**args["os"]), wanted)
+    added = [item for item in installed_releases(system) if item not in before]
+    release = release or (added or before)[-1]
+    check_installed(system, release, args["options"])
+    # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
+    loader = bootloader.observe(system)
+    if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
+        bootloader.set_default(system, running)
+    if not added:
+        return Applied(False, "kernel {} is installed".format(release))
+    return Applied(True, "installed kernel {}; {} stays the default".format(release, running))
+
+
+def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
+    """Runs the package manager; CommandError leaves no half-installed package behind."""
+    apt = os.package_manager == "apt"
+    if apt:
+        _finish_earlier(system)
+    loader = bootloader.observe(system)
+    menu = system.read(loader.config_path) if loader.kind else ""
+    for argv in install_commands(os, wanted):
+        extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
+        result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
+        # An index that cannot be refreshed (no network) may still be good enough to install from.
+        if result.ok or argv[1] == "update":
+            continue
+        said = result._replace(argv=argv).explain()
+        left = _remove_half_installed(system) if apt else ""
+        if menu and not bootloader.observe(system).entries:
+            system.write(loader.config_path, menu, 0o444)
+        raise CommandError(said + left)
+
+
+def _finish_earlier(system: System) -> None:
+    """Lets dpkg finish what an earlier run was killed in; CommandError when that is not ours, or fails."""
+    deadline = time.time() + _LOCK_SECONDS
+    while True:
+        broken = _half_installed(system)
+        if not broken:
+            return
+        done = None
+        if all(name.startswith("linux-") for name in broken):
+            done = system.run(["dpkg", "--configure", "-a"], timeout=3600, environment=_ENVIRONMENT)
+            # The package manager of the killed run may still be at work.
+            if "lock" in done.err and time.time() < deadline:
+                time.sleep(5)
+                continue
+        broken = _half_installed(system)
+        if broken:
+            raise CommandError(
+                "dpkg has half-installed packages already: {}; repair them first (dpkg --configure "
+                "-a){}".format(", ".join(broken), ": " + done.explain() if done else "")
+            )
+
+
+def _half_installed(system: System) -> List[str]:
+    """Packages that dpkg began to install and did not finish."""
+    text = system.run(["dpkg-query", "-W", "-f", "${Package}\\t${db:Status-Status}\\n"]).out
+    rows = [line.split("\t") for line in text.splitlines()]
+    done = ("installed", "config-files", "not-installed")
+    return [row[0] for row in rows if len(row) == 2 and row[1] not in done]
+
+
+def _remove_half_installed(system: System) -> str:
+    """Takes away what a failed installation left; what was done, for the end of a message."""
+    names = _half_installed(system)
+    if not names:
+        return "; nothing was left half-installed"
+    system.run(["apt-get", "purge", "-y"] + names, timeout=1800, environment=_ENVIRONMENT)
+    left = _half_installed(system)
+    if left:
+        return "; half-installed packages are left: {} (dpkg --purge them)".format(", ".join(left))
+    return "; what was half-installed was taken away: " + ", ".join(names)

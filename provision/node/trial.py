@@ -1,0 +1,328 @@
+"""Reboots that lead back: a new kernel or new arguments are booted once, and stay only when confirmed.
+
+Before the reboot, ``prepare_reboot`` writes an entry for one boot into GRUB's menu and a timer that ends such
+a boot; nothing that an ordinary boot uses is touched. After it, ``confirm_if_pending`` checks the machine and
+takes both away. The old kernel and arguments come back by themselves after
+
+- a panic or an oops (``panic=15 oops=panic``),
+- an initial ramdisk without a root file system (initramfs-tools reads ``panic=`` too; dracut has options),
+- a kernel or an initial ramdisk that GRUB cannot load (``fallback``),
+- a boot that nobody confirmed in time: no network, emergency mode, a hanging service.
+
+A kernel that hangs before user space without a panic is not covered: that takes a watchdog in hardware which
+the firmware has started.
+"""
+
+import binascii
+import json
+import os
+import re
+import time
+from typing import Any, Dict, List, NamedTuple
+
+from . import bootentry, bootloader, kernel, kernelinstall
+from .bootentry import RETURN, TRIAL
+from .command import CommandError, System
+from .state import Bootloader
+from .step import Action, Applied
+
+RECORD = "/var/lib/oeprov/reboot.json"
+EXPIRED = "/var/lib/oeprov/trial-expired"
+TIMER = "oeprov-trial.timer"
+_UNITS = "/etc/systemd/system/"
+_SERVICE = "oeprov-trial.service"
+_ARGUMENT = "oeprov.trial="
+_SETTLE_SECONDS = 120.0
+_PMEM_SECONDS = 60.0
+_HEAD = """\
+[Unit]
+Description=oeprov: return to the old kernel unless the boot on trial is confirmed
+ConditionKernelCommandLine=oeprov.trial
+# In emergency mode too.
+DefaultDependencies=no
+IgnoreOnIsolate=yes
+"""
+
+
+class Boot(NamedTuple):
+    """What a boot is judged by."""
+
+    boot_id: str = ""
+    release: str = ""
+    cmdline: List[str] = []
+    pmem: List[str] = []  # regions and block devices of persistent memory
+    system: str = ""  # what `systemctl is-system-running` says; empty: no systemd
+
+
+def observe_boot(system: System) -> Boot:
+    """The boot that runs now."""
+    regions = [name for name in system.list("/sys/bus/nd/devices") if re.match(r"region\d+$", name)]
+    blocks = [name for name in system.list("/sys/class/block") if name.startswith("pmem")]
+    return Boot(
+        boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
+        release=kernelinstall.running_release(system),
+        cmdline=system.read("/proc/cmdline").split(),
+        pmem=regions + blocks,
+        system=system.run(["systemctl", "is-system-running"]).out.strip(),
+    )
+
+
+def check_boot(expect: Dict[str, Any], seen: Boot) -> List[str]:
+    """What is wrong with a boot; ``expect`` is what ``prepare_reboot`` wrote down."""
+    found = []
+    if seen.boot_id == expect["boot_id"]:
+        found.append("the machine has not rebooted")
+    if seen.release != expect["release"]:
+        found.append("kernel {} runs instead of {}".format(seen.release, expect["release"]))
+    missing = [word for word in expect["arguments"] if word not in seen.cmdline]
+    if missing:
+        found.append("kernel arguments are missing: " + " ".join(missing))
+    present = [word for word in expect["absent_arguments"] if word in seen.cmdline]
+    if present:
+        found.append("kernel arguments are still there: " + " ".join(present))
+    gone = [name for name in expect["pmem"] if name not in seen.pmem]
+    if gone:
+        found.append("persistent memory is not there any more: " + " ".join(gone))
+    if seen.system in ("maintenance", "stopping"):
+        found.append("systemd says {!r}".format(seen.system))
+    return found
+
+
+def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
+    """All but the reboot itself: what must hold after it is written down; a boot on trial is set up.
+
+    Safe twice. What makes the next boot another one comes last, when all that leads back is on the disk.
+    """
+    now = observe_boot(system)
+    release = args["release"] or (kernelinstall.installed_releases(system) or [now.release])[-1]
+    if release != now.release:
+        kernelinstall.check_installed(system, release, [])
+    record = {
+        "id": binascii.hexlify(os.urandom(4)).decode(),
+        "boot_id": now.boot_id,
+        "from": now.release,
+        "release": release,
+        "trial": args["trial"],
+        "arguments": args["arguments"],
+        "absent_arguments": args["absent_arguments"],
+        "pmem": now.pmem if args["pmem_stays"] else [],
+        "limit": args["trial_limit"],
+        "what": args["failure_key"] or release,
+        "state": "prepared",
+        "why": "",
+    }
+    if not args["trial"]:
+        if release != now.release:
+            bootloader.set_default(system, release)
+        _save(system, record)
+        return Applied(True, "ready to reboot into {}".format(release))
+    loader = bootloader.observe(system)
+    _write_entry(system, loader, record)
+    _write_units(system, record["limit"])
+    _save(system, record)
+    system.check(["sync"], timeout=600)
+    system.check([bootloader.tool(loader, "reboot"), TRIAL])
+    if bootloader.observe(system).next_entry != TRIAL:
+        raise CommandError("GRUB's environment block does not have the one-time entry after it was set")
+    return Applied(
+        True,
+        "{} is booted once; unless confirmed within {} s, {} comes back by itself".format(
+            record["what"], record["limit"], now.release
+        ),
+    )
+
+
+def _trial_arguments(system: System, record: Dict[str, Any]) -> List[str]:
+    words = ["panic=15", "oops=panic", _ARGUMENT + record["id"]]
+    if system.which("dracut"):
+        words += ["rd.shell=0", "rd.emergency=reboot"]
+    return words
+
+
+def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> None:
+    """The entry for one boot, and with GRUB's own menu one to fall back to when it cannot be loaded."""
+    entry = bootentry.find(loader.entries, record["release"])
+    if entry is None:
+        raise CommandError(
+            "there is no boot entry of kernel {} in {}".format(
+                record["release"], loader.config_path or "GRUB"
+            )
+        )
+    words = bootentry.changed(entry.arguments, record["arguments"], record["absent_arguments"])
+    words += _trial_arguments(system, record)
+    title = "{} on trial (oeprov)".format(record["release"])
+    if loader.bls:
+        text = system.read("{}/{}.conf".format(bootloader.BLS, entry.id))
+        system.write(bootloader.trial_path(loader), bootentry.copy_bls(text, title, words))
+        return
+    menu = system.read(loader.config_path)
+    if "custom.cfg" not in menu:
+        raise CommandError(
+            "{} does not read custom.cfg, where an entry for one boot would be: is /etc/grub.d/41_custom "
+            "there and executable?".format(loader.config_path)
+        )
+    menus = {item.entry.id: item for item in bootentry.parse_menu(menu)}
+    old = bootentry.find(loader.entries, record["from"])
+    block = bootentry.copy_entry(menus[entry.id], TRIAL, title, words)
+    if old is not None:
+        block += "\n" + bootentry.copy_entry(
+            menus[old.id], RETURN, "{} again (oeprov)".format(old.release), old.arguments
+        )
+        block += "\nset fallback=" + RETURN
+    path = bootloader.trial_path(loader)
+    system.write(path, bootentry.with_block(system.read(path), block))
+
+
+def _write_units(system: System, limit: int) -> None:
+    """The timer that ends a boot on trial; it starts on no other boot."""
+    timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy=sysinit.target\n".format(limit)
+    service = (
+        "\n[Service]\nType=oneshot\nExecStart=-/bin/cp /proc/cmdline {}\n"
+        "ExecStart=/bin/systemctl --force reboot\n".format(EXPIRED)
+    )
+    system.write(_UNITS + TIMER, _HEAD + timer)
+    system.write(_UNITS + _SERVICE, _HEAD + service)
+    system.remove(EXPIRED)
+    system.check(["systemctl", "daemon-reload"])
+    system.check(["systemctl", "enable", TIMER])
+
+
+def confirm_if_pending(system: System) -> str:
+    """Judges a reboot that ``prepare_reboot`` prepared; one line about it, empty when there was none.
+
+    CommandError when the machine returned to the old kernel, or came up unhealthy.
+    """
+    record = _load(system)
+    if not record or record["boot_id"] == observe_boot(system).boot_id:
+        return ""
+    return confirm(system).message
+
+
+def confirm(system: System) -> Applied:
+    """The same, where the reboot must have happened: CommandError when it did not."""
+    record = _load(system)
+    if not record:
+        return Applied(False, "no reboot waits to be confirmed")
+    seen = _settled(system, record)
+    if seen.boot_id == record["boot_id"]:
+        raise CommandError("the machine has not rebooted; boot id {} is still the same".format(seen.boot_id))
+    if record["trial"] and _ARGUMENT + record["id"] not in seen.cmdline:
+        return _returned(system, record, seen)
+    if record["state"] == "failed":
+        raise CommandError(_unhealthy(system, record))
+    problems = check_boot(record, seen)
+    if problems and record["trial"]:
+        record.update(state="failed", why="; ".join(problems))
+        _save(system, record)
+        _remember(system, record)
+        raise CommandError(_unhealthy(system, record))
+    if problems:
+        _forget(system)
+        raise CommandError("after the reboot: " + "; ".join(problems))
+    # Written before the timer goes: whoever is interrupted in between has not failed.
+    record["state"] = "confirmed"
+    _save(system, record)
+    _clean(system)
+    _forget(system)
+    return Applied(
+        True, "rebooted: kernel {} runs{}".format(seen.release, ", trial passed" if record["trial"] else "")
+    )
+
+
+def _settled(system: System, record: Dict[str, Any]) -> Boot:
+    """The boot once systemd has started what it starts, and persistent memory has appeared."""
+    started = time.time()
+    while True:
+        seen = observe_boot(system)
+        passed = time.time() - started
+        busy = seen.system in ("initializing", "starting") and passed < _SETTLE_SECONDS
+        waits = bool(set(record["pmem"]) - set(seen.pmem)) and passed < _PMEM_SECONDS
+        if not busy and not waits:
+            return seen
+        time.sleep(2)
+
+
+def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
+    """The machine runs what it ran before the trial."""
+    taken = bootloader.observe(system).next_entry != TRIAL
+    expired = record["id"] in system.read(EXPIRED)
+    _clean(system)
+    if record["state"] in ("confirmed", "failed"):
+        _forget(system)
+        return Applied(True, "kernel {} runs again".format(seen.release))
+    if not taken:
+        _forget(system)
+        raise CommandError(
+            "GRUB did not start the one-time entry; kernel {} runs as before".format(seen.release)
+        )
+    record["why"] = "it did not come up (panic, no root file system, hang), or the power was cut"
+    if expired:
+        record["why"] = "it came up, but was not confirmed within {} s".format(record["limit"])
+    _remember(system, record)
+    _forget(system)
+    raise CommandError(
+        "{} did not pass its trial boot, and the machine returned to kernel {} by itself: {}; written down "
+        "in {}".format(record["what"], seen.release, record["why"], kernel.FAILED)
+    )
+
+
+def _unhealthy(system: System, record: Dict[str, Any]) -> str:
+    up = float((system.read("/proc/uptime").split() or ["0"])[0])
+    return (
+        "{} is on trial and not healthy: {}; the machine returns to kernel {} by itself within {:.0f} s; "
+        "written down in {}".format(
+            record["what"], record["why"], record["from"], max(0.0, record["limit"] - up), kernel.FAILED
+        )
+    )
+
+
+def _remember(system: System, record: Dict[str, Any]) -> None:
+    """A line in the list of failed trials, in place of an older one about the same."""
+    lines = [
+        line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]
+    ]
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    lines.append("\t".join([record["what"], when, record["why"]]))
+    system.write(kernel.FAILED, "".join(line + "\n" for line in lines))
+
+
+def _clean(system: System) -> None:
+    """Takes the timer and the one-time entry away; CommandError when the timer would still end this boot."""
+    if system.exists(_UNITS + TIMER):
+        system.run(["systemctl", "disable", "--now", TIMER])
+        if system.run(["systemctl", "is-active", TIMER]).out.strip() == "active":
+            raise CommandError("{} cannot be stopped: it would reboot this machine".format(TIMER))
+        system.remove(_UNITS + TIMER)
+        system.remove(_UNITS + _SERVICE)
+        system.run(["systemctl", "daemon-reload"])
+    system.remove(EXPIRED)
+    loader = bootloader.observe(system)
+    path = bootloader.trial_path(loader)
+    rest = "" if loader.bls else bootentry.with_block(system.read(path), "")
+    if not rest.strip():
+        system.remove(path)
+    else:
+        system.write(path, rest)
+    if loader.next_entry == TRIAL:
+        grubenv = os.path.dirname(loader.config_path) + "/grubenv"
+        system.check([bootloader.tool(loader, "editenv"), grubenv, "unset", "next_entry"])
+
+
+def _save(system: System, record: Dict[str, Any]) -> None:
+    system.write(RECORD, json.dumps(record, sort_keys=True) + "\n")
+
+
+def _load(system: System) -> Dict[str, Any]:
+    """What was prepared; empty when nothing was, or when the file cannot be read."""
+    try:
+        found: Dict[str, Any] = json.loads(system.read(RECORD) or "{}")
+    except ValueError:
+        return {}
+    return found
+
+
+def _forget(system: System) -> None:
+    system.remove(RECORD)
+
+
+ACTIONS: Dict[str, Action] = {"reboot": prepare_reboot}
