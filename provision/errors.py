@@ -44,3 +44,7 @@ class TrainingError(OeprovError):
 
 class LabError(OeprovError):
     """The lab's virtual machines cannot be made, started or reached; the message says what to do."""
+
+
+class WheelError(OeprovError):
+    """The runtime's wheel for a kind of host cannot be had; the message says why and where the log is."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision import requirements, settings
+from provision import requirements, settings, wheel
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
 from provision.node.plan import Desired
@@ -88,6 +88,8 @@ class Host:
             worker=self.is_worker,
             runtime_requirements=list(requirements.of_extra(values["runtime_extra"])),
         )
+        if self.kind is not Kind.local:
+            values.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
         return Desired.from_dict(values)
 
 

@@ -5,7 +5,20 @@ import platform
 import re
 from typing import Any, Dict, List
 
-from . import bootloader, daxctl, directory, gpu, ipmctl, kernel, mount, ndctl, numa, packages, runtime
+from . import (
+    bootloader,
+    build,
+    daxctl,
+    directory,
+    gpu,
+    ipmctl,
+    kernel,
+    mount,
+    ndctl,
+    numa,
+    packages,
+    runtime,
+)
 from .command import System
 from .state import OsInfo, State, Tools
 from .step import Desired
@@ -38,6 +51,7 @@ def observe_os(system: System) -> OsInfo:
         package_manager="apt" if manager == "apt-get" else manager,
         python=platform.python_version(),
         is_root=operating_system.geteuid() == 0,
+        cpu_level=build.cpu_level(system.read("/proc/cpuinfo")),
     )
 
 
@@ -49,7 +63,12 @@ def observe(system: System, desired: Desired) -> State:
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
         packages=packages.observe(system, os, packages.needed(desired, os.family)),
-        runtime=runtime.observe(system, desired.runtime_venv, desired.runtime_requirements),
+        runtime=runtime.observe(
+            system,
+            desired.runtime_venv,
+            desired.runtime_requirements,
+            "" if desired.kind == "local" else build.python_of(os, desired),
+        ),
     )
     if desired.pmem_mode == "directory":
         state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])

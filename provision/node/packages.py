@@ -1,8 +1,9 @@
 """System packages: which ones a host needs, which it has, and installing the rest."""
 
+import time
 from typing import Any, Dict, List
 
-from .command import CommandError, System
+from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
 
@@ -19,6 +20,10 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
         "venv": "python3-venv",
+        "numpy": "python3-numpy",
+        "libstdc++": "libstdc++6",
+        "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
+        "libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev",
     },
     "rhel": {
         "libpmem": "libpmem",
@@ -31,17 +36,32 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
         "venv": "python3.11",  # EL's own python3 is older than what oeprov needs
+        "numpy": "python3.11-numpy",
+        "libstdc++": "libstdc++",
+        "build": "gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel "
+        "libpmem-devel asio-devel json-devel xxhash-devel",  # these four: CodeReady Builder and EPEL
     },
 }
+_APT = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+# Nobody is there to answer; files that an administrator changed stay as they are.
+_INSTALL = ["-y", "--no-install-recommends"] + [
+    word for option in ("--force-confdef", "--force-confold") for word in ("-o", "Dpkg::Options::=" + option)
+]
+_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
+_TIMEOUT = 1800
+_UPDATE_TRIES = 10  # the index has a lock of its own, which apt-get does not wait for
+_UPDATE_PAUSE = 15.0
 
 
 def needed(desired: Desired, family: str) -> List[str]:
     """Names of the packages that the host must have; without repeats, in a fixed order."""
     needs: List[str] = []
-    if desired.parameter_server:
+    if desired.parameter_server or desired.kind != "local":
         needs.append("libpmem")  # the runtime's core is linked against it, whatever the tier
     if desired.kind != "local":
-        needs.append("venv")
+        needs += ["libstdc++", "venv"]
+        if not desired.runtime_requirements:
+            needs.append("numpy")  # with a framework, pip brings the version that it wants
         if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
         if desired.kind == "cxl":
@@ -55,6 +75,11 @@ def needed(desired: Desired, family: str) -> List[str]:
     names = _NAMES.get(family, {})
     wanted = [names[need] for need in needs if need in names] + desired.runtime_packages
     return list(dict.fromkeys(wanted))
+
+
+def build_packages(family: str) -> List[str]:
+    """What a host needs on top, to build the runtime; empty for families that are not known."""
+    return _NAMES.get(family, {}).get("build", "").split()
 
 
 def parse_dpkg(text: str) -> Dict[str, str]:
@@ -84,11 +109,23 @@ def observe(system: System, os: OsInfo, names: List[str]) -> Dict[str, str]:
     return {name: found.get(name, "") for name in names}
 
 
-def install_commands(os: OsInfo, names: List[str]) -> List[List[str]]:
-    """Command lines that install ``names``."""
+def parse_candidates(text: str) -> Dict[str, str]:
+    """Name → version that can be installed, of ``apt-cache policy``; empty when there is none."""
+    found, name = {}, ""
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            name = line.rstrip(":")
+        elif line.strip().startswith("Candidate:"):
+            version = line.split(":", 1)[1].strip()
+            found[name] = "" if version == "(none)" else version
+    return found
+
+
+def install_command(os: OsInfo, names: List[str]) -> List[str]:
+    """The command line that installs ``names``."""
     if os.package_manager == "apt":
-        return [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends"] + names]
-    return [[os.package_manager, "install", "-y"] + names]
+        return _APT + ["install"] + _INSTALL + names
+    return [os.package_manager, "install", "-y"] + names
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
@@ -101,7 +138,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             id="packages",
             what="install " + ", ".join(missing),
             why="training and its tools need them and they are not installed",
-            commands=install_commands(state.os, missing),
+            commands=[install_command(state.os, missing)],
             action="install_packages",
             args={"manager": state.os.package_manager, "names": missing},
         )
@@ -121,8 +158,9 @@ def problems(state: State, desired: Desired) -> List[str]:
         return ["{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing))]
     if missing and not state.os.is_root and desired.kind == "local":
         return [
-            "system packages are missing and this user cannot install them; as root: {}".format(
-                " ".join(install_commands(state.os, missing)[-1])
+            "system packages are missing and this user cannot install them; as root: {} install {}".format(
+                "apt-get" if state.os.package_manager == "apt" else state.os.package_manager,
+                " ".join(missing),
             )
         ]
     return []
@@ -132,17 +170,58 @@ def apply(system: System, manager: str, names: List[str]) -> List[str]:
     """Installs ``names``; returns what was installed. CommandError when the package manager fails."""
     os = OsInfo(package_manager=manager)
     before = observe(system, os, names)
-    environment = {"DEBIAN_FRONTEND": "noninteractive"}
-    for argv in install_commands(os, names):
-        result = system.run(argv, timeout=1800, environment=environment)
-        # An index that cannot be refreshed (no network) may still be good enough to install from.
-        if not result.ok and argv[1] != "update":
-            raise CommandError(result.explain())
-    after = observe(system, os, names)
-    absent = [name for name in names if not after[name]]
-    if absent:
-        raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(absent)))
-    return [name for name in names if not before[name]]
+    absent = [name for name in names if not before[name]]
+    if not absent:
+        return []
+    result = _apt_install(system, absent) if manager == "apt" else _run(system, install_command(os, absent))
+    if not result.ok:
+        raise CommandError(result.explain())
+    after = observe(system, os, absent)
+    missed = [name for name in absent if not after[name]]
+    if missed:
+        raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(missed)))
+    return absent
+
+
+def _run(system: System, argv: List[str]) -> Result:
+    return system.run(argv, timeout=_TIMEOUT, environment=_ENVIRONMENT)
+
+
+def _apt_install(system: System, names: List[str]) -> Result:
+    """Installs from the index that is there, and from a fresh one only where that does not do."""
+    _repair_dpkg(system)
+    command = install_command(OsInfo(package_manager="apt"), names)
+    candidates = parse_candidates(system.run(["apt-cache", "policy"] + names).out)
+    if all(candidates.get(name) for name in names):
+        result = _run(system, command)
+        if result.ok:
+            return result
+    refreshed = _apt_update(system)
+    result = _run(system, command)
+    if result.ok or refreshed.ok:
+        return result
+    # An index that cannot be refreshed (no network) may still be good enough; if not, both are worth saying.
+    return result._replace(err="{}\n{}".format(result.err.strip(), refreshed.explain()))
+
+
+def _repair_dpkg(system: System) -> None:
+    """Ends what a power cut or a kill interrupted; without that apt-get refuses everything."""
+    if not system.list("/var/lib/dpkg/updates") and not system.run(["dpkg", "--audit"]).out.strip():
+        return
+    # apt-get waits for the lock, dpkg does not: another installation that is just under way ends first.
+    _run(system, _APT + ["check"])
+    _run(system, ["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
+    if system.run(["dpkg", "--audit"]).out.strip():
+        _run(system, _APT + ["install", "--fix-broken"] + _INSTALL)
+
+
+def _apt_update(system: System) -> Result:
+    for number in range(_UPDATE_TRIES):
+        result = _run(system, _APT + ["update"])
+        if result.ok or "Could not get lock" not in result.err or number + 1 == _UPDATE_TRIES:
+            break
+        time.sleep(_UPDATE_PAUSE)
+    return result
 
 
 def _install_packages(system: System, args: Dict[str, Any]) -> Applied:

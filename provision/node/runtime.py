@@ -1,14 +1,23 @@
-"""The Python environment that training runs in: what it has, what it lacks, and installing the rest."""
+"""The Python environment that training runs in: what it has, what it lacks, and installing the rest.
+
+Hosts get oeprov itself as a wheel of their build (see ``build.py``). The environment remembers in ``STAMP``
+which one it has, so that a host on which all is well is told without starting an interpreter.
+"""
 
 import json
 import os
+import platform
 import re
-from typing import Any, Dict, List, Tuple
+import shutil
+import sys
+from typing import Any, Dict, List, NamedTuple
 
+from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, wheel_file
 from .command import CommandError, System
 from .state import Runtime, State
 from .step import Action, Applied, Desired, Step
 
+STAMP = ".oeprov-wheel"
 # Runs in the environment's own interpreter. pip carries the library that understands requirements and
 # markers, so that nothing must be installed there first.
 _PROBE = r"""
@@ -59,62 +68,157 @@ def parse_probe(venv: str, text: str, writable: bool) -> Runtime:
     )
 
 
-def observe(system: System, venv: str, requirements: List[str]) -> Runtime:
-    """The environment ``venv`` and which of ``requirements`` (PEP 508) it does not satisfy."""
-    python = interpreter(venv)
-    if not venv or not system.exists(python):
-        return Runtime(venv=venv, missing=requirements)
+def observe(system: System, venv: str, requirements: List[str], python: str = "") -> Runtime:
+    """The environment ``venv`` and which of ``requirements`` (PEP 508) it does not satisfy.
+
+    ``python`` is the interpreter that would make it, of which the version is wanted.
+    """
+    stamp = _read_stamp(system, venv)
+    found = Runtime(
+        venv=venv,
+        base=_version(system, python) if python else "",
+        wheel=stamp.wheel,
+        made=stamp.made,
+        unfinished=not stamp.finished,
+    )
+    if not venv or not system.exists(interpreter(venv)):
+        foreign = venv and not stamp.made and system.list(venv)
+        error = "the directory is not empty, and what is in it is no Python environment" if foreign else ""
+        return found._replace(missing=requirements, error=error)
+    found = found._replace(exists=True, writable=os.access(system.path(venv), os.W_OK))
+    if stamp.made and not stamp.finished:
+        return found._replace(missing=requirements)  # whatever it has, it will be made again
+    if stamp.made and stamp.finished and not requirements:
+        # The usual case on servers, told without starting an interpreter.
+        return found._replace(**_installed(system, venv))
     # -I: neither the current directory nor PYTHON* variables decide what is found.
-    result = system.run([system.path(python), "-I", "-c", _PROBE, json.dumps(requirements)])
-    writable = os.access(system.path(venv), os.W_OK)
+    result = system.run([system.path(interpreter(venv)), "-I", "-c", _PROBE, json.dumps(requirements)])
     if not result.ok:
-        return Runtime(
-            venv=venv, exists=True, writable=writable, error=result.err.strip()[-300:] or "it fails"
+        return found._replace(error=result.err.strip()[-300:] or "it fails")
+    probed = parse_probe(venv, result.out, found.writable)
+    return probed._replace(base=found.base, wheel=found.wheel, made=found.made, unfinished=found.unfinished)
+
+
+class _Stamp(NamedTuple):
+    """What oeprov wrote into an environment; ``made``: it made the environment, which it may then empty."""
+
+    wheel: str = ""
+    made: bool = False
+    finished: bool = True
+
+
+def _read_stamp(system: System, venv: str) -> _Stamp:
+    try:
+        return _Stamp(**json.loads(system.read(os.path.join(venv, STAMP))))
+    except (ValueError, TypeError):
+        return _Stamp()
+
+
+def _write_stamp(system: System, venv: str, stamp: _Stamp) -> None:
+    system.write(os.path.join(venv, STAMP), json.dumps(stamp._asdict(), sort_keys=True) + "\n")
+
+
+def _version(system: System, python: str) -> str:
+    """Version of an interpreter; empty when it is not installed."""
+    path = system.which(python)
+    if path and os.path.realpath(path) == os.path.realpath(sys.executable):
+        return platform.python_version()
+    return system.run([python, "-c", "import platform; print(platform.python_version())"]).out.strip()
+
+
+def _installed(system: System, venv: str) -> Dict[str, Any]:
+    """Versions of Python and of oeprov in an environment, from its files."""
+    match = re.search(r"^version = (\S+)", system.read(os.path.join(venv, "pyvenv.cfg")), re.MULTILINE)
+    version = match.group(1) if match else ""
+    names = system.list(os.path.join(venv, "lib", "python" + minor(version), "site-packages"))
+    found = [re.match(r"oeprov-(.+)\.dist-info$", name) for name in names]
+    return {"python": version, "oeprov": next((item.group(1) for item in found if item), "")}
+
+
+def _why_again(runtime: Runtime) -> str:
+    """Why an environment that oeprov made must be made again; empty when it need not."""
+    if not runtime.exists or not runtime.made:
+        return ""
+    if runtime.unfinished:
+        return "an earlier installation in {} did not end".format(runtime.venv)
+    if runtime.error:
+        return "the Python in {} cannot be used: {}".format(runtime.venv, runtime.error)
+    if runtime.base and minor(runtime.base) != minor(runtime.python):
+        return "{} was made by Python {}, and the system's is now {}".format(
+            runtime.venv, minor(runtime.python), minor(runtime.base)
         )
-    return parse_probe(venv, result.out, writable)
+    return ""
 
 
-def python_of(state: State, desired: Desired) -> str:
-    """The interpreter that makes the environment; EL's own python3 is older than what oeprov needs."""
-    if state.os.family == "rhel" and desired.runtime_python == "python3":
-        return "python3.11"
-    return desired.runtime_python
+def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
+    """Why the environment is not what is wanted; empty when it is."""
+    if not runtime.exists:
+        return "there is no Python environment at {}".format(runtime.venv)
+    if _why_again(runtime):
+        return _why_again(runtime)
+    if needs_oeprov and runtime.oeprov and _lacks_wheel(runtime, build):
+        if runtime.wheel and key_of(runtime.wheel) != key_of(build):
+            return "the runtime in {} was built for {}".format(runtime.venv, key_of(runtime.wheel))
+        return "the runtime in {} is another build than the one here".format(runtime.venv)
+    if runtime.missing or (needs_oeprov and not runtime.oeprov):
+        return "{} does not have what training needs".format(runtime.venv)
+    return ""
 
 
-def _install(venv: str, names: List[str]) -> List[str]:
-    return [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"] + names
+def _lacks_wheel(runtime: Runtime, build: str) -> bool:
+    """Whether another oeprov than that of ``build`` is installed, or none; any will do for an empty build."""
+    return not runtime.oeprov or bool(build and runtime.wheel != build)
+
+
+def _make(python: str, venv: str, system_site: bool) -> List[str]:
+    return [python, "-m", "venv"] + (["--system-site-packages"] if system_site else []) + [venv]
+
+
+def _pip(venv: str, wheel: str, requirements: List[str], replace: bool, offline: bool) -> List[List[str]]:
+    """pip's command lines: ``replace`` an oeprov of the same version; ``offline``: the wheel and no more."""
+    install = [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"]
+    commands = []
+    if wheel and (replace or offline):
+        commands.append(install + ["--no-deps", "--no-index", "--force-reinstall", wheel])
+    if not offline and (wheel or requirements):
+        commands.append(install + ([wheel] if wheel else []) + requirements)
+    return commands
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
     """One step that makes the environment when it is not there and installs what it lacks; none else."""
-    runtime = state.runtime
-    commands: List[List[str]] = []
-    if not runtime.exists:
-        commands.append([python_of(state, desired), "-m", "venv", desired.runtime_venv])
-    names = [item for item in runtime.missing if _applies(item, state.os.architecture)]
-    if desired.kind != "local" and not runtime.oeprov:
-        names.insert(0, desired.runtime_wheel or "<wheel of oeprov>")
-    if names:
-        commands.append(_install(desired.runtime_venv, names))
-    if not commands:
+    runtime, venv = state.runtime._replace(venv=desired.runtime_venv), desired.runtime_venv
+    build, local = build_of(state, desired), desired.kind == "local"
+    why = _why(runtime, build, not local)
+    if not why:
         return []
-    if not runtime.exists:
-        why = "there is no Python environment at {}".format(desired.runtime_venv)
-    else:
-        why = "{} does not have what training needs".format(desired.runtime_venv)
+    create = not runtime.exists or bool(_why_again(runtime))
+    missing = desired.runtime_requirements if create else runtime.missing
+    names = [item for item in missing if _applies(item, state.os.architecture)]
+    offline = not local and not desired.runtime_requirements  # such a host needs nothing from PyPI
+    wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
+    commands = [["rm", "-rf", venv]] if create and runtime.exists else []
+    commands += [_make(python_of(state.os, desired), venv, offline)] if create else []
+    commands += _pip(venv, wheel, names, bool(runtime.oeprov) and not create, offline)
+    if wheel and build and key_of(build) != desired.runtime_wheel_key:
+        why += "; if it was not built before, one host of {} builds it and gets compilers".format(
+            key_of(build)
+        )
     return [
         Step(
             id="runtime",
             what="install {} in {}".format(
-                ", ".join(_bare(name) for name in names) or "Python", desired.runtime_venv
+                ", ".join((["oeprov"] if wheel else []) + [_bare(name) for name in names]) or "Python", venv
             ),
             why=why,
             commands=commands,
             action="install_runtime",
             args={
-                "venv": desired.runtime_venv,
-                "python": python_of(state, desired),
-                "create": not runtime.exists,
+                "venv": venv,
+                "python": python_of(state.os, desired),
+                "create": create,
+                "offline": offline,
+                "build": build,
                 "requirements": names,
             },
         )
@@ -137,52 +241,84 @@ def _bare(requirement: str) -> str:
 
 def problems(state: State, desired: Desired) -> List[str]:
     """Why the environment cannot be brought to what is wanted."""
-    runtime = state.runtime
-    if runtime.error:
-        return ["runtime_venv {}: its Python cannot be used: {}".format(runtime.venv, runtime.error)]
-    if desired.kind == "local" and not runtime.exists:
-        return [
+    runtime, found = state.runtime, []
+    if 0 < state.os.cpu_level < CPU_LEVEL:
+        found.append(
+            "its processor is x86-64-v{}, and the runtime needs x86-64-v{} (AVX2 and FMA): choose another "
+            "type of machine, or give the virtual machine its host's processor".format(
+                state.os.cpu_level, CPU_LEVEL
+            )
+        )
+    if runtime.error and not runtime.made:
+        found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
+    elif desired.kind == "local" and not runtime.exists:
+        found.append(
             "runtime_venv {}: is not a Python environment; leave runtime_venv out to use the one that oeprov "
             "runs in".format(desired.runtime_venv)
-        ]
-    if desired.kind == "local" and not runtime.oeprov:
-        return [
+        )
+    elif desired.kind == "local" and not runtime.oeprov:
+        found.append(
             "runtime_venv {}: oeprov is not installed there; leave runtime_venv out to use the environment "
             "that oeprov runs in, or install it there with pip".format(desired.runtime_venv)
-        ]
-    if runtime.exists and runtime.missing and not runtime.writable:
-        return [
+        )
+    elif runtime.exists and runtime.missing and not runtime.writable:
+        found.append(
             "runtime_venv {}: may not be written by this user, and it lacks {}".format(
                 runtime.venv, ", ".join(_bare(name) for name in runtime.missing)
             )
-        ]
-    return []
+        )
+    return found
 
 
-def apply(
-    system: System, venv: str, python: str, create: bool, requirements: List[str]
-) -> Tuple[List[str], List[str]]:
-    """Makes the environment if asked and installs; (installed names, names still missing).
-
-    CommandError when venv or pip fails.
-    """
-    if create and not system.exists(interpreter(venv)):
-        system.check([python, "-m", "venv", venv], timeout=300)
-    if requirements:
-        result = system.run(_install(venv, requirements), timeout=3600)
-        if not result.ok:
-            raise CommandError(result.explain())
-    return requirements, observe(system, venv, requirements).missing
+def _empty(system: System, venv: str) -> None:
+    """Takes all out of an environment but the stamp that says that it may be."""
+    for name in system.list(venv):
+        path = system.path(os.path.join(venv, name))
+        if name == STAMP:
+            continue
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
 
 
 def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
-    before = observe(system, args["venv"], args["requirements"])
-    if before.exists and not before.missing and not before.error:
-        return Applied(False, "{} has all that is needed".format(args["venv"]))
-    installed, missing = apply(system, args["venv"], args["python"], args["create"], args["requirements"])
+    venv, python, build, requirements = args["venv"], args["python"], args["build"], args["requirements"]
+    before = observe(system, venv, requirements, python if build else "")
+    if not _why(before, build, bool(build)):
+        return Applied(False, "{} has all that is needed".format(venv))
+    if before.error and not before.made:
+        raise CommandError("{}: cannot be used: {}".format(venv, before.error))
+    create = not before.exists or bool(_why_again(before))
+    wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
+    # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
+    made = before.made or create
+    if build:
+        _write_stamp(system, venv, _Stamp(before.wheel, made, False))
+    if create:
+        _empty(system, venv)
+        system.check(_make(python, venv, args["offline"]), timeout=600)
+    for argv in _pip(venv, wheel, requirements, bool(before.oeprov) and not create, args["offline"]):
+        system.check(argv, timeout=3600)
+    missing = observe(system, venv, requirements).missing
     if missing:
-        raise CommandError("pip ended well, but {} still lacks {}".format(args["venv"], ", ".join(missing)))
-    return Applied(True, "installed {} in {}".format(", ".join(installed) or "Python", args["venv"]))
+        raise CommandError("pip ended well, but {} still lacks {}".format(venv, ", ".join(missing)))
+    if build:
+        _check(system, venv)
+        os.sync()
+        _write_stamp(system, venv, _Stamp(build, made, True))
+        shutil.rmtree(system.path(WHEELS), ignore_errors=True)
+    names = (["oeprov"] if wheel else []) + requirements
+    return Applied(True, "installed {} in {}".format(", ".join(names) or "Python", venv))
+
+
+def _check(system: System, venv: str) -> None:
+    """The server starts in the environment; CommandError says why it does not."""
+    result = system.run([interpreter(venv), "-I", "-m", "oe_runtime.server", "--help"], timeout=300)
+    if result.code == -4:
+        raise CommandError("{}: this processor cannot run the runtime's instructions".format(venv))
+    if not result.ok:
+        raise CommandError("the runtime was installed but does not start: " + result.explain())
 
 
 ACTIONS: Dict[str, Action] = {"install_runtime": _install_runtime}

@@ -126,7 +126,11 @@ def test_desired_carries_everything_the_planner_knows(tmp_path: Path) -> None:
     assert desired.from_dict(desired.to_dict()) == desired
     for name in desired._fields:
         if name.startswith(settings.PREFIXES) and not name.startswith("parameter_server"):
-            assert name in settings.KNOWN or name in ("runtime_requirements", "runtime_wheel")
+            assert name in settings.KNOWN or name in (
+                "runtime_requirements",
+                "runtime_wheel_digest",
+                "runtime_wheel_key",
+            )
 
 
 def test_the_sample_explains_every_key_and_loads() -> None:

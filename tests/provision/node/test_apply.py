@@ -37,9 +37,9 @@ def test_too_little_space_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_an_action_of_a_later_version_is_refused() -> None:
-    unknown = Step("mkfs-pmem0", "make ext4", "why", action="make_filesystem")
+    unknown = Step("mkfs-pmem0", "make ext4", "why", action="of_a_later_version")
     assert not can_apply(unknown)
-    with pytest.raises(CommandError, match="plans 'make_filesystem' but does not carry it out"):
+    with pytest.raises(CommandError, match="plans 'of_a_later_version' but does not carry it out"):
         apply(unknown)
 
 
@@ -71,34 +71,103 @@ class Scripted(System):
 
     def run(self, argv, timeout=0.0, environment=None):  # type: ignore[no-untyped-def]
         self.asked.append(argv)
-        return self.answers[" ".join(argv[:2])].pop(0)
+        name = " ".join(argv[:2])
+        return self.answers[name if name in self.answers else argv[0]].pop(0)
 
 
 def ok(out: str = "") -> Result:
     return Result(["x"], 0, out, "")
 
 
+INSTALLED = ok("libpmem1\tinstalled\t1.12\n")
+KNOWN = ok("libpmem1:\n  Installed: (none)\n  Candidate: 1.12\n")
+UNKNOWN = ok("libpmem1:\n  Installed: (none)\n  Candidate: (none)\n")
+
+
+def apt(answers: dict[str, list[Result]]) -> Scripted:
+    """A Debian host with nothing interrupted, where libpmem1 is known and not installed."""
+    given = {"dpkg-query -W": [ok(), INSTALLED], "dpkg --audit": [ok()], "apt-cache policy": [KNOWN]}
+    return Scripted({**given, **answers})
+
+
+def asked(system: Scripted, program: str) -> list[str]:
+    """What a program was asked to do, without options and package names."""
+    words = {"update", "install", "check", "--audit", "--configure", "--fix-broken"}
+    return [" ".join(w for w in argv if w in words) for argv in system.asked if argv[0] == program]
+
+
+def failed(*argv: str, err: str) -> Result:
+    return Result(list(argv), 100, "", err)
+
+
+def test_packages_are_installed_from_the_index_that_is_there() -> None:
+    system = apt({"apt-get": [ok()]})
+    assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
+    assert asked(system, "apt-get") == ["install"]
+    assert install(Scripted({"dpkg-query -W": [INSTALLED]}), "apt", ["libpmem1"]) == []
+
+
+@pytest.mark.parametrize("why", ["no candidate", "gone from the mirror"])
+def test_the_index_is_refreshed_only_when_it_does_not_do(why: str) -> None:
+    if why == "no candidate":
+        system = apt({"apt-cache policy": [UNKNOWN], "apt-get": [ok(), ok()]})
+        expected = ["update", "install"]
+    else:
+        gone = failed("apt-get", "install", err="E: 404  Not Found")
+        system = apt({"apt-get": [gone, ok(), ok()]})
+        expected = ["install", "update", "install"]
+    assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
+    assert asked(system, "apt-get") == expected
+
+
 def test_packages_are_installed_although_the_index_cannot_be_refreshed() -> None:
-    system = Scripted(
-        {
-            "dpkg-query -W": [ok(), ok("libpmem1\tinstalled\t1.12\n")],
-            "apt-get update": [Result(["apt-get", "update"], 100, "", "no network")],
-            "apt-get install": [ok()],
-        }
-    )
+    offline = failed("apt-get", "update", err="no network")
+    system = apt({"apt-cache policy": [ok()], "apt-get": [offline, ok()]})
     assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
 
 
+def test_the_index_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    held = failed("apt-get", "update", err="E: Could not get lock /var/lib/apt/lists/lock.")
+    system = apt({"apt-cache policy": [UNKNOWN], "apt-get": [held, held, ok(), ok()]})
+    assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
+    assert asked(system, "apt-get") == ["update", "update", "update", "install"]
+    assert len(pauses) == 2
+
+
+def test_an_interrupted_dpkg_is_repaired_first() -> None:
+    broken = failed("apt-get", "check", err="E: dpkg was interrupted")
+    system = apt(
+        {
+            "dpkg --audit": [ok("half configured: libc6"), ok("half installed: tzdata")],
+            "dpkg --force-confdef": [ok()],
+            "apt-get": [broken, ok(), ok()],
+        }
+    )
+    assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
+    assert asked(system, "apt-get") == ["check", "install --fix-broken", "install"]
+    assert asked(system, "dpkg") == ["--audit", "--configure", "--audit"]
+
+
 def test_a_package_manager_that_lies_is_caught() -> None:
-    system = Scripted({"dpkg-query -W": [ok(), ok()], "apt-get update": [ok()], "apt-get install": [ok()]})
+    system = apt({"dpkg-query -W": [ok(), ok()], "apt-get": [ok()]})
     with pytest.raises(CommandError, match="said that it installed libpmem1, but it did not"):
         install(system, "apt", ["libpmem1"])
 
 
 def test_a_failed_installation_says_what_failed() -> None:
-    failed = Result(["apt-get", "install", "nope"], 100, "", "E: Unable to locate package nope")
-    system = Scripted({"dpkg-query -W": [ok()], "apt-get update": [ok()], "apt-get install": [failed]})
+    absent = failed("apt-get", "install", "nope", err="E: Unable to locate package nope")
+    system = apt({"dpkg-query -W": [ok()], "apt-get": [ok(), absent], "apt-cache policy": [ok()]})
     with pytest.raises(CommandError, match="Unable to locate package nope"):
+        install(system, "apt", ["nope"])
+
+
+def test_both_failures_are_said_when_the_index_could_not_be_refreshed_either() -> None:
+    absent = failed("apt-get", "install", "nope", err="E: Unable to locate package nope")
+    offline = failed("apt-get", "update", err="E: Could not resolve the mirror")
+    system = apt({"dpkg-query -W": [ok()], "apt-get": [offline, absent], "apt-cache policy": [ok()]})
+    with pytest.raises(CommandError, match=r"Unable to locate package nope / .*Could not resolve the mirror"):
         install(system, "apt", ["nope"])
 
 
@@ -129,6 +198,12 @@ def test_a_broken_interpreter_is_said(tmp_path: Path) -> None:
 def test_an_environment_that_has_all_is_not_touched() -> None:
     import sys
 
-    args = {"venv": sys.prefix, "python": "python3", "create": False, "requirements": ["pytest>=1"]}
+    args = {
+        "venv": sys.prefix,
+        "python": "python3",
+        "build": "",
+        "offline": False,
+        "requirements": ["pytest>=1"],
+    }
     done = apply(Step("runtime", "install", "why", action="install_runtime", args=args))
     assert done.changed is False

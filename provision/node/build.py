@@ -1,0 +1,126 @@
+"""Builds of oeprov's wheel: their names, who can run them, and making one on this host.
+
+A *build* names a wheel by what it was built for and from: ``debian-12-x86_64-py3.11-`` and the digest of its
+sources. The controller puts the wheel of a build into ``WHEELS/BUILD/`` on a host.
+"""
+
+import os
+import re
+import shutil
+import zipfile
+
+from .command import CommandError, System
+from .packages import apply as install_packages
+from .packages import build_packages
+from .state import OsInfo, State
+from .step import Desired
+
+WHEELS = "/var/lib/oeprov/wheels"
+# How the message begins that asks for a build; provision/carry.py brings the wheel then.
+WHEEL_WANTED = "the wheel is not on the host: "
+CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt
+_LEVELS = (
+    (2, "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"),
+    (3, "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"),
+    (4, "avx512f avx512bw avx512cd avx512dq avx512vl"),
+)
+
+
+def cpu_level(cpuinfo: str) -> int:
+    """The x86-64 level (1 to 4) of the processor that ``/proc/cpuinfo`` shows; 0 for others."""
+    match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    flags = set(match.group(1).split()) if match else set()
+    if "lm" not in flags:
+        return 0
+    level = 1
+    for number, needed in _LEVELS:
+        if not flags.issuperset(needed.split()):
+            break
+        level = number
+    return level
+
+
+def minor(version: str) -> str:
+    """``3.11`` of ``3.11.2``."""
+    return ".".join(version.split(".")[:2])
+
+
+def wheel_key(system: OsInfo, python: str) -> str:
+    """What a compiled wheel is bound to: distribution and release, architecture, Python."""
+    # EL's minor releases run each other's programs.
+    release = system.version.split(".")[0] if system.family == "rhel" else system.version
+    words = [system.id or "linux", release or "rolling", system.architecture, "py" + minor(python)]
+    return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+
+
+def build_of(state: State, desired: Desired) -> str:
+    """The build that the host wants; empty where it is not given a wheel."""
+    if desired.kind == "local" or not desired.runtime_wheel_digest:
+        return ""
+    version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
+    return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])
+
+
+def key_of(build: str) -> str:
+    """The key in the name of a build."""
+    return build.rpartition("-")[0]
+
+
+def _in_name(python: str) -> str:
+    """The version in ``python3.11``; empty when the name has none."""
+    match = re.search(r"(\d+\.\d+)$", python)
+    return match.group(1) if match else ""
+
+
+def python_of(system: OsInfo, desired: Desired) -> str:
+    """The interpreter that makes the environment; EL's own python3 is older than what oeprov needs."""
+    if system.family == "rhel" and desired.runtime_python == "python3":
+        return "python3.11"
+    return desired.runtime_python
+
+
+def wheel_file(system: System, build: str) -> str:
+    """Path of the wheel of a build that was put on this host; CommandError asks for it when there is none."""
+    directory = os.path.join(WHEELS, build)
+    for name in system.list(directory):
+        path = os.path.join(directory, name)
+        try:
+            with zipfile.ZipFile(system.path(path)) as archive:
+                if name.endswith(".whl") and archive.testzip() is None:
+                    return path
+        except (OSError, zipfile.BadZipFile):
+            pass  # cut off by a power cut or a lost connection: it comes again
+    raise CommandError(WHEEL_WANTED + build)
+
+
+def make(system: System, os_info: OsInfo, python: str, sources: str, tools: str, into: str) -> str:
+    """Builds a wheel on this host and gives its path below ``into``.
+
+    ``sources`` is a tar archive of what is built, ``tools`` a directory of wheels of the Python build tools
+    (nothing comes from PyPI); compilers and libraries come from the distribution and stay. CommandError has
+    the last lines of what failed; all output is in ``into``/log.
+    """
+    names = build_packages(os_info.family)
+    if not names or not os_info.package_manager:
+        raise CommandError("the runtime cannot be built on {}".format(os_info.name or os_info.id))
+    install_packages(system, os_info.package_manager, names)
+    shutil.rmtree(system.path(into), ignore_errors=True)
+    os.makedirs(system.path(into))
+    source, venv = os.path.join(into, "source"), os.path.join(into, "venv")
+    pip = [os.path.join(venv, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
+    os.mkdir(system.path(source))
+    for argv in (
+        ["tar", "-xf", sources, "-C", source],
+        [python, "-m", "venv", venv],
+        pip + ["install", "--no-index", "--find-links", tools, "scikit-build-core", "pybind11"],
+        pip + ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", into, source],
+    ):
+        result = system.run(argv, timeout=7200)
+        with open(system.path(os.path.join(into, "log")), "a") as log:
+            log.write("$ {}\n{}{}\n".format(" ".join(argv), result.out, result.err))
+        if not result.ok:
+            raise CommandError(result.explain())
+    made = [name for name in system.list(into) if name.endswith(".whl")]
+    if len(made) != 1:
+        raise CommandError("pip built {} wheels where one was expected".format(len(made)))
+    return os.path.join(into, made[0])
