@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.jobs import ProcessSpec
+from provision.jobs import ProcessSpec, ProcessState
 
 TICK = 0.1  # seconds between looks at the processes
 
@@ -57,6 +57,38 @@ class Child:
     log: Path
     log_begin: int  # where this run's lines begin in the log file
     endpoint: str = ""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.popen.pid
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended; negative for a signal."""
+        return self.popen.poll()
+
+    def state(self) -> ProcessState:
+        """For ``state.json``."""
+        return ProcessState(
+            name=self.spec.name,
+            role=self.spec.role,
+            host=self.spec.host,
+            pid=self.pid,
+            started=self.started,
+            endpoint=self.endpoint,
+            exit_code=self.poll(),
+        )
+
+    def end(self, seconds: float) -> None:
+        """SIGTERM, and SIGKILL when it has not ended after so many seconds; it is gone when this returns."""
+        self.send(signal.SIGTERM)
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self.popen.wait()
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
 
     @property
     def label(self) -> str:

@@ -149,6 +149,7 @@ def pmem_mode(
 
 
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LAUNCH_EXAMPLES)(cli_training.launch_training)
+app.command(rich_help_panel=_TRAIN, epilog=cli_training.RESUME_EXAMPLES)(cli_training.resume)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)

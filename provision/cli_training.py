@@ -1,7 +1,8 @@
-"""Commands for training: ``launch-training``, ``status``, ``logs``, ``stop``."""
+"""Commands for training: ``launch-training``, ``resume``, ``status``, ``logs``, ``stop``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ LAUNCH_EXAMPLES = (
 )
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
+RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --detach"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
 _SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
@@ -126,12 +128,46 @@ def launch_training(
     return training.launch(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
 
 
+def resume(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="The job to go on with; default: the last.")
+    ] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "-i", "--inventory", metavar="FILE", help="Default: the one that the job was made with."
+        ),
+    ] = None,
+    limit: Limit = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
+    ] = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Go on with a job from its last checkpoint, with its own settings.
+
+    Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended, and
+    whether its hosts were rebooted since. The same as launch-training --resume.
+    """
+    from provision import jobs, training
+    from provision.jobspec import LaunchOptions
+
+    found = jobs.find(state_dir, job)
+    options = LaunchOptions(resume=found.id, detach=detach, as_json=as_json)
+    path = inventory or Path(found.spec().inventory)
+    return training.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
+
+
 def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help=_JOB)] = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show jobs, and of a running one its processes: step, loss, samples/s, rows and memory of servers."""
+    """Show jobs, and of a running one its processes: step, loss, rows, memory by tier, keys/s of servers.
+
+    Looks at all of its hosts at once; a host that does not answer is a line that says so.
+    """
     from provision import jobview
 
     return jobview.status(state_dir, job, as_json=as_json)
@@ -148,9 +184,9 @@ def logs(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Print what the processes of a job said."""
-    from provision import jobview
+    from provision import logview
 
-    return jobview.logs(state_dir, job, process_name=process, follow=follow, lines=lines)
+    return logview.logs(state_dir, job, process_name=process, follow=follow, lines=lines)
 
 
 def stop(
@@ -158,7 +194,10 @@ def stop(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Stop a job: the worker writes a checkpoint, then the servers end."""
+    """Stop a job: the worker writes a checkpoint, then the servers end, and nothing of them is left on hosts.
+
+    Also for a job whose launcher was killed. Doing it twice does no harm.
+    """
     from provision import training
 
     return training.stop(state_dir, job, as_json=as_json)

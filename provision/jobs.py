@@ -23,6 +23,7 @@ from provision.errors import TrainingError
 from provision.node import process
 
 SERVERS = "{servers}"  # in a worker's command line: stands for the servers' endpoints, known once they listen
+Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
 _STEP = re.compile(r"step-(\d+)$")
@@ -36,10 +37,12 @@ class ProcessSpec(_Record):
     """One process of a job; ``argv`` is its whole command line."""
 
     name: str
-    role: Literal["parameter_server", "worker"]
+    role: Role
     host: str
     argv: list[str]
     environment: dict[str, str] = {}  # added to the launcher's own
+    unit: str = ""  # of systemd on a host reached over SSH; empty: a child of the launcher
+    storage: str = ""  # directory or mount point that holds its rows; empty for dram
 
 
 class JobSpec(_Record):
@@ -50,8 +53,8 @@ class JobSpec(_Record):
     created: str
     cluster: str
     inventory: str
-    storage_paths: dict[str, str] = {}  # host -> directory that its servers keep rows in; none for dram
     settings: dict[str, Any]
+    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached, as provision.placement reads it
     processes: list[ProcessSpec]
 
 
@@ -59,16 +62,20 @@ class ProcessState(_Record):
     """One process that was started: who it is, so that nobody else is ever signalled."""
 
     name: str
-    role: Literal["parameter_server", "worker"]
+    role: Role
     host: str
     pid: int
     started: int  # clock ticks since boot: tells the process from a later one with the same pid
     endpoint: str = ""
     exit_code: int | None = None
+    unit: str = ""  # on another host: only that host knows whether it runs
+    boot: str = ""  # the boot of that host in which it was started
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this very process still runs; a unit does until it was seen to have ended."""
+        if self.unit:
+            return self.exit_code is None
         return self.exit_code is None and process.alive(self.pid, self.started)
 
 

@@ -1,4 +1,4 @@
-"""From an inventory and options to a job file: what is checked before anything starts, and command lines.
+"""From an inventory and options to a job file, and what is checked before anything starts.
 
 Everything here refuses before anything was made; nothing is left half-done.
 """
@@ -9,8 +9,6 @@ import gzip
 import os
 import re
 import socket
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from provision import placement
 from provision.errors import TrainingError
-from provision.jobs import ACTIVE, SERVERS, Job, JobSpec, ProcessSpec, all_jobs
-from provision.settings import Kind, TrainingSettings
+from provision.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
+from provision.placement import Placement
+from provision.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -74,8 +74,8 @@ class Request:
     """What is to be trained and with which servers: the inventory's settings under the options."""
 
     training: TrainingSettings
-    storage: str
-    servers: int
+    storage: str  # empty: what each host says
+    servers: int  # on each host; 0: as many as it says
     name: str
 
     def settings(self) -> dict[str, Any]:
@@ -115,58 +115,50 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
-    host = only_host(inventory)
     if training.data and not training.data.startswith("generate:"):
-        path = str(Path(training.data).expanduser().absolute())
-        training = training.model_copy(update={"data": path})
-    return Request(
-        training, storage or host.server.storage, servers or host.server.count, name or training.model
-    )
+        path = Path(training.data).expanduser()
+        if not placement.on_host(placement.worker_host(inventory)):
+            training = training.model_copy(update={"data": str(path.absolute())})
+    return Request(training, storage or "", servers or 0, name or training.model)
 
 
-def only_host(inventory: Inventory) -> Host:
-    """The one local host that this version trains on; TrainingError otherwise."""
-    for host in inventory.hosts.values():
-        if host.kind is not Kind.local:
-            raise TrainingError(
-                f"host {host.name} is of kind {host.kind.value}: this version plans for such hosts "
-                "but does not launch training there; launch on an inventory of kind local"
-            )
-    both = [name for name in inventory.parameter_servers if name in inventory.workers]
-    if len(both) != 1 or len(inventory.hosts) != 1:
-        raise TrainingError(
-            f"{inventory.path}: training on kind local needs one host that is in both groups, "
-            f"parameter_servers and workers; found {len(inventory.hosts)} hosts"
-        )
-    return inventory.hosts[both[0]]
+def check(inventory: Inventory, wanted: Request) -> None:
+    """Refuse what cannot work as far as this machine knows: data, storage directory, ports."""
+    worker = placement.worker_host(inventory)
+    _check_data(wanted.training.data, worker)
+    for name in inventory.parameter_servers:
+        host = inventory.hosts[name]
+        if placement.on_host(host):
+            _check_host_ports(host, wanted.servers or host.server.count)
+            continue
+        if placement.storage_of(host, wanted) != "dram":
+            _check_storage(host, Path(placement.storage_directory(host)))
+        if host.server.port:
+            _check_ports(host.server.host, host.server.port, wanted.servers or host.server.count)
 
 
-def check(host: Host, wanted: Request, state_dir: Path) -> None:
-    """Refuse what cannot work: data, storage directory, ports, another job in the same place."""
-    _check_data(wanted.training.data)
-    if wanted.storage != "dram":
-        _check_storage(host, Path(storage_directory(host)))
-        busy = _job_with_storage(state_dir, storage_directory(host))
-        if busy is not None:
-            raise TrainingError(
-                f"job {busy.id} is running with the same storage directory {storage_directory(host)}; "
-                f"stop it first: oeprov stop {busy.id} (or use --storage dram)"
-            )
-    if host.server.port:
-        _check_ports(host.server.host, host.server.port, wanted.servers)
+def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
+    """Refuse a job whose servers would share persistent memory with those of a job that runs."""
+    mine = {_where(spec, item): item for item in spec.processes if item.storage}
+    for job in reversed(all_jobs(state_dir)) if mine else []:
+        if job.id == spec.id or job.state().phase not in ACTIVE:
+            continue
+        other = job.spec()
+        for item in other.processes:
+            if item.storage and _where(other, item) in mine:
+                raise TrainingError(
+                    f"job {job.id} is running with the same storage directory {item.storage} on {item.host}; "
+                    f"stop it first: oeprov stop {job.id} (or use --storage dram)"
+                )
 
 
-def storage_directory(host: Host) -> str:
-    """Where the host's servers keep rows in persistent memory."""
-    if not host.pmem.directory:
-        raise TrainingError(
-            f"host {host.name}: storage pmem_libpmem needs pmem_mode directory, found {host.pmem.mode}; "
-            "use --storage dram or set pmem_mode: directory"
-        )
-    return host.pmem.directory
+def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
+    """Which directory of which machine."""
+    host = spec.hosts.get(item.host, {})
+    return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_data(data: str) -> None:
+def _check_data(data: str, worker: Host) -> None:
     if not data:
         raise TrainingError(
             "no data to train on: give --data FILE (Criteo TSV), --data generate:ROWS, "
@@ -177,6 +169,12 @@ def _check_data(data: str) -> None:
             raise TrainingError(f"--data: found {data!r}; expected generate:ROWS or generate:ROWS:SEED")
         return
     path = Path(data)
+    if placement.on_host(worker):
+        if not path.is_absolute():
+            raise TrainingError(
+                f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
+            )
+        return
     files = [path]
     if path.is_dir():
         files = [item for item in path.iterdir() if item.is_file()]
@@ -207,6 +205,14 @@ def _check_storage(host: Host, path: Path) -> None:
         raise TrainingError(f"host {host.name}: pmem_directory {path} is not writable by this user")
 
 
+def _check_host_ports(host: Host, count: int) -> None:
+    if host.server.port and host.server.port + count - 1 > 65535:
+        raise TrainingError(
+            f"host {host.name}: parameter_server_port {host.server.port}: {count} servers need ports "
+            "beyond 65535"
+        )
+
+
 def _check_ports(address: str, first: int, count: int) -> None:
     for port in range(first, first + count):
         if port > 65535:
@@ -223,68 +229,19 @@ def _check_ports(address: str, first: int, count: int) -> None:
                 ) from None
 
 
-def _job_with_storage(state_dir: Path, directory: str) -> Job | None:
-    for job in reversed(all_jobs(state_dir)):
-        if job.state().phase in ACTIVE and directory in job.spec().storage_paths.values():
-            return job
-    return None
-
-
-def build(job: Job, inventory: Inventory, host: Host, wanted: Request, now: datetime) -> JobSpec:
-    """The job file: every process with its whole command line."""
-    python = str(Path(host.runtime.venv) / "bin" / "python")
-    if Path(host.runtime.venv) == Path(sys.prefix):
-        python = sys.executable
-    storage = storage_directory(host) if wanted.storage != "dram" else ""
-    processes = [_server(job, host, wanted, python, index) for index in range(wanted.servers)]
-    processes.append(_worker(job, host, wanted.training, python))
+def build(job: Job, inventory: Inventory, placed: Placement, wanted: Request, now: datetime) -> JobSpec:
+    """The job file: every process with its whole command line, and how its hosts are reached."""
+    used = {item.host for item in placed.processes}
     return JobSpec(
         id=job.id,
         created=now.astimezone().isoformat(timespec="seconds"),
         cluster=inventory.cluster,
         inventory=str(inventory.path),
-        storage_paths={host.name: storage} if storage else {},
         settings=wanted.settings(),
-        processes=processes,
+        hosts={
+            name: placement.connection(host)
+            for name, host in inventory.hosts.items()
+            if name in used and placement.on_host(host)
+        },
+        processes=placed.processes,
     )
-
-
-def _server(job: Job, host: Host, wanted: Request, python: str, index: int) -> ProcessSpec:
-    name, server = f"server-{index}", host.server
-    threads = server.threads or max(1, (os.cpu_count() or 1) // wanted.servers)
-    options: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port + index if server.port else 0,
-        "index": index,
-        "count": wanted.servers,
-        "storage": wanted.storage,
-        "threads": threads,
-        "token-file": job.token_file,
-        "ready-file": job.ready_file(name),
-        "metrics-file": job.server_metrics(name),
-    }
-    if wanted.storage != "dram":
-        options["storage-path"] = Path(storage_directory(host)) / name
-    if server.storage_size:
-        options["storage-size"] = server.storage_size
-    argv = [python, "-m", "oe_runtime.server", *_arguments(options), "--exit-with-parent"]
-    return ProcessSpec(name=name, role="parameter_server", host=host.name, argv=argv)
-
-
-def _worker(job: Job, host: Host, training: TrainingSettings, python: str) -> ProcessSpec:
-    options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps"})
-    if training.steps:
-        options["steps"] = training.steps
-    if training.export:
-        options["export"] = job.run_dir / "export"
-    options.update({"servers": SERVERS, "token_file": job.token_file, "run_dir": job.run_dir})
-    environment = dict(host.worker.environment)
-    if host.worker.threads:
-        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
-            environment.setdefault(variable, str(host.worker.threads))
-    argv = [python, "-m", "oe_runtime.train", *_arguments(options), "--exit-with-parent"]
-    return ProcessSpec(name="worker-0", role="worker", host=host.name, argv=argv, environment=environment)
-
-
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in options.items() for word in (flag(name), str(value))]

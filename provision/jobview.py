@@ -1,12 +1,8 @@
-"""``status`` and ``logs``: what jobs do, read from their files and from /proc; nothing is changed."""
+"""``status``: what jobs do, read from their files, from /proc and from their hosts; nothing is changed."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,98 +11,66 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision import jobs
-from provision.errors import TrainingError
-from provision.jobs import ACTIVE, Job, ProcessState
+from provision import jobs, processview
+from provision.ending import saved, state_flag
+from provision.jobs import ACTIVE, Job
 from provision.metrics import summary
-from provision.node import process
 from provision.progress import duration, number
 
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
-POLL_SECONDS = 0.3
 
 
 def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -> int:
     """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
     shown = [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
-    reports = [report(job) for job in shown]
+    console = Console(stderr=True) if as_json else Console()
+    with console.status("looking at the hosts"):
+        reports = [report(job) for job in shown]
     if as_json:
         print(json.dumps({"jobs": reports}))
         return 0
-    console = Console()
     if not reports:
         console.print(f"no jobs in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
     console.print(_job_table(reports[-20:]))
-    detailed = [item for item in reports if item["state"] in ACTIVE] or reports[-1:]
+    detailed = [item for item in reports if item["state"] in ACTIVE or _left(item)] or reports[-1:]
     for item in detailed:
         if item["message"] and item["state"] != "done":
-            console.print(f"{item['job']}: {escape(item['message'])}", highlight=False)
-        if item["state"] in ACTIVE:
+            console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
+        if item["state"] in ACTIVE or _left(item):
             console.print(_process_table(item))
+            for line in _troubles(item):
+                console.print(line, highlight=False, soft_wrap=True)
+        if item["state"] not in ACTIVE and _left(item):
+            console.print(
+                f"[yellow]![/] its servers are still up; take them away with: oeprov stop {item['job']}"
+                f"{state_flag(state_dir)}, or go on with: oeprov resume {item['job']}{state_flag(state_dir)}",
+                highlight=False,
+                soft_wrap=True,
+            )
     return 0
 
 
 def report(job: Job) -> dict[str, Any]:
     """Everything `status` knows of one job, ready for JSON."""
-    state, facts, checkpoint = job.state(), summary(job.metrics_file), job.checkpoint()
-    processes = [_process(job, item) for item in state.processes]
+    state = job.state()
+    processes = processview.processes(job, state.processes)  # this also brings what a worker far away wrote
+    facts = summary(job.metrics_file)
     return {
         "job": job.id,
         "state": state.phase,
         "message": state.message,
         **asdict(facts),
-        "checkpoint_step": checkpoint[0] if checkpoint else None,
+        "checkpoint_step": saved(job, facts)[0],
         "directory": str(job.directory),
         "processes": processes,
-        "rows": _rows(processes),
+        "rows": processview.rows(processes),
     }
 
 
-def _process(job: Job, item: ProcessState) -> dict[str, Any]:
-    alive = item.alive
-    counters = _read_counters(job.server_metrics(item.name)) if item.role == "parameter_server" else {}
-    return {
-        "name": item.name,
-        "role": item.role,
-        "host": item.host,
-        "pid": item.pid,
-        "alive": alive,
-        "exit_code": item.exit_code,
-        "endpoint": item.endpoint,
-        "memory_bytes": process.resident_bytes(item.pid) if alive else None,
-        "tables": _tables(counters.get("tables")),
-    }
-
-
-def _read_counters(path: Path) -> dict[str, Any]:
-    """What a server last wrote to its metrics file: the whole file, or its last whole line."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return {}
-    for candidate in (text, *reversed(text.splitlines())):
-        try:
-            found = json.loads(candidate)
-        except ValueError:
-            continue
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _tables(found: Any) -> dict[str, int]:
-    """Rows by table, from a list of tables with name and rows; others are left out."""
-    tables = [table for table in found if isinstance(table, dict)] if isinstance(found, list) else []
-    return {str(table["name"]): int(table["rows"]) for table in tables if {"name", "rows"} <= table.keys()}
-
-
-def _rows(processes: list[dict[str, Any]]) -> dict[str, int]:
-    """Rows by table, summed over the servers."""
-    total: dict[str, int] = {}
-    for item in processes:
-        for name, rows in item["tables"].items():
-            total[name] = total.get(name, 0) + rows
-    return total
+def _left(item: dict[str, Any]) -> bool:
+    """Units of the job are on hosts, or may be."""
+    return any(entry["unit"] and entry["state"] not in ("ended", "gone") for entry in item["processes"])
 
 
 def _job_table(reports: list[dict[str, Any]]) -> Table:
@@ -132,91 +96,51 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
 
 
 def _process_table(item: dict[str, Any]) -> Table:
-    table = Table("process", "host", "pid", "state", "endpoint", "memory", "rows", title=item["job"])
+    table = Table(title=item["job"], box=None, pad_edge=False, title_justify="left")
+    for name in ("process", "host", "pid", "state", "endpoint"):
+        table.add_column(name, no_wrap=name != "state")
+    for name in ("rows", "DRAM", "PMem", "pulled keys/s", "pushed keys/s"):
+        table.add_column(name, justify="right")
+    silent = set()
     for entry in item["processes"]:
-        memory = entry["memory_bytes"]
-        rows = sum(entry["tables"].values())
+        host = entry["host"]
+        if entry["state"] == "does not answer":
+            if host not in silent:
+                silent.add(host)
+                names = [e["name"] for e in item["processes"] if e["host"] == host]
+                table.add_row(", ".join(names), host, "", f"[red]{entry['state']}[/]")
+            continue
+        colour = {"runs": "green", "starts": "cyan"}.get(entry["state"], "red")
         table.add_row(
             entry["name"],
-            entry["host"],
-            str(entry["pid"]),
-            "[green]runs[/]" if entry["alive"] else "[red]ended[/]",
+            host,
+            str(entry["pid"] or "–"),
+            f"[{colour}]{entry['state']}[/]",
             entry["endpoint"] or "",
-            f"{memory / 2**20:,.0f} MiB" if memory else "–",
-            f"{rows:,}" if entry["tables"] else "",
+            f"{sum(entry['tables'].values()):,}" if entry["tables"] else "",
+            _size(entry["dram_bytes"]),
+            _size(entry["pmem_bytes"]),
+            number(entry["pulled_keys_per_s"], 0) if entry["role"] == "parameter_server" else "",
+            number(entry["pushed_keys_per_s"], 0) if entry["role"] == "parameter_server" else "",
         )
     return table
 
 
-def logs(
-    state_dir: Path,
-    name: str | None = None,
-    *,
-    process_name: str | None = None,
-    follow: bool = False,
-    lines: int = 20,
-) -> int:
-    """Print the last lines of a job's logs, and with ``follow`` new ones until the job ends; returns 0."""
-    job, write = jobs.find(state_dir, name), sys.stdout.write
-    files = _log_files(job, process_name)
-    width = max(len(path.stem) for path in files)
-    offsets = {}
-    for path in files:
-        tail, offsets[path] = _tail(path, lines)
-        for line in tail:
-            _print(write, path, width, line, len(files))
-    if not follow:
-        return 0
-    rest: dict[Path, bytes] = {}
-    while True:
-        active = job.state().phase in ACTIVE
-        for path in _log_files(job, process_name):
-            for line in _new_lines(path, offsets, rest):
-                _print(write, path, width, line, len(files))
-        if not active:
-            for path, line in rest.items():
-                if line:
-                    _print(write, path, width, line, len(files))
-            return 0
-        sys.stdout.flush()
-        time.sleep(POLL_SECONDS)
+def _troubles(item: dict[str, Any]) -> list[str]:
+    """What happened to processes that are not what was started, one line each (one a silent host)."""
+    lines: dict[str, None] = {}
+    for entry in item["processes"]:
+        if entry["trouble"]:
+            who = (
+                entry["host"]
+                if entry["state"] == "does not answer"
+                else f"{entry['name']} on {entry['host']}"
+            )
+            lines[f"[red]✗[/] {who}: {escape(entry['trouble'])}"] = None
+    return list(lines)
 
 
-def _log_files(job: Job, process_name: str | None) -> list[Path]:
-    found = sorted(job.logs.glob("*.log"))
-    if process_name:
-        found = [path for path in found if path.stem == process_name]
-        if not found:
-            names = ", ".join(sorted(path.stem for path in job.logs.glob("*.log"))) or "none yet"
-            raise TrainingError(f"job {job.id} has no log of process {process_name!r}; there are: {names}")
-    if not found:
-        raise TrainingError(f"job {job.id} has no logs yet in {job.logs}")
-    return found
-
-
-def _tail(path: Path, count: int) -> tuple[list[bytes], int]:
-    """The last whole lines of a file, and the offset after them."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        begin = max(0, size - 1024 * max(1, count))
-        file.seek(begin)
-        data = file.read(size - begin)
-    whole, newline, _ = data.rpartition(b"\n")
-    found = whole.split(b"\n") if newline else []
-    if begin and len(found) <= count:
-        found = found[1:]  # its beginning lies before what was read
-    return found[len(found) - min(count, len(found)) :], begin + len(whole) + len(newline)
-
-
-def _new_lines(path: Path, offsets: dict[Path, int], rest: dict[Path, bytes]) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(offsets.get(path, 0))
-        data = file.read()
-    offsets[path] = offsets.get(path, 0) + len(data)
-    *found, rest[path] = (rest.get(path, b"") + data).split(b"\n")
-    yield from found
-
-
-def _print(write: Callable[[str], object], path: Path, width: int, line: bytes, files: int) -> None:
-    text = line.decode(errors="replace")
-    write(f"{path.stem:<{width}} | {text}\n" if files > 1 else f"{text}\n")
+def _size(value: int | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 2**30:,.1f} GiB" if value >= 10 * 2**30 else f"{value / 2**20:,.0f} MiB"

@@ -60,6 +60,8 @@ class Summary:
     eval: Event | None = None
     export: str | None = None
     error: str | None = None
+    checkpoint: str | None = None
+    checkpoint_step: int | None = None
 
 
 _WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
@@ -75,6 +77,11 @@ def summary(path: Path) -> Summary:
         last[event["event"]] = event
     step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
     export = last.get("export", {}).get("path")
+    saved = max(
+        (event for kind in ("checkpoint", "interrupted") if (event := last.get(kind, {})).get("path")),
+        key=lambda event: int(event.get("step", 0)),
+        default={},
+    )
     return Summary(
         step=end.get("steps", step.get("step")),
         steps=start.get("steps"),
@@ -85,6 +92,8 @@ def summary(path: Path) -> Summary:
         eval=last.get("eval"),
         export=str(export) if export else None,
         error=last.get("error", {}).get("message"),
+        checkpoint=saved.get("path"),
+        checkpoint_step=saved.get("step"),
     )
 
 

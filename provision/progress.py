@@ -129,6 +129,10 @@ def describe(event: Event) -> str:
             "[yellow]stopping:[/] the worker finishes its step and writes a checkpoint "
             "(Ctrl-C again ends it at once, without)"
         )
+    if kind == "host_stopped":
+        return str(get("line"))
+    if kind == "trouble":
+        return f"[yellow]![/] {get('message')}"
     if kind == "server_lost":
         return f"[red]✗[/] {get('name')} on {get('host')} is gone"
     return ""

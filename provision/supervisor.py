@@ -1,8 +1,9 @@
-"""Runs the processes of one job on this machine and leaves none behind.
+"""Runs the processes of one job and leaves none behind, here or on its hosts.
 
-Servers first, then the worker, each in a session of its own with a pipe as standard input: they end by
-themselves when the pipe closes, which happens even when this process is killed. Also ``python -m
-provision.supervisor JOB_DIR`` in the background, for ``--detach``.
+Servers first, then the worker. Those of this machine are children, each in a session of its own with a pipe
+as standard input: they end by themselves when it closes, which happens even when this process is killed.
+Those of other hosts are systemd units: Ansible has started the servers before; they are stopped at the end.
+Also ``python -m provision.supervisor JOB_DIR`` in the background, for ``--detach``.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from provision.child import TICK, Child, StopRequest
-from provision.errors import TrainingError
+from provision.errors import HostError, TrainingError
+from provision.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
 from provision.jobs import SERVERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
 from provision.metrics import Event, MetricsTail
 from provision.node import process
+from provision.placement import endpoint
+from provision.units import INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,14 @@ class Supervisor:
         self.stop = stop
         self.limits = limits or Limits()
         self.children: list[Child] = []
+        self.fleet = Fleet(job, self.spec)
+        # Ansible has started these; their endpoints are in state.json, which this object writes from now on.
+        known = {item.name: item for item in job.state().processes if item.unit}
+        specs = self.fleet.processes
+        self.units = [readopt(specs[name], item) for name, item in known.items() if name in specs]
+        self.worker: Child | HostWorker | None = None
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
+        self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
         self.phase: Phase = "starting"
 
     def run(self, resume: bool = False) -> Outcome:
@@ -73,7 +84,10 @@ class Supervisor:
         except _Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
-            self._stop_all()
+            left = self._stop_all()
+            if left:
+                message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
+                outcome = replace(outcome, message=message)
             self._write(outcome.phase, outcome.message)
         return outcome
 
@@ -84,44 +98,63 @@ class Supervisor:
         self.tail = MetricsTail(self.job.metrics_file)
         servers = [spec for spec in self.spec.processes if spec.role == "parameter_server"]
         for spec in servers:
-            self.job.ready_file(spec.name).unlink(missing_ok=True)
-            self._start(spec, spec.argv)
+            if not spec.unit:
+                self.job.ready_file(spec.name).unlink(missing_ok=True)
+                self._start(spec, spec.argv)
         for child in list(self.children):
             self._wait_ready(child)
-        endpoints = ",".join(child.endpoint for child in self.children)
+        found = {server.spec.name: server.endpoint for server in self.servers}
+        endpoints = ",".join(found[spec.name] for spec in servers)
         (worker_spec,) = (spec for spec in self.spec.processes if spec.role == "worker")
         argv = [endpoints if word == SERVERS else word for word in worker_spec.argv]
-        worker = self._start(worker_spec, [*argv, "--resume"] if resume else argv)
+        worker = self._start_worker(worker_spec, [*argv, "--resume"] if resume else argv)
         self._write("running")
-        self._emit(
-            {"event": "worker", "pid": worker.popen.pid, "name": worker_spec.name, "host": worker_spec.host}
-        )
+        self._emit({"event": "worker", "pid": worker.pid, "name": worker_spec.name, "host": worker_spec.host})
         return self._watch(worker)
 
-    def _watch(self, worker: Child) -> Outcome:
-        while worker.popen.poll() is None:
+    def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Child | HostWorker:
+        if not spec.unit:
+            self.worker = self._start(spec, argv)
+            return self.worker
+        worker = HostWorker(self.fleet, spec)
+        self.worker = worker  # from now on it may be there, and must be stopped
+        try:
+            self.fleet.start_worker(spec, argv)
+        except HostError as error:
+            raise _Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
+        return worker
+
+    @property
+    def servers(self) -> list[Child | HostServer]:
+        """Every server, wherever it runs."""
+        return [*(child for child in self.children if child is not self.worker), *self.units]
+
+    def _watch(self, worker: Child | HostWorker) -> Outcome:
+        while worker.poll() is None:
             self._events()
             if self.stop.wait(TICK):
                 self._drain(worker)
                 return self._ended(worker)
             for child in self.children:
-                if child is not worker and child.popen.poll() is not None:
+                if child is not worker and child.poll() is not None:
                     return self._server_lost(worker, child)
         return self._ended(worker)
 
-    def _ended(self, worker: Child) -> Outcome:
+    def _ended(self, worker: Child | HostWorker) -> Outcome:
         self._events()
-        code = worker.popen.poll()
+        code = worker.poll()
         if code == 0:
             return Outcome("done", "training is done", 0)
-        dead = next((c for c in self.children if c is not worker and c.popen.poll() is not None), None)
-        if dead is not None and code != 130:
-            return self._server_lost(worker, dead)
-        if code == 130 or self.stop.count:
+        if code != INTERRUPTED:
+            self._ask_hosts()
+            dead = next((server for server in self.servers if server.poll() is not None), None)
+            if dead is not None:
+                return self._server_lost(worker, dead)
+        if code == INTERRUPTED or self.stop.count:
             saved = self.last.get("interrupted", {})
             if saved.get("path"):
                 return Outcome("interrupted", f"stopped at step {saved.get('step')}, which is saved", 130)
-            if code == 130:
+            if code == INTERRUPTED:
                 return Outcome("interrupted", "stopped before the first step", 130)
             message = f"stopped without a new checkpoint: the worker {worker.how_it_ended()}"
             return Outcome("interrupted", message, 130)
@@ -131,36 +164,50 @@ class Supervisor:
         )
         return Outcome("failed", f"{worker.label} {how}", 1)
 
-    def _server_lost(self, worker: Child, server: Child) -> Outcome:
+    def _ask_hosts(self) -> None:
+        """Let the hosts say which of their servers are not what was started."""
+        if self.units:
+            answers = self.fleet.look()
+            for server in self.units:
+                server.refresh(answers[server.spec.host])
+
+    def _server_lost(self, worker: Child | HostWorker, server: Child | HostServer) -> Outcome:
         self._emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
         deadline = time.monotonic() + self.limits.loss
-        while worker.popen.poll() is None and time.monotonic() < deadline and not self.stop.count:
+        while worker.poll() is None and time.monotonic() < deadline and not self.stop.count:
             self._events()
             time.sleep(TICK)
         self._events()
         message = f"{server.label}, listening on {server.endpoint}, {server.how_it_ended()}"
         said = self.last.get("error", {}).get("message")
-        if worker.popen.poll() is None:
+        if worker.poll() is None:
             message += "; the worker did not notice and was stopped"
-            worker.send(signal.SIGKILL)
+            self._signal(worker, signal.SIGKILL)
         elif said:
             message += f"; the worker says: {str(said).split(';')[0]}"
         return Outcome("failed", message, 1)
 
-    def _drain(self, worker: Child) -> None:
+    def _drain(self, worker: Child | HostWorker) -> None:
         """Tell the worker to finish its step and write a checkpoint; asked again, end it at once."""
         self._write("stopping")
         self._emit({"event": "stopping", "again": "ends it at once, without a checkpoint"})
         asked = self.stop.count
-        worker.send(signal.SIGTERM)
+        self._signal(worker, signal.SIGTERM)
         deadline = time.monotonic() + self.limits.checkpoint
-        while worker.popen.poll() is None:
+        while worker.poll() is None:
             self._events()
             if self.stop.count > asked or time.monotonic() > deadline:
-                worker.send(signal.SIGKILL)
-                worker.popen.wait()
+                self._signal(worker, signal.SIGKILL)
+                if isinstance(worker, Child):
+                    worker.popen.wait()
                 return
             time.sleep(TICK)
+
+    def _signal(self, worker: Child | HostWorker, number: int) -> None:
+        try:
+            worker.send(number)
+        except HostError as error:
+            self._emit({"event": "trouble", "message": str(error)})
 
     def _start(self, spec: ProcessSpec, argv: list[str]) -> Child:
         path = self.job.log(spec.name)
@@ -202,7 +249,7 @@ class Supervisor:
                 raise _Stopped
         try:
             ready = json.loads(text)
-            child.endpoint = f"{ready['host']}:{int(ready['port'])}"
+            child.endpoint = endpoint("127.0.0.1", str(ready["host"]), int(ready["port"]))
         except (ValueError, KeyError, TypeError):
             raise _Refused(f"{child.label}: {path} does not say where it listens") from None
         self._emit(
@@ -216,17 +263,22 @@ class Supervisor:
         )
         self._write(self.phase)
 
-    def _stop_all(self) -> None:
-        """End what still runs, workers first; nothing is left when this returns."""
+    def _stop_all(self) -> str:
+        """End what still runs, the worker first; what of it could not be reached, in words."""
+        left = []
+        if isinstance(self.worker, HostWorker):
+            answers = self.fleet.stop("worker")
+            left.append(message_of(answers))
+            if not left[0]:
+                self.worker.end()
         for child in reversed(self.children):
-            child.send(signal.SIGTERM)
-            try:
-                child.popen.wait(self.limits.server)
-            except subprocess.TimeoutExpired:
-                child.send(signal.SIGKILL)
-                child.popen.wait()
-            if child.popen.stdin is not None:
-                child.popen.stdin.close()
+            child.end(self.limits.server)
+        answers = self.fleet.stop("parameter_server")
+        self.stopped = {item.name: item for item in ended([unit.state() for unit in self.units], answers)}
+        for line in describe(answers):
+            self._emit({"event": "host_stopped", "line": line})
+        left.append(message_of(answers))
+        return "; ".join(words for words in left if words)
 
     def _events(self) -> None:
         for event in self.tail.read():
@@ -239,18 +291,10 @@ class Supervisor:
     def _write(self, phase: Phase, message: str = "") -> None:
         self.phase = phase
         pid = os.getpid()
-        states = [
-            ProcessState(
-                name=child.spec.name,
-                role=child.spec.role,
-                host=child.spec.host,
-                pid=child.popen.pid,
-                started=child.started,
-                endpoint=child.endpoint,
-                exit_code=child.popen.poll(),
-            )
-            for child in self.children
-        ]
+        everyone: list[Child | HostServer | HostWorker] = [*self.children, *self.units]
+        if isinstance(self.worker, HostWorker):
+            everyone.append(self.worker)
+        states = [self.stopped.get(item.spec.name) or item.state() for item in everyone]
         self.job.write_state(
             JobState(
                 phase=phase,

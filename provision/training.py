@@ -1,4 +1,4 @@
-"""``launch-training`` and ``stop``: check, prepare through Ansible, supervise, and say what came of it."""
+"""``launch-training``, ``resume`` and ``stop``: check, prepare through Ansible, supervise, clean up."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ import os
 import shlex
 import shutil
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.markup import escape
-from rich.panel import Panel
-from rich.table import Table
+from rich.console import Console
 
-from provision import jobs, jobspec, playbook
+from provision import fleet, jobs, jobspec, placement, playbook
 from provision.child import TICK, StopRequest
-from provision.converge import pending
+from provision.converge import look
+from provision.ending import last_screen, result, resume_command, state_flag
 from provision.errors import TrainingError
-from provision.jobs import ACTIVE, Job, JobState
+from provision.fleet import Fleet
+from provision.jobs import ACTIVE, Job, JobState, ProcessState
 from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
-from provision.metrics import Summary, summary
+from provision.metrics import summary
 from provision.node import process
-from provision.progress import TrainingView, number, rate
+from provision.placement import Placement
+from provision.playbook import TaskResult
+from provision.progress import TrainingView
 from provision.supervisor import Outcome, Supervisor, start_detached
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow, and `stop` does without
+    from provision.inventory import Inventory  # imports Ansible: slow, and `stop` does without
+    from provision.node.state import State
 
-DEFAULT_STATE_DIR = Path(".oeprov")
+__all__ = ["launch", "result", "resume_command", "stop"]
 
 
 def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -41,103 +44,201 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     in which case nothing was made.
     """
     console = Console(stderr=True) if options.as_json else Console()
-    host = jobspec.only_host(inventory)
     wish = StopRequest()
     with wish.on_signals():
         with cluster_lock(state_dir, inventory.cluster):
             if options.resume is None:
-                job = _new(inventory, host, options, state_dir)
+                job, placed = _new(inventory, options, state_dir)
                 resume = False
             else:
-                job, resume = _old(inventory, host, options, state_dir, console)
-            _prepare(job, inventory, state_dir, console, wish, fresh=options.resume is None)
+                job, placed, resume = _old(inventory, options, state_dir, console)
+            _prepare(job, inventory, placed, state_dir, console, wish, fresh=options.resume is None)
         if options.detach:
             start_detached(job, resume)
             return _detached(job, state_dir, console, wish, as_json=options.as_json)
         with TrainingView(console) as view:
             outcome = Supervisor(job, view.event, wish).run(resume)
-    _last_screen(job, outcome, state_dir, console)
+    last_screen(job, outcome, state_dir, console)
     if options.as_json:
         print(json.dumps(result(job)))
     return outcome.exit_code
 
 
-def _new(inventory: Inventory, host: Host, options: LaunchOptions, state_dir: Path) -> Job:
+def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple[Job, Placement]:
     wanted = jobspec.request(inventory, options)
-    _check(inventory, host, wanted, state_dir)
+    states = _check(inventory, wanted)
     now = datetime.now()
     job = jobs.create(state_dir, wanted.name, now)
-    job.write_spec(jobspec.build(job, inventory, host, wanted, now))
-    return job
+    try:
+        return job, _place(job, inventory, states, wanted, state_dir, now)
+    except TrainingError:
+        shutil.rmtree(job.directory)
+        raise
 
 
 def _old(
-    inventory: Inventory, host: Host, options: LaunchOptions, state_dir: Path, console: Console
-) -> tuple[Job, bool]:
-    """The job to go on with, and whether it has a checkpoint to go on from."""
+    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console
+) -> tuple[Job, Placement, bool]:
+    """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
     job = jobs.find(state_dir, options.resume or None)
-    spec, phase = job.spec(), job.state().phase
-    if phase in ACTIVE:
+    spec, state = job.spec(), job.state()
+    if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
-    if phase == "done":
+    if state.phase == "done":
         raise TrainingError(f"job {job.id} is done; there is nothing to resume")
     if spec.cluster != inventory.cluster:
         raise TrainingError(
             f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
             f"not to {inventory.cluster} ({inventory.path})"
         )
-    _check(inventory, host, Request.of_job(spec), state_dir)
-    checkpoint = job.checkpoint()
-    if checkpoint is None:
+    worker = next(item for item in spec.processes if item.role == "worker")
+    if worker.host != placement.worker_host(inventory).name:
+        raise TrainingError(
+            f"job {job.id} was trained on host {worker.host}, where its checkpoints lie; "
+            f"in {inventory.path} the worker is another host"
+        )
+    gone = sorted({item.host for item in state.processes if item.unit and item.alive} - set(inventory.hosts))
+    if gone:
+        raise TrainingError(
+            f"job {job.id} still has servers on host {gone[0]}, which {inventory.path} no longer has; "
+            f"stop them first: oeprov stop {job.id}"
+        )
+    wanted = Request.of_job(spec)
+    states = _check(inventory, wanted)
+    with console.status(f"waiting for processes of {job.id} that still end"):
+        _wait_for_orphans(job)
+    # What was written down on another host since its launcher ended is of this run too.
+    known = Fleet(job, spec)
+    if known.worker is not None:
+        known.look()
+    saved = job.checkpoint() is not None or summary(job.metrics_file).checkpoint is not None
+    if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    return job, checkpoint is not None
+    return job, _place(job, inventory, states, wanted, state_dir, datetime.now()), saved
 
 
-def _check(inventory: Inventory, host: Host, wanted: Request, state_dir: Path) -> None:
-    missing = pending(inventory)
-    if missing:
-        raise TrainingError(
-            f"host {host.name} is not ready: {missing[0]}"
-            + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
-            + f"; run: oeprov bootstrap -i {shlex.quote(str(inventory.path))}"
-        )
-    jobspec.check(host, wanted, state_dir)
+def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
+    """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
+    jobspec.check(inventory, wanted)
+    found = look(inventory)
+    if found.lost:
+        more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
+        raise TrainingError(f"host {found.lost[0].host} {found.lost[0].reason}{more}; nothing was started")
+    for name, plan in found.plans.items():
+        missing = plan.problems + [step.what for step in plan.steps]
+        if missing:
+            raise TrainingError(
+                f"host {name} is not ready: {missing[0]}"
+                + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
+                + f"; run: oeprov bootstrap -i {shlex.quote(str(inventory.path))}"
+            )
+    return found.states
+
+
+def _place(
+    job: Job,
+    inventory: Inventory,
+    states: Mapping[str, State],
+    wanted: Request,
+    state_dir: Path,
+    now: datetime,
+) -> Placement:
+    """Decide what runs where and write the job file."""
+    placed = placement.place(job, inventory, states, wanted)
+    spec = jobspec.build(job, inventory, placed, wanted, now)
+    jobspec.check_storage_is_free(spec, state_dir)
+    job.write_spec(spec)
+    return placed
 
 
 def _prepare(
-    job: Job, inventory: Inventory, state_dir: Path, console: Console, wish: StopRequest, *, fresh: bool
+    job: Job,
+    inventory: Inventory,
+    placed: Placement,
+    state_dir: Path,
+    console: Console,
+    wish: StopRequest,
+    *,
+    fresh: bool,
 ) -> None:
-    """Directories and the token on the hosts; a new job that cannot be prepared is taken away again."""
-    me = os.getpid()
-    job.write_state(JobState(phase="prepared", supervisor_pid=me, supervisor_started=process.start_time(me)))
+    """Directories, the token and servers on the hosts; a job that cannot be prepared leaves nothing there."""
+    # Whoever stops this job must know of units that may be there, even if this process is killed right now.
+    units = {item.name: _unit_state(item) for item in placed.processes if item.unit and item.role != "worker"}
+    _write(job, "prepared", units)
     begun = time.monotonic()
-    variables = {
-        "training_job_directory": str(job.directory),
-        "training_storage_directory": next(iter(job.spec().storage_paths.values()), ""),
-    }
+
+    def take(done: TaskResult) -> None:
+        for ready in done.result.get("servers") or []:
+            host = inventory.hosts[done.host]
+            where = placement.endpoint(host.address, str(ready["host"]), int(ready["port"]))
+            update = {"pid": int(ready["pid"]), "started": int(ready["started"]), "endpoint": where}
+            boot = {"boot": str(done.result.get("boot", ""))}
+            units[ready["name"]] = units[ready["name"]].model_copy(update={**update, **boot})
+
     with console.status("preparing hosts"):
         run = playbook.run(
-            "launch_training", inventory, state_dir=state_dir, run_id=job.id, variables=variables, stop=wish
+            "launch_training",
+            inventory,
+            state_dir=state_dir,
+            run_id=job.id,
+            variables={"training_job_directory": str(job.directory)},
+            host_variables={name: {"oeprov_job": values} for name, values in placed.hosts.items()},
+            stop=wish,
+            on_result=take,
         )
-    if run.outcome == "ok":
+    if run.outcome == "ok" and all(item.endpoint for item in units.values()):
+        _write(job, "prepared", units)
         names = ", ".join(inventory.hosts)
         console.print(f"[green]✓[/] job {job.id}: {names} prepared ({time.monotonic() - begun:.1f} s)")
+        for item in units.values():
+            console.print(
+                f"[green]✓[/] {item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
+            )
         run.log.unlink(missing_ok=True)
         return
-    if fresh:
-        shutil.rmtree(job.directory)
-    else:
-        job.write_state(JobState(phase="interrupted", message="its hosts could not be prepared"))
+    words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
+    left = _take_back(job, console, fresh=fresh)
     if run.outcome == "canceled":
-        raise TrainingError("stopped before training began; nothing was started")
-    words = "; ".join(f"{item.host}: {item.task}: {item.message}" for item in run.failures)
-    raise TrainingError(f"the hosts could not be prepared: {words or 'Ansible failed'} (log: {run.log})")
+        raise TrainingError(f"stopped before training began; nothing was started{left}")
+    raise TrainingError(f"the hosts could not be prepared: {words} (log: {run.log}){left}")
+
+
+def _unit_state(item: jobs.ProcessSpec) -> ProcessState:
+    return ProcessState(name=item.name, role=item.role, host=item.host, pid=0, started=0, unit=item.unit)
+
+
+def _write(job: Job, phase: jobs.Phase, units: Mapping[str, ProcessState], message: str = "") -> None:
+    me = os.getpid()
+    job.write_state(
+        JobState(
+            phase=phase,
+            supervisor_pid=me,
+            supervisor_started=process.start_time(me),
+            processes=list(units.values()),
+            message=message,
+        )
+    )
+
+
+def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
+    """Take away what was started; words about hosts where that failed, for the end of a message."""
+    hosts, states = Fleet(job, job.spec()), job.state().processes
+    with console.status("taking back what was started"):
+        answers = hosts.stop("parameter_server")
+        others = hosts.stop("worker") if fresh else {}
+    left = "; ".join(words for words in (fleet.message_of(answers), fleet.message_of(others)) if words)
+    if fresh and not left:
+        shutil.rmtree(job.directory)
+        return ""
+    message = "its hosts could not be prepared"
+    _write(job, "interrupted", {item.name: item for item in fleet.ended(states, answers)}, message)
+    return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""
 
 
 def _detached(job: Job, state_dir: Path, console: Console, wish: StopRequest, *, as_json: bool) -> int:
@@ -152,34 +253,38 @@ def _detached(job: Job, state_dir: Path, console: Console, wish: StopRequest, *,
     if wish.count and state.phase in ACTIVE:
         return stop(state_dir, job.id, as_json=as_json) or 130
     if state.phase in ("failed", "interrupted"):
-        _last_screen(job, Outcome(state.phase, state.message, 1), state_dir, console)
+        last_screen(job, Outcome(state.phase, state.message, 1), state_dir, console)
     else:
         console.print(f"[green]✓[/] job {job.id} runs in the background; follow it with:")
         for words in ("status", "logs -f", "stop"):
-            console.print(f"  oeprov {words}{_state_flag(state_dir)}", highlight=False)
+            console.print(f"  oeprov {words}{state_flag(state_dir)}", highlight=False)
     if as_json:
         print(json.dumps(result(job)))
     return 1 if state.phase == "failed" else 0
 
 
 def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop the named job, or the one that runs: the worker checkpoints, then the servers end."""
+    """Stop the named job, or the one that runs: the worker checkpoints, then the servers end.
+
+    0 when nothing of it runs any more; 1 when a host could not be reached to stop its part.
+    """
     console = Console(stderr=True) if as_json else Console()
     job = jobs.find(state_dir, name) if name else _running(state_dir)
     state = job.state()
-    left = [item for item in state.processes if item.alive]
-    if state.phase not in ACTIVE and not left:
+    if state.phase not in ACTIVE and not any(item.alive for item in state.processes):
         console.print(f"job {job.id} is not running: it is {state.phase}")
     else:
         with console.status(f"stopping {job.id}: the worker writes a checkpoint"):
-            if not process.send(state.supervisor_pid, state.supervisor_started):
-                _stop_orphans(job)
+            process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
                 time.sleep(TICK)
-        _last_screen(job, _outcome(job.state()), state_dir, console)
+            lines = _stop_orphans(job)
+        for line in lines or _stopped_units(job):
+            console.print(line, highlight=False, soft_wrap=True)
+        last_screen(job, _outcome(job.state()), state_dir, console)
     if as_json:
         print(json.dumps(result(job)))
-    return 0
+    return 1 if any(item.alive for item in job.state().processes) else 0
 
 
 def _running(state_dir: Path) -> Job:
@@ -190,110 +295,51 @@ def _running(state_dir: Path) -> Job:
     raise TrainingError(f"no job is running in {jobs.jobs_dir(state_dir)}")
 
 
-def _stop_orphans(job: Job) -> None:
-    """Processes whose supervisor was killed end by themselves; this waits, and then insists.
+def _stop_orphans(job: Job) -> list[str]:
+    """Stop what a killed supervisor left: children end by themselves, units are told to."""
+    _wait_for_orphans(job)
+    state = job.state()
+    if not any(item.unit and item.alive for item in state.processes):
+        return []
+    hosts, lines = Fleet(job, job.spec()), []
+    for role in ("worker", "parameter_server"):
+        answers = hosts.stop(role)
+        lines += fleet.describe(answers)
+        names = {item.name for item in state.processes if item.role == role}
+        ended = fleet.ended([item for item in state.processes if item.name in names], answers)
+        others = [item for item in state.processes if item.name not in names]
+        state = state.model_copy(update={"processes": [*others, *ended]})
+    message = state.message
+    left = fleet.message_of({**answers})
+    if left:
+        message = f"{message}; {left}"
+    job.write_state(state.model_copy(update={"message": message}))
+    return lines
+
+
+def _wait_for_orphans(job: Job) -> None:
+    """Wait for children whose supervisor was killed, which end by themselves; then insist.
 
     Not at once: a worker that is asked a second time ends without its checkpoint.
     """
     for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
         for item in job.state().processes:
-            if item.role == role and not process.wait_gone(item.pid, item.started, seconds):
+            if item.role != role or item.unit:
+                continue
+            if not process.wait_gone(item.pid, item.started, seconds):
                 process.send(item.pid, item.started)
                 process.wait_gone(item.pid, item.started, 30.0)
+
+
+def _stopped_units(job: Job) -> list[str]:
+    """One line a host: the units that its supervisor has stopped there."""
+    by_host: dict[str, list[str]] = {}
+    for item in job.state().processes:
+        if item.unit and not item.alive:
+            by_host.setdefault(item.host, []).append(item.name)
+    return [f"[green]✓[/] {host}: stopped {', '.join(names)}" for host, names in by_host.items()]
 
 
 def _outcome(state: JobState) -> Outcome:
     phase = state.phase if state.phase in ("done", "failed") else "interrupted"
     return Outcome(phase, state.message, 0)
-
-
-def result(job: Job) -> dict[str, Any]:
-    """What ``--json`` prints of a job that ended or was started."""
-    state, facts, checkpoint = job.state(), summary(job.metrics_file), job.checkpoint()
-    return {
-        "job": job.id,
-        "state": state.phase,
-        "message": state.message,
-        "step": facts.step,
-        "steps": facts.steps,
-        "loss": facts.loss,
-        "auc": facts.auc,
-        "eval": facts.eval,
-        "samples_per_s": facts.samples_per_s,
-        "directory": str(job.directory),
-        "run_dir": str(job.run_dir),
-        "checkpoint": str(checkpoint[1]) if checkpoint else None,
-        "checkpoint_step": checkpoint[0] if checkpoint else None,
-        "export": facts.export,
-    }
-
-
-def resume_command(job: Job, state_dir: Path) -> str:
-    """The exact command that goes on with the job."""
-    path = shlex.quote(job.spec().inventory)
-    return f"oeprov launch-training -i {path} --resume {job.id}{_state_flag(state_dir)}"
-
-
-def _state_flag(state_dir: Path) -> str:
-    same = state_dir.absolute() == DEFAULT_STATE_DIR.absolute()
-    return "" if same else f" --state-dir {shlex.quote(str(state_dir))}"
-
-
-def _last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -> None:
-    facts, checkpoint = summary(job.metrics_file), job.checkpoint()
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
-    if outcome.phase != "done":
-        rows.add_row("why", escape(outcome.message))
-    for name, value in _facts(facts):
-        rows.add_row(name, value)
-    rows.add_row("job", _short(job.directory))
-    if checkpoint:
-        rows.add_row("checkpoint", f"{checkpoint[1].relative_to(job.directory)} (step {checkpoint[0]})")
-    elif outcome.phase != "done":
-        rows.add_row("checkpoint", "none yet")
-    if facts.export:
-        rows.add_row("export", f"{Path(facts.export).relative_to(job.directory)} (a SavedModel)")
-    rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
-    rows.add_row("logs", str(job.logs.relative_to(job.directory)) + "/")
-    after = [f"oeprov status{_state_flag(state_dir)}", f"oeprov logs {job.id}{_state_flag(state_dir)}"]
-    if outcome.phase == "done":
-        title, style = f"{job.id} is done", "green"
-        if facts.export:
-            path = _short(Path(facts.export))
-            after.append(
-                f"python -c \"import tensorflow as tf; print(tf.saved_model.load('{path}').signatures)\""
-            )
-    else:
-        title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
-        style = "red" if outcome.phase == "failed" else style
-        if checkpoint or outcome.phase == "interrupted":
-            after.insert(0, resume_command(job, state_dir))
-    console.print(Panel(Group(rows), title=title, border_style=style, expand=False))
-    console.print("What to type next:" if outcome.phase == "done" else "To go on, or to look:")
-    for line in after:
-        # Outside the panel and never wrapped, so that it can be copied.
-        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
-
-
-def _facts(facts: Summary) -> list[tuple[str, str]]:
-    found = []
-    if facts.eval:
-        found.append(("AUC", f"[bold]{number(facts.eval.get('auc'))}[/] on the held-out part"))
-        found.append(("loss", number(facts.eval.get("loss"))))
-    elif facts.auc is not None:
-        found.append(("AUC", f"{number(facts.auc)} so far, on the training rows"))
-    if facts.samples_per_s is not None:
-        found.append(("speed", rate(facts.samples_per_s)))
-    if facts.step:
-        found.append(("steps", f"{facts.step}" + (f" of {facts.steps}" if facts.steps else "")))
-    return found
-
-
-def _short(path: Path) -> str:
-    """The path from here when it lies below, else whole."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

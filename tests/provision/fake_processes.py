@@ -95,6 +95,7 @@ def make_job(
             role="parameter_server",
             host="localhost",
             argv=python(SERVER, str(job.ready_file(f"server-{index}")), server),
+            storage=storage,
         )
         for index in range(servers)
     ]
@@ -106,7 +107,6 @@ def make_job(
             created="2026-11-21T12:15:00+00:00",
             cluster="local",
             inventory="inventory/local.yml",
-            storage_paths={"localhost": storage} if storage else {},
             settings={},
             processes=processes,
         )

@@ -28,8 +28,8 @@ MODELS: dict[str, type[settings._Settings]] = {
     "worker": settings.WorkerSettings,
 }
 OWN = {  # variables of a role that no inventory sets: playbooks/launch_training.yml does
-    "parameter_server": {"job_directory", "token_source", "storage_directory"},
-    "worker": {"job_directory", "token_source"},
+    "parameter_server": {"job_directory", "token_source", "storage_directory", "user", "units"},
+    "worker": {"job_directory", "token_source", "user"},
 }
 TYPES = {
     "string": "str",

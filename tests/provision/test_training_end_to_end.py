@@ -131,7 +131,7 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert "was killed by signal 9" in out
     saved = job.checkpoint()
     assert saved is not None
-    assert f"oeprov launch-training -i local.yml --resume {job.id}" in out
+    assert f"oeprov resume {job.id}" in out
     assert_no_orphans(job)
 
     command = cluster.start("launch-training", "-i", "local.yml", "--resume")
@@ -144,7 +144,7 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert "the worker says: parameter server 127.0.0.1:" in out
     assert_no_orphans(job)
 
-    command = cluster.start("launch-training", "-i", "local.yml", "--resume", job.id)
+    command = cluster.start("resume", job.id)
     wait_for(lambda: len(events(job, "resume")) == 2 and len(events(job, "step")) > 3, command)
     command.send_signal(signal.SIGINT)
     out = cluster.finish(command, 130)

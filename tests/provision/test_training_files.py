@@ -9,7 +9,7 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import jobs, jobview
+from provision import jobs, jobview, logview
 from provision.errors import TrainingError
 from provision.jobs import JobState, ProcessState
 from provision.metrics import MetricsTail, summary
@@ -153,24 +153,24 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path)
     with pytest.raises(TrainingError, match="has no logs yet"):
-        jobview.logs(tmp_path)
+        logview.logs(tmp_path)
     job.log("server-0").write_text("ready\n")
     job.log("worker-0").write_text("".join(f"line {number}\n" for number in range(5000)))
-    jobview.logs(tmp_path, lines=2)
+    logview.logs(tmp_path, lines=2)
     assert capsys.readouterr().out == "server-0 | ready\nworker-0 | line 4998\nworker-0 | line 4999\n"
-    jobview.logs(tmp_path, process_name="worker-0", lines=1)
+    logview.logs(tmp_path, process_name="worker-0", lines=1)
     assert capsys.readouterr().out == "line 4999\n"
-    jobview.logs(tmp_path, process_name="worker-0", lines=0)
+    logview.logs(tmp_path, process_name="worker-0", lines=0)
     assert capsys.readouterr().out == ""
     with pytest.raises(TrainingError, match="no log of process 'worker'; there are: server-0, worker-0"):
-        jobview.logs(tmp_path, process_name="worker")
+        logview.logs(tmp_path, process_name="worker")
 
 
 def test_follow_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path)
     running(job, phase="done")
     job.log("worker-0").write_text("first\nlast line without an end")
-    jobview.logs(tmp_path, follow=True)
+    logview.logs(tmp_path, follow=True)
     assert capsys.readouterr().out == "first\nlast line without an end\n"
 
 

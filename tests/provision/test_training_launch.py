@@ -9,12 +9,14 @@ import pytest
 from fake_processes import make_environment, make_job
 from test_training_supervisor import assert_nothing_left, until
 
-from provision import jobs, jobspec, training
+from provision import jobs, jobspec, placement, training
+from provision.converge import Look
 from provision.errors import TrainingError
 from provision.inventory import Inventory, load
 from provision.jobs import JobState
 from provision.jobspec import LaunchOptions
 from provision.node import process
+from provision.node.step import Plan, Step
 
 INVENTORY = """\
 all:
@@ -46,7 +48,7 @@ def inventory(state_dir: Path, more: str = "", kind: str = "local") -> Inventory
 
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "pending", lambda inventory: [])
+    monkeypatch.setattr(training, "look", lambda inventory: Look())
 
 
 def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "") -> None:
@@ -54,6 +56,12 @@ def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "")
         training.launch(inventory(state_dir, more), options, state_dir=state_dir)
     assert words in str(caught.value)
     assert [job for job in jobs.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
+
+
+def planned(found: Inventory, job: jobs.Job, options: LaunchOptions) -> jobs.JobSpec:
+    wanted = jobspec.request(found, options)
+    placed = placement.place(job, found, {}, wanted)
+    return jobspec.build(job, found, placed, wanted, jobspec.datetime(2026, 11, 21))
 
 
 @pytest.mark.usefixtures("ready")
@@ -103,32 +111,25 @@ class TestRefusals:
         running = JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me))
         other.write_state(running)
         refused(state_dir, LaunchOptions(), f"job {other.id} is running with the same storage directory")
-        jobspec.check(
-            inventory(state_dir).hosts["localhost"],
-            jobspec.request(inventory(state_dir), LaunchOptions(storage="dram")),
-            state_dir,
-        )
+        in_dram = planned(inventory(state_dir), other, LaunchOptions(storage="dram"))
+        jobspec.check_storage_is_free(in_dram, state_dir)
+        in_same_place = planned(inventory(state_dir), other, LaunchOptions())
+        in_same_place = in_same_place.model_copy(update={"id": "another"})
+        with pytest.raises(TrainingError, match="same storage directory"):
+            jobspec.check_storage_is_free(in_same_place, state_dir)
         other.write_state(running.model_copy(update={"phase": "done"}))
-        jobspec.check(
-            inventory(state_dir).hosts["localhost"],
-            jobspec.request(inventory(state_dir), LaunchOptions()),
-            state_dir,
-        )
+        jobspec.check_storage_is_free(in_same_place, state_dir)
 
     def test_resume_keeps_its_settings(self, state_dir: Path) -> None:
         words = "--resume goes on with the settings of the job; leave out --dim, --storage"
         refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram"), words)
 
 
-def test_other_kinds(state_dir: Path) -> None:
-    more = "ansible_connection: ssh\n      ansible_host: 192.0.2.1"
-    with pytest.raises(TrainingError, match="localhost is of kind re7p: this version plans for such hosts"):
-        training.launch(inventory(state_dir, more, kind="re7p"), LaunchOptions(), state_dir=state_dir)
-
-
 def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "pending", lambda inventory: ["install tensorflow", "make /x"])
-    words = "is not ready: install tensorflow (and 1 more); run: oeprov bootstrap -i"
+    steps = [Step("a", "install tensorflow", "why"), Step("b", "make /x", "why")]
+    plan = Plan("localhost", steps)
+    monkeypatch.setattr(training, "look", lambda inventory: Look(plans={"localhost": plan}))
+    words = "host localhost is not ready: install tensorflow (and 1 more); run: oeprov bootstrap -i"
     refused(state_dir, LaunchOptions(), words)
 
 
@@ -137,7 +138,7 @@ def test_command_lines(state_dir: Path) -> None:
     found = inventory(state_dir, more)
     job = make_job(state_dir)
     wanted = jobspec.request(found, LaunchOptions(servers=2, dim=16, export=False))
-    spec = jobspec.build(job, found, found.hosts["localhost"], wanted, jobspec.datetime(2026, 11, 21))
+    spec = planned(found, job, LaunchOptions(servers=2, dim=16, export=False))
     first, second, worker = spec.processes
     assert first.argv[1:3] == ["-m", "oe_runtime.server"]
     flags = dict(zip(second.argv, second.argv[1:], strict=False))
@@ -174,10 +175,7 @@ def test_launch_stop_and_resume(
     assert_nothing_left(job)
 
     command = training.resume_command(job, state_dir)
-    assert (
-        command
-        == f"oeprov launch-training -i {tmp_path}/inventory.yml --resume {job.id} --state-dir {state_dir}"
-    )
+    assert command == f"oeprov resume {job.id} --state-dir {state_dir}"
     assert training.launch(found, LaunchOptions(resume=""), state_dir=state_dir) == 0
     shown = capsys.readouterr().out
     assert "goes on from step 3" in shown
@@ -199,7 +197,7 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = inventory(state_dir)
-    monkeypatch.setattr(jobspec, "check", lambda host, wanted, state_dir: os.rmdir(state_dir / "pmem0"))
+    monkeypatch.setattr(jobspec, "check", lambda inventory, wanted: os.rmdir(state_dir / "pmem0"))
     with pytest.raises(
         TrainingError, match=r"pmem0 is not a directory that this user can write to.*log: "
     ) as caught:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""A training job on one host: its directories and token before it runs, the end of its processes after."""
+"""A training job on one host: its directories, token and units before it runs, the end of its processes after."""
 
 from __future__ import absolute_import, division, print_function
 
@@ -8,13 +8,15 @@ __metaclass__ = type
 DOCUMENTATION = r"""
 ---
 module: oeprov_job
-short_description: Prepare a host for a training job, or end the job's processes on it
+short_description: Prepare a host for a training job and start its servers, or end the job's processes on it
 description:
   - V(prepared) makes the directories that a role's processes use and puts the job's token there, for its
-    owner only. It refuses a storage directory that cannot be written.
-  - V(stopped) reads C(state.json) of the job and sends SIGTERM to its processes of one role that still run
-    here; a worker writes a checkpoint first. Processes whose launcher is gone end by themselves and are
-    only waited for. A process that got the pid of an ended one is left alone.
+    owner only. It refuses a storage directory that cannot be written. With O(units) it starts systemd units
+    and waits until each server listens; when one does not, all of them are taken away again.
+  - V(stopped) ends the job's processes of one role that still run here; a worker writes a checkpoint first.
+    Units are taken away. Processes that the launcher started (C(state.json)) get SIGTERM; when their launcher
+    is gone they end by themselves and are only waited for. A process that got the pid of an ended one is left
+    alone.
 options:
   directory:
     description: Directory of the job.
@@ -33,12 +35,22 @@ options:
   token:
     description: The job's token; required for V(prepared).
     type: str
+  user:
+    description: System user that the job's units run as, made when missing; empty where the launcher itself
+      starts the processes.
+    type: str
+    default: ""
+  units:
+    description: Units to start, as C(provision.units) makes them.
+    type: list
+    elements: dict
+    default: []
   storage_directory:
     description: Directory that servers keep rows in; empty for none.
     type: path
     default: ""
   timeout:
-    description: Seconds to wait for the processes to end.
+    description: Seconds to wait for servers to listen, or for processes to end.
     type: int
     default: 600
 author: oeprov
@@ -58,6 +70,11 @@ stopped:
   type: list
   elements: str
   returned: when state is stopped
+servers:
+  description: Each server that was started, with name, pid, host and port.
+  type: list
+  elements: dict
+  returned: when units were started
 """
 
 import json
@@ -66,7 +83,8 @@ import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import process
+from ansible.module_utils.node import job, process
+from ansible.module_utils.node.command import CommandError, System
 
 FOLDERS = {"worker": ["", "logs", "run"], "parameter_server": ["", "logs", "ready", "metrics"]}
 
@@ -95,13 +113,32 @@ def prepare(module, directory, storage):
     return changed or not same
 
 
+def start(module, system):
+    """Prepare for units and start them; the module's result."""
+    params = module.params
+    if module.check_mode:
+        return {"changed": True}
+    if not params["units"]:
+        job.prepare(system, params["directory"], params["user"], params["token"], [])
+        return {"changed": True}
+    args = {key: params[key] for key in ("directory", "user", "token", "units")}
+    args["seconds"] = params["timeout"]
+    return dict(job.start(system, args), changed=True)
+
+
 def running(module, path):
-    """The role's processes that still run here, and whether their supervisor does."""
+    """The role's processes of a launcher on this machine that still run, and whether the launcher does."""
+    if not os.path.exists(path):
+        return [], False
     try:
         with open(path) as file:
             state = json.load(file)
         supervised = process.alive(state["supervisor_pid"], state["supervisor_started"])
-        mine = [item for item in state["processes"] if item["role"] == module.params["role"]]
+        mine = [
+            item
+            for item in state["processes"]
+            if item["role"] == module.params["role"] and not item.get("unit")
+        ]
         return [item for item in mine if process.alive(item["pid"], item["started"])], supervised
     except (OSError, IOError) as error:
         module.fail_json(msg="{}: {}".format(path, error.strerror))
@@ -126,6 +163,16 @@ def stop(module, found, supervised):
         module.fail_json(msg="did not end in {} s: {}".format(module.params["timeout"], words))
 
 
+def stop_units(module, system):
+    """Names of units of the role that ran here; they are taken away. None on a host without any."""
+    directory, role = module.params["directory"], module.params["role"]
+    units = [item for item in job.recorded(system, directory) if item["role"] == role]
+    if not units or module.check_mode:
+        return [item["name"] for item in units]
+    done = job.stop(system, {"directory": directory, "role": role})["stopped"]
+    return [name for name, item in sorted(done.items()) if item["ran"]]
+
+
 def main():
     """Entry point."""
     module = AnsibleModule(
@@ -134,22 +181,29 @@ def main():
             "role": {"choices": ["worker", "parameter_server"], "required": True},
             "state": {"choices": ["prepared", "stopped"], "default": "prepared"},
             "token": {"type": "str", "no_log": True},
+            "user": {"type": "str", "default": ""},
+            "units": {"type": "list", "elements": "dict", "default": []},
             "storage_directory": {"type": "path", "default": ""},
             "timeout": {"type": "int", "default": 600},
         },
         required_if=[("state", "prepared", ["token"])],
         supports_check_mode=True,
     )
-    directory = module.params["directory"]
-    if module.params["state"] == "prepared":
-        try:
+    directory, system = module.params["directory"], System()
+    try:
+        if module.params["state"] == "prepared" and module.params["user"]:
+            module.exit_json(**start(module, system))
+        if module.params["state"] == "prepared":
             module.exit_json(changed=prepare(module, directory, module.params["storage_directory"]))
-        except (OSError, IOError) as error:
-            module.fail_json(msg="{}: {}".format(error.filename or directory, error.strerror))
-    found, supervised = running(module, os.path.join(directory, "state.json"))
-    if not module.check_mode:
-        stop(module, found, supervised)
-    module.exit_json(changed=bool(found), stopped=[item["name"] for item in found])
+        found, supervised = running(module, os.path.join(directory, "state.json"))
+        if not module.check_mode:
+            stop(module, found, supervised)
+        stopped = [item["name"] for item in found] + stop_units(module, system)
+        module.exit_json(changed=bool(stopped), stopped=stopped)
+    except CommandError as error:
+        module.fail_json(msg=str(error))
+    except (OSError, IOError) as error:
+        module.fail_json(msg="{}: {}".format(error.filename or directory, error.strerror))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,277 @@
+"""The units of a job on its hosts, as seen and told from here over SSH; every host at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from provision import errand, units
+from provision.errors import HostError
+from provision.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
+from provision.placement import CHECKPOINT_SECONDS, restored, worker_start
+
+if TYPE_CHECKING:
+    from provision.inventory import Host  # imports Ansible: slow
+
+LOOK_SECONDS = 60  # that a look may take on a slow host
+STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
+START_SECONDS = 120
+POLL_SECONDS = 2.0  # between looks at a worker on another host
+SILENCE_SECONDS = 120.0  # that such a host may be out of reach before the run is given up
+
+Answer = dict[str, Any]
+
+
+class Fleet:
+    """The hosts of one job that are reached over SSH; empty for a job of this machine alone."""
+
+    def __init__(self, job: Job, spec: JobSpec) -> None:
+        self.job = job
+        self.spec = spec
+        self.processes = {item.name: item for item in spec.processes if item.unit}
+
+    @cached_property
+    def hosts(self) -> dict[str, Host]:
+        """Every host that runs units of the job; slow to make, because it needs the inventory's code."""
+        names = {item.host for item in self.processes.values()}
+        return {name: restored(values) for name, values in self.spec.hosts.items() if name in names}
+
+    def of_role(self, role: Role) -> dict[str, Host]:
+        """The hosts with processes of one role."""
+        if not any(item.role == role for item in self.processes.values()):
+            return {}
+        names = {item.host for item in self.processes.values() if item.role == role}
+        return {name: host for name, host in self.hosts.items() if name in names}
+
+    def args(self) -> dict[str, Any]:
+        """What every errand needs."""
+        return {"directory": str(units.job_directory(self.job.id))}
+
+    def look(self) -> dict[str, Answer | HostError]:
+        """What every host says of the job's units; new events of a worker there are taken over."""
+        if not self.processes:
+            return {}
+        args = {**self.args(), "offset": self.mirrored}
+        answers = errand.on_all(self.hosts, "look", args, LOOK_SECONDS)
+        for answer in answers.values():
+            if isinstance(answer, dict):
+                self.mirror(answer)
+        return answers
+
+    @property
+    def worker(self) -> ProcessSpec | None:
+        """The worker, if it is a unit."""
+        return next((item for item in self.processes.values() if item.role == "worker"), None)
+
+    @property
+    def mirrored(self) -> int:
+        """How many bytes of the worker's metrics.jsonl lie here too; -1 where it writes them here itself."""
+        if self.worker is None:
+            return -1
+        path = self.job.metrics_file
+        return path.stat().st_size if path.exists() else 0
+
+    def mirror(self, answer: Answer) -> None:
+        """Append what the worker's host had new."""
+        if self.worker is not None and answer.get("events"):
+            with self.job.metrics_file.open("a") as file:
+                file.write(answer["events"])
+
+    def start_worker(self, spec: ProcessSpec, argv: list[str]) -> None:
+        """Start the worker's unit; HostError says why it did not begin."""
+        args = {
+            **self.args(),
+            "user": units.USER,
+            "token": "",
+            "seconds": START_SECONDS,
+            "units": [worker_start(self.job.id, spec, argv)],
+        }
+        errand.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
+
+    def stop(self, role: Role) -> dict[str, Answer | HostError]:
+        """End the units of one role on every host and take them away; their last words are kept here."""
+        hosts = self.of_role(role)
+        answers = errand.on_all(hosts, "stop", {**self.args(), "role": role}, STOP_SECONDS[role])
+        for answer in answers.values():
+            if isinstance(answer, dict):
+                for name, item in answer["stopped"].items():
+                    self._keep(name, item)
+        return answers
+
+    def _keep(self, name: str, item: Mapping[str, Any]) -> None:
+        """Logs and last counters, so that they can be read when the hosts are long gone."""
+        if item["log"]:
+            self.job.log(name).write_text("\n".join(item["log"]) + "\n")
+        if item["metrics"]:
+            write_json(self.job.server_metrics(name), item["metrics"])
+
+
+def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError]) -> list[ProcessState]:
+    """The states after ``Fleet.stop``: a unit that its host knows no more has ended."""
+    found = []
+    for item in states:
+        answer = answers.get(item.host)
+        if item.unit and item.exit_code is None and isinstance(answer, dict):
+            code = int(answer["stopped"].get(item.name, {}).get("exit_code", 0))
+            item = item.model_copy(update={"exit_code": code})
+        found.append(item)
+    return found
+
+
+@dataclass
+class HostServer:
+    """A parameter server that runs as a unit; ``refresh`` tells it what its host says."""
+
+    spec: ProcessSpec
+    pid: int
+    started: int
+    boot: str
+    endpoint: str
+    exit_code: int | None = None
+    lost: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name, host and pid, for messages."""
+        return f"{self.spec.name} on {self.spec.host} (pid {self.pid})"
+
+    def poll(self) -> int | None:
+        """The exit code once it was seen to have ended, or to be another process than the one started."""
+        return self.exit_code
+
+    def refresh(self, answer: Answer | HostError) -> None:
+        """Take over what the host said."""
+        if isinstance(answer, HostError):
+            self.exit_code, self.lost = -signal.SIGKILL, f"cannot be reached any more: {answer.reason}"
+            return
+        found = answer["processes"].get(self.spec.name)
+        if found is None:
+            self.exit_code, self.lost = 0, "was taken away"
+        elif answer["boot"] != self.boot:
+            self.exit_code, self.lost = -signal.SIGKILL, "is gone: the host was booted again"
+        elif not found["up"] or found["started"] != self.started or found["pid"] != self.pid:
+            self.exit_code = found["exit_code"] or 0
+            self.lost = f"is gone: {found['how']}" if found["how"] else "was started again, empty"
+
+    def how_it_ended(self) -> str:
+        """In words."""
+        return self.lost or "still runs"
+
+    def state(self) -> ProcessState:
+        """For ``state.json``; a lost server's unit is still there until it is stopped."""
+        return ProcessState(
+            name=self.spec.name,
+            role=self.spec.role,
+            host=self.spec.host,
+            pid=self.pid,
+            started=self.started,
+            endpoint=self.endpoint,
+            unit=self.spec.unit,
+            boot=self.boot,
+        )
+
+
+class HostWorker:
+    """The worker as a unit on another host, looked at every few seconds."""
+
+    def __init__(self, fleet: Fleet, spec: ProcessSpec) -> None:
+        self.fleet = fleet
+        self.spec = spec
+        self.pid = 0
+        self.endpoint = ""
+        self.exit_code: int | None = None
+        self.how = ""
+        self.silent = False  # its host cannot be reached: it may still run
+        self._seen = time.monotonic()
+        self._next = 0.0
+
+    @property
+    def label(self) -> str:
+        """Name, host and pid, for messages."""
+        return f"{self.spec.name} on {self.spec.host} (pid {self.pid})"
+
+    def poll(self) -> int | None:
+        """Look at it, unless that was just done; the exit code once it has ended or is out of reach."""
+        now = time.monotonic()
+        if self.exit_code is not None or now < self._next:
+            return self.exit_code
+        args = {**self.fleet.args(), "offset": self.fleet.mirrored}
+        try:
+            answer = errand.run(self.fleet.hosts[self.spec.host], "look", args, LOOK_SECONDS)
+        except HostError as error:
+            if now - self._seen > SILENCE_SECONDS:
+                self.exit_code, self.how = 1, f"cannot be reached any more: {error.reason}"
+                self.silent = True
+        else:
+            self._seen = time.monotonic()
+            self.fleet.mirror(answer)
+            found = answer["processes"].get(self.spec.name)
+            if found is None:
+                self.exit_code, self.how = 1, "is gone: its unit was taken away"
+            else:
+                self.pid = found["pid"] or self.pid
+                if not found["up"] and found["active"] != "deactivating":
+                    self.exit_code, self.how = int(found["exit_code"] or 0), found["how"]
+        self._next = time.monotonic() + POLL_SECONDS
+        return self.exit_code
+
+    def send(self, number: int) -> None:
+        """SIGTERM: finish the step and write a checkpoint; SIGKILL: end at once."""
+        name = signal.Signals(number).name
+        args = {
+            "directory": str(units.job_directory(self.fleet.job.id)),
+            "name": self.spec.name,
+            "signal": name,
+        }
+        errand.run(self.fleet.hosts[self.spec.host], "send", args, LOOK_SECONDS)
+
+    def how_it_ended(self) -> str:
+        """In words."""
+        return self.how or "still runs"
+
+    def state(self) -> ProcessState:
+        """For ``state.json``."""
+        return ProcessState(
+            name=self.spec.name,
+            role=self.spec.role,
+            host=self.spec.host,
+            pid=self.pid,
+            started=0,
+            unit=self.spec.unit,
+            exit_code=None if self.silent else self.exit_code,
+        )
+
+    def end(self) -> None:
+        """Its host has stopped its unit."""
+        self.silent = False
+        self.exit_code = self.exit_code or 0
+
+
+def message_of(answers: Mapping[str, Answer | HostError]) -> str:
+    """Which hosts could not be told to stop; empty when all were."""
+    lost = [error for error in answers.values() if isinstance(error, HostError)]
+    return "; ".join(f"{error.host} could not be told to stop its part: {error.reason}" for error in lost)
+
+
+def describe(answers: Mapping[str, Answer | HostError]) -> list[str]:
+    """One line a host: what ``stop`` did there."""
+    lines = []
+    for host, answer in answers.items():
+        if isinstance(answer, HostError):
+            lines.append(f"[red]✗[/] {host}: {answer.reason}")
+            continue
+        ran = [name for name, item in answer["stopped"].items() if item["ran"]]
+        gone = [name for name in answer["stopped"] if name not in ran]
+        words = [f"stopped {', '.join(ran)}"] if ran else []
+        words += [f"took away {', '.join(gone)}, which did not run"] if gone else []
+        lines.append(f"[green]✓[/] {host}: {'; '.join(words) or 'nothing of the job is left there'}")
+    return lines
+
+
+def readopt(spec: ProcessSpec, state: ProcessState) -> HostServer:
+    """A server as ``state.json`` knows it."""
+    return HostServer(spec, state.pid, state.started, state.boot, state.endpoint)

@@ -1,0 +1,389 @@
+"""A training job's processes on one host, as systemd units: start them, look at them, stop them.
+
+``start`` and ``stop`` run in the Ansible module ``oeprov_job``; ``look`` and ``stop`` also over SSH alone.
+What was started is written down in ``units.json`` of the job's directory on the host, so that stopping needs
+no more than that directory.
+"""
+
+import json
+import os
+import pwd
+import shutil
+import sys
+import time
+from typing import Any, Dict, List
+
+from . import memory, port, process, systemd
+from .command import CommandError, System
+
+RECORD = "units.json"
+MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
+LOG_LINES = 200  # of each unit, brought back when it is stopped
+_USER_COMMAND = ["useradd", "--system", "--home-dir", "/var/lib/oeprov", "--no-create-home", "--shell"]
+
+
+def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Start units anew (those of an earlier run end first) and wait until each server listens.
+
+    ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
+    ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
+    (files that must be there), address and port (of a server; port 0: any). Gives ``servers``, the ready
+    files' content with each server's name. CommandError says why not; then nothing of them is left behind.
+    """
+    directory, units = args["directory"], args["units"]
+    _check_place(system, args)
+    _end(system, [item["unit"] for item in units])
+    for item in units:
+        _check_port(system, item)
+    again = bool(systemd.ours(system, os.path.basename(directory)))
+    try:
+        more = [path for item in units for path in item["directories"]]
+        prepare(system, directory, args["user"], args["token"], more)
+        _record(system, directory, units)
+        return {"servers": _start_units(system, args), "boot": boot_id(system)}
+    except CommandError:
+        names = [item["unit"] for item in units]
+        stop(system, {"directory": directory, "units": names, "keep": again})
+        raise
+
+
+def boot_id(system: System) -> str:
+    """Tells one boot of the host from the next."""
+    return system.read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def prepare(system: System, directory: str, user: str, token: str, more: List[str]) -> None:
+    """The job's directories and token, which only the job's user (made when missing) may read."""
+    uid, gid = _user(system, user)
+    for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
+        _make(system, path, 0o755, 0, 0)
+    below = [os.path.join(directory, name) for name in ("", "ready", "metrics", "logs", "run", "checkpoints")]
+    for path in [directory] + below[1:]:
+        _make(system, path, 0o700, uid, gid)
+    for path in more:
+        # Directories between the mount point and this one are ours too: /mnt/pmem0/oeprov/JOB/server-0.
+        parent = os.path.dirname(path)
+        if not path.startswith(directory + "/"):
+            _make(system, os.path.dirname(parent), 0o755, 0, 0)
+        _make(system, parent, 0o700, uid, gid)
+        _make(system, path, 0o700, uid, gid)
+    if token:
+        path = os.path.join(directory, "token")
+        system.write(path, token.strip() + "\n", 0o600)
+        _own(system, path, 0o600, uid, gid)
+    if not system.exists(os.path.join(directory, RECORD)):
+        _record(system, directory, [])
+
+
+def _user(system: System, name: str) -> Any:
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        nologin = system.which("nologin") or "/bin/false"
+        system.check(_USER_COMMAND + [nologin, name])
+        found = pwd.getpwnam(name)
+    return found.pw_uid, found.pw_gid
+
+
+def _make(system: System, path: str, mode: int, uid: int, gid: int) -> None:
+    try:
+        os.makedirs(system.path(path), 0o755, exist_ok=True)
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror))
+    _own(system, path, mode, uid, gid)
+
+
+def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
+    try:
+        os.chown(system.path(path), uid, gid)
+        os.chmod(system.path(path), mode)
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror))
+
+
+def _check_place(system: System, args: Dict[str, Any]) -> None:
+    """What must be there before anything is made: systemd, files, mounts; and nobody else on the storage."""
+    if not system.which("systemctl"):
+        raise CommandError(
+            "has no systemctl: processes of a job run as systemd units on hosts reached over ssh"
+        )
+    for item in args["units"]:
+        for path in item["needs"]:
+            if not system.exists(path):
+                raise CommandError("{} is missing; run: oeprov bootstrap".format(path))
+        if item["mount"] and not os.path.ismount(system.path(item["mount"])):
+            raise CommandError("{} is not mounted; run: oeprov bootstrap".format(item["mount"]))
+    mounts = {item["mount"] for item in args["units"] if item["mount"]}
+    jobs, mine = os.path.split(args["directory"])
+    for job in system.list(jobs) if mounts else []:
+        if job == mine:
+            continue
+        others = [item for item in recorded(system, os.path.join(jobs, job)) if item["mount"] in mounts]
+        found = systemd.show(system, [item["unit"] for item in others])
+        for item in others:
+            if found[item["unit"]].up:
+                raise CommandError(
+                    "job {} runs on {} already ({}); stop it first: oeprov stop {}".format(
+                        job, item["mount"], item["name"], job
+                    )
+                )
+
+
+def _check_port(system: System, item: Dict[str, Any]) -> None:
+    if not item.get("port"):
+        return
+    why = port.blocked(item["address"], item["port"])
+    if why:
+        who = port.holder(system, item["port"])
+        raise CommandError(
+            "{}: port {} on {} cannot be used: {}; free it, or choose another parameter_server_port (0: any "
+            "free one)".format(
+                item["name"], item["port"], item["address"], "{} listens there".format(who) if who else why
+            )
+        )
+
+
+def _record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
+    kept = ("name", "role", "unit", "directories", "mount")
+    old = [item for item in recorded(system, directory) if item["unit"] not in [u["unit"] for u in units]]
+    new = old + [{key: item[key] for key in kept} for item in units]
+    system.write(os.path.join(directory, RECORD), json.dumps(new) + "\n", 0o600)
+
+
+def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
+    """What was started for the job on this host; units without a record are known by their names alone."""
+    try:
+        found = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
+    except ValueError:
+        found = []
+    names = [item["unit"] for item in found]
+    job = os.path.basename(directory)
+    for unit in systemd.ours(system, job):
+        if unit not in names:
+            name = unit[len("oeprov-" + job + "-") : -len(".service")]
+            role = "worker" if name.startswith("worker-") else "parameter_server"
+            found.append({"name": name, "role": role, "unit": unit, "directories": [], "mount": ""})
+    return found
+
+
+def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
+    directory, units = args["directory"], args["units"]
+    names = [item["unit"] for item in units]
+    ready = {item["unit"]: os.path.join(directory, "ready", item["name"] + ".json") for item in units}
+    for item in units:
+        system.remove(ready[item["unit"]])
+        system.write(systemd.path(item["unit"]), item["text"])
+    system.check(["systemctl", "daemon-reload"])
+    lasting = [item["unit"] for item in units if item["role"] == "parameter_server"]
+    if lasting:
+        system.check(["systemctl", "enable", "--quiet"] + lasting)
+    # What is wrong with a unit that does not start is told below, by its own last words.
+    begun = system.run(["systemctl", "start"] + names, timeout=args["seconds"])
+    servers = []
+    deadline = time.time() + args["seconds"]
+    for item in units:
+        if item["role"] == "parameter_server":
+            found = _wait_ready(system, item, ready[item["unit"]], deadline, args["seconds"])
+            servers.append(dict(found, name=item["name"], unit=item["unit"]))
+        elif not begun.ok:
+            unit = systemd.show(system, [item["unit"]])[item["unit"]]
+            raise CommandError("{} did not start: {}".format(item["name"], how_it_ended(system, unit)))
+    return servers
+
+
+def _wait_ready(
+    system: System, item: Dict[str, Any], path: str, deadline: float, seconds: float
+) -> Dict[str, Any]:
+    while True:
+        try:
+            found = json.loads(system.read(path))
+            keys = ("pid", "host", "port", "storage", "is_pmem")
+            return dict({key: found[key] for key in keys}, started=process.start_time(found["pid"]))
+        except (ValueError, KeyError, TypeError):
+            pass
+        unit = systemd.show(system, [item["unit"]])[item["unit"]]
+        if not unit.up or unit.restarts:
+            raise CommandError("{} did not start: {}".format(item["name"], how_it_ended(system, unit)))
+        if time.time() > deadline:
+            said = last_words(systemd.journal(system, unit.name, 20, manager=False))
+            raise CommandError(
+                "{} was not ready after {:.0f} s{}".format(
+                    item["name"], seconds, "; its last line: " + said if said else ""
+                )
+            )
+        time.sleep(0.3)
+
+
+def how_it_ended(system: System, unit: systemd.Unit) -> str:
+    """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
+    said = last_words(systemd.journal(system, unit.name, 20, manager=False))
+    lines = systemd.journal(system, unit.name, 60)
+    exits = [match.group(1) for match in map(systemd.EXITED.search, lines) if match]
+    if unit.exit_code < 0:
+        how = "it was killed by signal {}".format(-unit.exit_code)
+    elif unit.exit_code and unit.result in ("", "success", "exit-code"):
+        how = "it ended with exit status {}".format(unit.exit_code)
+    elif exits:
+        how = "its process ended ({})".format(exits[-1])
+    elif unit.result == "exit-code":
+        how = "it could not be started"
+    elif unit.result in ("", "success"):
+        how = "it ended"
+    else:
+        how = "systemd says {}".format(unit.result)
+    if unit.result == "oom-kill":
+        how += " (the host ran out of memory)"
+    return how + (": " + said if said else "")
+
+
+def last_words(lines: List[str]) -> str:
+    """The last line that begins with ``error:``, else the last line."""
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line[len("error:") :].strip() for line in said if line.lower().startswith("error:")]
+    return (errors or said or [""])[-1]
+
+
+def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """End units of the job, take them and what they kept away; done twice, the second does nothing.
+
+    ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
+    directory. Gives ``stopped``: for each name, whether it ran, exit code, its last lines and last counters.
+    The directory of a job whose run lies here (checkpoints!) is never removed.
+    """
+    directory = args["directory"]
+    wanted = args.get("units")
+    items = [
+        item
+        for item in recorded(system, directory)
+        if (wanted is None or item["unit"] in wanted) and args.get("role") in (None, "", item["role"])
+    ]
+    names = [item["unit"] for item in items]
+    before = systemd.show(system, names)
+    _end(system, names)
+    after = systemd.show(system, names)
+    stopped = {}
+    for item in items:
+        unit = after[item["unit"]]
+        stopped[item["name"]] = {
+            "ran": before[item["unit"]].up or before[item["unit"]].ending,
+            "exit_code": unit.exit_code,
+            "log": systemd.journal(system, item["unit"], LOG_LINES),
+            "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
+        }
+    _forget(system, directory, items, bool(args.get("keep")))
+    return {"stopped": stopped, "removed": not system.exists(directory)}
+
+
+def _end(system: System, names: List[str]) -> None:
+    """Stop units and wait for them; they may take as long as their units say. CommandError if one stays."""
+    running = [unit.name for unit in systemd.show(system, names).values() if unit.up or unit.ending]
+    if running:
+        system.check(["systemctl", "stop"] + running, timeout=1200)
+        left = [unit.name for unit in systemd.show(system, running).values() if unit.up or unit.ending]
+        if left:
+            raise CommandError("did not end: " + ", ".join(left))
+
+
+def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
+    job = os.path.basename(directory)
+    known = [item["unit"] for item in items if system.exists(systemd.path(item["unit"]))]
+    if known:
+        system.run(["systemctl", "disable", "--quiet"] + known)
+        for name in known:
+            system.remove(systemd.path(name))
+        system.check(["systemctl", "daemon-reload"])
+        system.run(["systemctl", "reset-failed"] + known)
+    for item in items:
+        for path in item["directories"]:
+            # Scratch of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME.
+            if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
+                shutil.rmtree(system.path(path), ignore_errors=True)
+                _rmdir(system, os.path.dirname(path))
+    left = [item for item in recorded(system, directory) if item["unit"] not in [i["unit"] for i in items]]
+    if left or keep:
+        if system.exists(directory):
+            system.write(os.path.join(directory, RECORD), json.dumps(left) + "\n", 0o600)
+    elif system.exists(os.path.join(directory, RECORD)) and not system.list(os.path.join(directory, "run")):
+        shutil.rmtree(system.path(directory), ignore_errors=True)
+
+
+def _rmdir(system: System, path: str) -> None:
+    try:
+        os.rmdir(system.path(path))
+    except OSError:
+        pass  # somebody else's files are there, or it is gone
+
+
+def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """What the job's units do; changes nothing.
+
+    ``args``: ``directory``; ``offset`` in the trainer's ``metrics.jsonl``, or -1 for none of it. Gives
+    ``processes`` by name: active, up, pid, started, restarts, exit_code, how (it ended, in words), port,
+    metrics (its own counters), nodes (bytes by memory node) and resident bytes; ``cpuless`` nodes of the
+    host; ``events``: new text of metrics.jsonl, at most 1 MiB; ``boot``: the boot's id.
+    """
+    directory = args["directory"]
+    items = recorded(system, directory)
+    units = systemd.show(system, [item["unit"] for item in items])
+    found = {}
+    for item in items:
+        unit = units[item["unit"]]
+        ready = _json(system, os.path.join(directory, "ready", item["name"] + ".json")) if unit.up else {}
+        found[item["name"]] = {
+            "active": unit.active,
+            "up": unit.up,
+            "pid": unit.pid,
+            "started": process.start_time(unit.pid) if unit.pid else 0,
+            "restarts": unit.restarts,
+            "exit_code": None if unit.up or unit.ending else unit.exit_code,
+            "how": how_it_ended(system, unit) if unit.restarts or not unit.up else "",
+            "port": ready.get("port", 0),
+            "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
+            "nodes": memory.by_node(system, unit.pid) if unit.pid else {},
+            "resident": memory.resident(system, unit.pid) if unit.pid else 0,
+        }
+    return {
+        "boot": boot_id(system),
+        "processes": found,
+        "cpuless": memory.cpuless(system),
+        "events": _tail(system, os.path.join(directory, "run", "metrics.jsonl"), args.get("offset", -1)),
+    }
+
+
+def send(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Signal the main process of one unit: ``directory`` of the job, ``name`` and ``signal`` (SIGTERM)."""
+    job = os.path.basename(args["directory"])
+    unit = "oeprov-{}-{}.service".format(job, args["name"])
+    system.check(["systemctl", "kill", "--kill-who=main", "--signal=" + args["signal"], unit])
+    return {}
+
+
+def _json(system: System, path: str) -> Dict[str, Any]:
+    try:
+        found = json.loads(system.read(path))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tail(system: System, path: str, offset: int) -> str:
+    if offset < 0:
+        return ""
+    try:
+        with open(system.path(path), "rb") as file:
+            file.seek(offset)
+            return file.read(1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+_ERRANDS = {"start": start, "stop": stop, "look": look, "send": send}
+
+
+def main(wanted: Dict[str, Any]) -> None:
+    """Print what one errand gave, or why it failed, as one line of JSON."""
+    try:
+        answer: Dict[str, Any] = {"ok": _ERRANDS[wanted["errand"]](System(), wanted["args"])}
+    except CommandError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write("\n" + MARKER + json.dumps(answer) + "\n")

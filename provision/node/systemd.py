@@ -1,0 +1,90 @@
+"""Systemd units as ``systemctl`` and ``journalctl`` tell of them."""
+
+import os
+import re
+from typing import Dict, List, NamedTuple
+
+from .command import System
+
+DIRECTORY = "/etc/systemd/system"
+_PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainCode,ExecMainStatus,NRestarts"
+_KILLED = (2, 3)  # CLD_KILLED and CLD_DUMPED, in ExecMainCode
+EXITED = re.compile(r"Main process exited, (code=.*)")
+
+
+class Unit(NamedTuple):
+    """What the manager says of one unit; ``exit_code`` is negative for a signal, as subprocess has it."""
+
+    name: str
+    active: str  # active, activating, deactivating, inactive or failed
+    pid: int = 0
+    restarts: int = 0
+    result: str = ""  # success, exit-code, signal, oom-kill, start-limit-hit, …
+    exit_code: int = 0
+
+    @property
+    def up(self) -> bool:
+        """It runs, or is about to run (again)."""
+        return self.active in ("active", "activating", "reloading")
+
+    @property
+    def ending(self) -> bool:
+        """It was told to end and has not ended yet."""
+        return self.active == "deactivating"
+
+
+def parse_show(text: str) -> List[Unit]:
+    """Units of ``systemctl show -p …``: blocks of KEY=VALUE lines."""
+    units = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        values: Dict[str, str] = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" not in values:
+            continue
+        status = _number(values.get("ExecMainStatus", ""))
+        code = _number(values.get("ExecMainCode", ""))
+        units.append(
+            Unit(
+                name=values["Id"],
+                active=values.get("ActiveState", "inactive"),
+                pid=_number(values.get("MainPID", "")),
+                restarts=_number(values.get("NRestarts", "")),
+                result=values.get("Result", ""),
+                exit_code=-status if code in _KILLED else status,
+            )
+        )
+    return units
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def show(system: System, names: List[str]) -> Dict[str, Unit]:
+    """The units by name; one that the manager does not know is inactive. CommandError without systemd."""
+    if not names:
+        return {}
+    out = system.check(["systemctl", "show", "--no-pager", "-p", _PROPERTIES] + names)
+    found = {unit.name: unit for unit in parse_show(out)}
+    return {name: found.get(name, Unit(name, "inactive")) for name in names}
+
+
+def journal(system: System, name: str, lines: int, manager: bool = True) -> List[str]:
+    """The last lines of a unit, oldest first; empty where there is no journal.
+
+    ``manager``: with what systemd says of it, not only what its own processes wrote.
+    """
+    which = ["-u", name] if manager else ["_SYSTEMD_UNIT=" + name]
+    result = system.run(["journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines)] + which)
+    return result.out.splitlines() if result.ok else []
+
+
+def ours(system: System, job: str = "") -> List[str]:
+    """Names of the units of a job that lie on this host; of every job when none is named."""
+    middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"
+    pattern = re.compile("oeprov-{}-(server|worker)-[0-9]+[.]service".format(middle))
+    return [name for name in system.list(DIRECTORY) if pattern.fullmatch(name)]
+
+
+def path(name: str) -> str:
+    """Where the text of a unit lies."""
+    return os.path.join(DIRECTORY, name)

@@ -1,0 +1,298 @@
+"""Which process of a job runs where: command lines, units, and what each host must be given beforehand."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provision import units
+from provision.errors import TrainingError
+from provision.jobs import SERVERS, Job, ProcessSpec
+from provision.settings import Kind, TrainingSettings
+from provision.units import Place
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.jobspec import Request
+    from provision.node.state import State
+
+CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
+WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
+
+
+def on_host(host: Host) -> bool:
+    """Its processes are systemd units on another host, not children of the launcher."""
+    return host.connection != "local"
+
+
+def worker_host(inventory: Inventory) -> Host:
+    """The one host that trains, of a cluster that this version can train on; TrainingError otherwise."""
+    servers = [inventory.hosts[name] for name in inventory.parameter_servers]
+    if not servers or not inventory.workers:
+        missing = "workers" if servers else "parameter_servers"
+        raise TrainingError(f"{inventory.path}: training needs a host of group {missing}; none is selected")
+    if len(inventory.workers) > 1:
+        raise TrainingError(
+            f"{inventory.path}: group workers has {len(inventory.workers)} hosts "
+            f"({', '.join(inventory.workers)}); this version trains with one worker host: take the others "
+            "out, or leave them out with --limit"
+        )
+    worker = inventory.hosts[inventory.workers[0]]
+    for host in servers:
+        if not on_host(host) and on_host(worker):
+            raise TrainingError(
+                f"the worker on {worker.name} cannot reach parameter servers on {host.name}, which is this "
+                "machine; put servers on hosts reached over ssh, or the worker on this machine too"
+            )
+        if not on_host(host) and host.kind is not Kind.local and host.pmem.mode != "none":
+            raise TrainingError(
+                f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
+                "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
+            )
+    return worker
+
+
+def connection(host: Host) -> dict[str, Any]:
+    """How the host is reached, for the job file: every plain field of it."""
+    values = {item.name: getattr(host, item.name) for item in fields(host)}
+    plain = {name: value for name, value in values.items() if isinstance(value, (str, int, tuple, list))}
+    return {**plain, "kind": host.kind.value}
+
+
+def restored(values: Mapping[str, Any]) -> Host:
+    """The host of ``connection``; its settings are the defaults. TrainingError when it cannot be."""
+    from provision import settings
+    from provision.inventory import Host
+
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    try:
+        return Host(
+            **{
+                **plain,
+                "kind": Kind(values["kind"]),
+                "pmem": settings.PmemSettings(),
+                "kernel": settings.KernelSettings(),
+                "runtime": settings.RuntimeSettings(),
+                "gpu": settings.GpuSettings(),
+                "server": settings.ServerSettings(),
+                "worker": settings.WorkerSettings(),
+            }
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
+
+
+def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
+    """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
+    storage = storage_of(host, wanted)
+    if not on_host(host):
+        path = str(Path(storage_directory(host)) / name) if storage != "dram" else ""
+        return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
+    if storage == "dram":
+        bound = host.pmem.mode == "system-ram"
+        devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
+        return Place(bound=bound, devices=devices)
+    if host.pmem.mode != "fsdax":
+        raise TrainingError(
+            f"host {host.name}: storage pmem_libpmem needs pmem_mode fsdax, found {host.pmem.mode}; "
+            "use --storage dram or set pmem_mode: fsdax"
+        )
+    mounts = mounts_of(host, state)
+    if not mounts:
+        raise TrainingError(
+            f"host {host.name}: nothing is mounted at {host.pmem.mount_prefix}0; run: oeprov bootstrap"
+        )
+    mount = mounts[number % len(mounts)]
+    return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
+
+
+def storage_of(host: Host, wanted: Request) -> str:
+    """What kind of storage servers of the host use."""
+    return wanted.storage or host.server.storage
+
+
+def mounts_of(host: Host, state: State | None) -> list[str]:
+    """Mount points of persistent memory on the host, in order of their number."""
+    pattern = re.compile(re.escape(host.pmem.mount_prefix) + r"(\d+)")
+    found = {}
+    for item in state.mounts if state else []:
+        if match := pattern.fullmatch(item.where):
+            found[int(match[1])] = item.where
+    return [found[number] for number in sorted(found)]
+
+
+def storage_directory(host: Host) -> str:
+    """Where servers of this machine keep rows in persistent memory."""
+    if not host.pmem.directory:
+        raise TrainingError(
+            f"host {host.name}: storage pmem_libpmem needs pmem_mode directory, found {host.pmem.mode}; "
+            "use --storage dram or set pmem_mode: directory"
+        )
+    return host.pmem.directory
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Every process with its command line, and each host's ``oeprov_job``: what Ansible gives its module."""
+
+    processes: list[ProcessSpec]
+    hosts: dict[str, dict[str, Any]]
+
+
+def place(job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request) -> Placement:
+    """Place the servers on their hosts in the inventory's order, and the worker on its own."""
+    worker = worker_host(inventory)
+    servers = [inventory.hosts[name] for name in inventory.parameter_servers]
+    counts = {host.name: wanted.servers or host.server.count for host in servers}
+    total = sum(counts.values())
+    processes: list[ProcessSpec] = []
+    prepared = {host.name: _prepared(job, host) for host in inventory.hosts.values()}
+    for host in servers:
+        for number in range(counts[host.name]):
+            where = place_of(host, states.get(host.name), wanted, job.id, f"server-{len(processes)}", number)
+            spec = _server(job, host, wanted, len(processes), total, number, counts[host.name], where, states)
+            processes.append(spec)
+            if on_host(host):
+                prepared[host.name]["units"].append(_started(job, host, spec, where, number))
+            elif where.mount:
+                prepared[host.name]["storage_directory"] = where.mount
+    wire = any(on_host(host) for host in servers)
+    processes.append(_worker(job, worker, wanted.training, wire))
+    return Placement(processes, prepared)
+
+
+def _prepared(job: Job, host: Host) -> dict[str, Any]:
+    if on_host(host):
+        directory = str(units.job_directory(job.id))
+        return {"directory": directory, "user": units.USER, "units": [], "storage_directory": ""}
+    return {"directory": str(job.directory), "user": "", "units": [], "storage_directory": ""}
+
+
+def _server(
+    job: Job,
+    host: Host,
+    wanted: Request,
+    index: int,
+    total: int,
+    number: int,
+    beside: int,
+    where: Place,
+    states: Mapping[str, State],
+) -> ProcessSpec:
+    name, server = f"server-{index}", host.server
+    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    options: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port + number if server.port else 0,
+        "index": index,
+        "count": total,
+        "storage": where.storage,
+        "threads": server.threads or max(1, _cpus(host, states.get(host.name)) // beside),
+        "token-file": directory / "token",
+        "ready-file": directory / "ready" / f"{name}.json",
+        "metrics-file": directory / "metrics" / f"{name}.json",
+    }
+    if where.path:
+        options["storage-path"] = where.path
+    if server.storage_size:
+        options["storage-size"] = server.storage_size
+    unit = ""
+    if on_host(host):
+        options["checkpoint-dir"] = directory / "checkpoints" / name
+        unit = units.unit_name(job.id, name)
+    argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options)]
+    return ProcessSpec(
+        name=name,
+        role="parameter_server",
+        host=host.name,
+        argv=argv if unit else [*argv, "--exit-with-parent"],
+        unit=unit,
+        storage=where.mount,
+    )
+
+
+def _started(job: Job, host: Host, spec: ProcessSpec, where: Place, number: int) -> dict[str, Any]:
+    """What the host's module needs to start the server's unit; see provision/node/job.py."""
+    scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
+    needs = [python_of(host), *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "unit": spec.unit,
+        "text": units.server_unit(job.id, spec.name, spec.argv, where),
+        "directories": [scratch, *([where.path] if where.path else [])],
+        "mount": where.mount,
+        "needs": needs,
+        "address": host.server.host,
+        "port": host.server.port + number if host.server.port else 0,
+    }
+
+
+def _worker(job: Job, host: Host, training: TrainingSettings, wire: bool) -> ProcessSpec:
+    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps"})
+    if training.steps:
+        options["steps"] = training.steps
+    if training.export:
+        options["export"] = directory / "run" / "export"
+    options.update({"servers": SERVERS, "token_file": directory / "token", "run_dir": directory / "run"})
+    if wire:
+        options["checkpoint_transfer"] = "wire"
+    environment = dict(host.worker.environment)
+    if host.worker.threads:
+        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            environment.setdefault(variable, str(host.worker.threads))
+    argv = [python_of(host), "-m", "oe_runtime.train", *arguments(options)]
+    return ProcessSpec(
+        name="worker-0",
+        role="worker",
+        host=host.name,
+        argv=argv if on_host(host) else [*argv, "--exit-with-parent"],
+        environment=environment,
+        unit=units.unit_name(job.id, "worker-0") if on_host(host) else "",
+    )
+
+
+def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
+    """What the worker's host needs to start its unit, once the servers' endpoints are in ``argv``."""
+    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS)
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "unit": spec.unit,
+        "text": text,
+        "directories": [],
+        "mount": "",
+        "needs": [argv[0]],
+        "address": "",
+        "port": 0,
+    }
+
+
+def endpoint(address: str, listens: str, port: int) -> str:
+    """Where workers reach a server: where it listens, or its host's address if it listens everywhere."""
+    address = address if listens in WILDCARDS else listens
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def python_of(host: Host) -> str:
+    """The interpreter of the environment that the host's processes run in."""
+    if not on_host(host) and Path(host.runtime.venv) == Path(sys.prefix):
+        return sys.executable
+    return str(Path(host.runtime.venv) / "bin" / "python")
+
+
+def _cpus(host: Host, state: State | None) -> int:
+    if not on_host(host):
+        return os.cpu_count() or 1
+    return sum(len(node.cpus) for node in state.numa) if state else 1
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """A command line's words for these options."""
+    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]

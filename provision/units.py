@@ -1,0 +1,148 @@
+"""The text of the systemd units that run a job's processes on hosts reached over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+JOBS = PurePosixPath("/var/lib/oeprov/jobs")
+USER = "oeprov"
+MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
+NUMACTL = "/usr/bin/numactl"
+NODES = "MEMKIND_DAX_KMEM_NODES"
+INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
+ONLINE_SECONDS = 60
+
+
+def unit_name(job: str, process: str) -> str:
+    """``oeprov-JOB-server-0.service``."""
+    return f"oeprov-{job}-{process}.service"
+
+
+def job_directory(job: str) -> PurePosixPath:
+    """The job's directory on a host reached over SSH."""
+    return JOBS / job
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server keeps its rows; all empty: in DRAM.
+
+    ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes that bootstrap wrote
+    down (system-ram); ``devices`` are the dax devices that bring them online.
+    """
+
+    storage: str = "dram"
+    path: str = ""
+    mount: str = ""
+    bound: bool = False
+    devices: tuple[str, ...] = ()
+
+
+def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
+    """A parameter server: comes back after a failure and after a reboot, empty."""
+    unit = [
+        f"Description=oeprov {name} of job {job}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        # A server that does not come up is for people to look at, not to be started for ever.
+        "StartLimitIntervalSec=600",
+        "StartLimitBurst=5",
+    ]
+    service = ["Type=exec", *_common(job, [place.path] if place.path else [])]
+    words = list(argv)
+    if place.mount:
+        unit.append(f"RequiresMountsFor={quote(place.mount)}")
+    if place.bound:
+        bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
+        unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))
+        # udev starts these late in the boot, outside its order: so the server waits for the memory itself.
+        waiting = (
+            f"n=0; until {NUMACTL} --membind=${NODES} true 2>/dev/null; do n=$((n+1)); "
+            f'[ $n -lt {ONLINE_SECONDS} ] || {{ echo "error: memory nodes ${NODES} are not online" >&2; '
+            "exit 1; }; sleep 1; done"
+        )
+        service += [
+            f"EnvironmentFile={MEMORY_FILE}",
+            f"ExecStartPre=/bin/sh -c {quote(waiting, command=True)}",
+            f"TimeoutStartSec={ONLINE_SECONDS + 60}",
+        ]
+    command = " ".join(quote(word, command=True) for word in words)
+    if place.bound:
+        command = f"{NUMACTL} --membind=${{{NODES}}} {command}"
+    service += [
+        f"ExecStart={command}",
+        "Restart=on-failure",
+        "RestartSec=5",
+        "KillSignal=SIGTERM",
+        "TimeoutStopSec=120",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
+        "OOMPolicy=stop",
+        "PrivateDevices=yes",
+    ]
+    return _text(unit, service, ["WantedBy=multi-user.target"])
+
+
+def worker_unit(
+    job: str, name: str, argv: Sequence[str], environment: Mapping[str, str], *, seconds: float
+) -> str:
+    """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
+    unit = [
+        f"Description=oeprov {name} of job {job}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+    ]
+    service = [
+        "Type=exec",
+        *_common(job, []),
+        *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
+        f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
+        f"SuccessExitStatus={INTERRUPTED}",
+        "KillSignal=SIGTERM",
+        "KillMode=mixed",  # the trainer alone is told; it ends its own helpers
+        f"TimeoutStopSec={seconds:.0f}",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
+    ]
+    return _text(unit, service, [])
+
+
+def _common(job: str, more: Sequence[str]) -> list[str]:
+    directory = str(job_directory(job))
+    writable = " ".join(quote(path) for path in [directory, *more])
+    return [
+        f"User={USER}",
+        f"WorkingDirectory={quote(directory)}",
+        f"Environment=PYTHONUNBUFFERED=1 {quote(f'HOME={directory}')}",
+        "UMask=0077",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        f"ReadWritePaths={writable}",
+        "ProtectHome=read-only",  # data and environments may lie there
+        "PrivateTmp=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectKernelModules=yes",
+        "ProtectControlGroups=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictRealtime=yes",
+        "LockPersonality=yes",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    ]
+
+
+def _text(unit: Sequence[str], service: Sequence[str], install: Sequence[str]) -> str:
+    parts = [("Unit", unit), ("Service", service), ("Install", install)]
+    blocks = ["\n".join([f"[{name}]", *lines]) for name, lines in parts if lines]
+    return "# Made by oeprov; `oeprov stop` takes it away.\n" + "\n\n".join(blocks) + "\n"
+
+
+def quote(word: str, *, command: bool = False) -> str:
+    """A word as systemd reads it; in a ``command`` also dollar signs stand for themselves."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    if command:
+        text = text.replace("$", "$$")
+    plain = text and not any(sign in text for sign in " \t\"'\\;")
+    return text if plain else f'"{text}"'
