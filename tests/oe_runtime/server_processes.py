@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +76,42 @@ class Servers:
         """End all of them."""
         for server in self.servers:
             server.end()
+
+
+class Relay:
+    """Passes connections on to a server, and tells what clients ask for before it goes on."""
+
+    def __init__(self, endpoint: str, on_request: Callable[[int], None]) -> None:
+        host, port = endpoint.split(":")
+        self._server = (host, int(port))
+        self._on_request = on_request
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections; those there are end with their peers."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                threading.Thread(target=self._requests, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._replies, args=(server, client), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError), client.makefile("rb") as stream:
+            while header := stream.read(24):
+                op, length = struct.unpack_from("<6xH8xQ", header)
+                self._on_request(op)
+                server.sendall(header + stream.read(length))
+        server.close()
+
+    def _replies(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                client.sendall(data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)

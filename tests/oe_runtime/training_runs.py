@@ -53,13 +53,16 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[Any], se
 class ServerProcess:
     """`python -m oe_runtime.server` on a free port of loopback."""
 
-    def __init__(self, directory: Path, index: int = 0, count: int = 1, storage: str = "dram") -> None:
-        directory.mkdir(parents=True)
+    def __init__(
+        self, directory: Path, index: int = 0, count: int = 1, storage: str = "dram", *flags: str
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         ready = directory / "ready.json"
+        ready.unlink(missing_ok=True)  # of one that was killed
         command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
         command += ["--index", str(index), "--count", str(count), "--storage", storage]
         command += ["--storage-path", str(directory)] if storage != "dram" else []
-        command += ["--ready-file", str(ready), "--exit-with-parent"]
+        command += ["--ready-file", str(ready), "--exit-with-parent", *flags]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         wait_for(ready.exists, self.process)
         self.endpoint = f"127.0.0.1:{json.loads(ready.read_text())['port']}"

@@ -108,6 +108,26 @@ TEST(MessageTest, ErrorsKeepTheirClass) {
   EXPECT_THROW(ThrowAs(ParseError({from_the_future, 5}).code, "x"), Error);
 }
 
+TEST(MessageTest, FileChunkRoundTripAndTruncation) {
+  const std::string head = EncodeFileChunk({"server-0-of-1.t.oet", uint64_t{5} << 40, 3});
+  const std::string body = head + "abc";
+  const auto* data = reinterpret_cast<const uint8_t*>(body.data());
+  Bytes rest;
+  const FileChunk chunk = ParseFileChunk({data, body.size()}, &rest);
+  EXPECT_EQ(chunk.file, "server-0-of-1.t.oet");
+  EXPECT_EQ(chunk.offset, uint64_t{5} << 40);
+  EXPECT_EQ(chunk.size, 3U);
+  EXPECT_EQ(std::string(rest.data, rest.data + rest.size), "abc");
+  for (size_t size = 0; size < head.size(); ++size) {
+    EXPECT_THROW(ParseFileChunk({data, size}, &rest), ProtocolError);
+  }
+  for (const uint32_t size : {0U, kMaxChunk + 1, ~0U}) {
+    const std::string bad = EncodeFileChunk({"t", 0, size});
+    EXPECT_THROW(ParseFileChunk({reinterpret_cast<const uint8_t*>(bad.data()), bad.size()}, &rest),
+                 ProtocolError);
+  }
+}
+
 TEST(BatchTest, RoundTrip) {
   const Buffer head = SampleBatch();
   const BatchView view = ParseBatch(ViewOf(head));

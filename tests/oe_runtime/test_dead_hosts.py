@@ -1,0 +1,134 @@
+"""A host that vanishes says no farewell: no reset, no end of the stream. Both sides must notice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_runs import wait_for
+
+from oe_runtime import Client, ServerLost, TableSpec
+
+pytestmark = pytest.mark.process
+
+TOKEN = "correct horse"
+_numbers = itertools.count()
+
+
+def sh(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+class Host:
+    """A network namespace, reached over a cable, with one server that listens on every address."""
+
+    def __init__(self, directory: Path) -> None:
+        number = next(_numbers)
+        self.name = f"oe{os.getpid()}-{number}"
+        self._cable = f"oe{os.getpid() % 100000}x{number}"
+        address = f"198.18.{os.getpid() % 250}.{number * 4 + 1}"
+        self.process: subprocess.Popen[bytes] | None = None
+        sh("ip", "netns", "add", self.name)
+        sh("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        sh("ip", "address", "add", f"{address}/30", "dev", self._cable)
+        sh("ip", "link", "set", self._cable, "up")
+        self.sh("ip", "address", "add", f"{address[:-1]}{number * 4 + 2}/30", "dev", "eth0")
+        self.sh("ip", "link", "set", "eth0", "up")
+        self.sh("ip", "link", "set", "lo", "up")
+        token, ready = directory / "token", directory / "ready.json"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        command = [sys.executable, "-m", "oe_runtime.server", "--host", "0.0.0.0", "--port", "7000"]  # noqa: S104
+        command += ["--token-file", str(token), "--ready-file", str(ready), "--exit-with-parent"]
+        command += ["--checkpoint-dir", str(directory / "own")]
+        self.process = subprocess.Popen(["ip", "netns", "exec", self.name, *command], stdin=subprocess.PIPE)
+        wait_for(ready.exists, self.process)
+        self.endpoint = f"{address[:-1]}{number * 4 + 2}:7000"
+
+    def sh(self, *command: str) -> str:
+        """Run a command there."""
+        return sh("ip", "netns", "exec", self.name, *command)
+
+    def vanish(self) -> None:
+        """The cable is cut at the host's end: nothing goes out and nothing comes in."""
+        self.sh("ip", "link", "set", "eth0", "down")
+
+    def end(self) -> None:
+        """Take everything away again."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        subprocess.run(["ip", "netns", "delete", self.name], check=False)
+        subprocess.run(["ip", "link", "delete", self._cable], check=False, capture_output=True)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    probe = f"oe{os.getpid()}-probe"
+    if subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make network namespaces")
+    sh("ip", "netns", "delete", probe)
+    made = Host(tmp_path)
+    yield made
+    made.end()
+
+
+def outcome(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    """`work` in a thread, and the list in which its exception will be."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, raised
+
+
+def test_a_host_that_vanishes_during_a_save_is_noticed(host: Host, tmp_path: Path) -> None:
+    client = Client([host.endpoint], token=TOKEN, timeout=3, checkpoint_transfer="wire")
+    table = client.create_table(TableSpec("t", 4))
+    client.push(client.pull([np.arange(9)], [(table, 0)]), [np.ones((9, 4), np.float32)], 0.1)
+    (tmp_path / "saved").mkdir()
+    # A server that is only slow is waited for: a save may take an hour.
+    host.process.send_signal(signal.SIGSTOP)
+    thread, raised = outcome(lambda: client.save(tmp_path / "saved"))
+    thread.join(7)
+    assert thread.is_alive()
+    host.vanish()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert type(raised[0]) is ServerLost
+    assert raised[0].endpoint == host.endpoint
+    assert "the connection broke" in str(raised[0])
+    assert os.listdir(tmp_path / "saved") == []
+
+
+def test_a_host_that_vanished_while_nobody_asked_is_noticed_at_the_next_request(host: Host) -> None:
+    client = Client([host.endpoint], token=TOKEN, timeout=3)
+    host.vanish()
+    with pytest.raises(ServerLost, match=re.escape(host.endpoint)):
+        client.stats()
+
+
+def test_a_server_probes_clients_that_say_nothing(host: Host) -> None:
+    client = Client([host.endpoint], token=TOKEN)
+    (timer,) = re.findall(r"timer:\(keepalive,([^,]*),", host.sh("ss", "-tnoH", "sport", "=", ":7000"))
+    seconds = re.fullmatch(r"(?:(\d+)min)?(?:([\d.]+)sec)?(?:\d+ms)?", timer)
+    assert seconds, timer
+    assert int(seconds[1] or 0) * 60 + float(seconds[2] or 0) <= 40
+    client.close()
