@@ -1,17 +1,24 @@
 """Optane modules of bare metal: memory mode and App Direct goals."""
 
 import re
-from typing import Dict, List
+from typing import Any, Dict, List
 
-from . import mount, ndctl
-from .command import System
+from . import mount, ndctl, owned, system_ram
+from .command import CommandError, System
+from .directory import human
 from .part import Part
 from .state import Dimms, Region, State
-from .step import Action, Desired, Step
+from .step import Action, Applied, Desired, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _LOSES = 0.05  # modules keep a little for themselves: that much Inaccessible is no sign of trouble
+_MEMORY_MODE = "memorymode=100"
+_APP_DIRECT = "persistentmemorytype=appdirect"
+_KINDS = {_MEMORY_MODE: "memorymode", _APP_DIRECT: "appdirect"}
+_NEEDS_EMPTY = 18  # exit status: the modules' configuration is in the way
+_WAITS = "the goal of the modules waits for a boot"
+_APPLIES = "the firmware applies the goal at boot"
 
 
 def parse_version(text: str) -> str:
@@ -78,6 +85,25 @@ def problems(state: State) -> List[str]:
     return []
 
 
+def _not_applied(state: State, argument: str) -> List[str]:
+    """The goal was set before this boot, and the capacity is not what it asks for."""
+    dimms = state.dimms
+    if dimms.goals or not owned.goal_of_earlier_boot(state.owned, argument, state.boot_id):
+        return []
+    words = "the goal {} was set before the last boot and did not take: {} of {} are Inaccessible".format(
+        argument, human(dimms.inaccessible), human(dimms.physical)
+    )
+    return [
+        "{}; a firmware fixed to 1LM or App Direct does this: change its memory setting, then take the line "
+        "goal:{}:… out of {} and run this again".format(words, argument, owned.PATH)
+    ]
+
+
+def mostly_inaccessible(dimms: Dimms) -> bool:
+    """More of the modules cannot be used than they keep for themselves."""
+    return dimms.inaccessible > _LOSES * dimms.physical
+
+
 def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
     return Step(
         id="dimm-goal",
@@ -91,40 +117,57 @@ def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
     )
 
 
+def forget_goal(state: State) -> Part:
+    """Takes back goals for memory mode that wait for a boot, which would end App Direct."""
+    if not set(state.dimms.goals) - {"appdirect"}:
+        return Part()
+    step = Step(
+        id="dimm-goal-forget",
+        what="take back the goal of the modules",
+        why="memory mode waits for the next boot and would take the persistent capacity away",
+        commands=[["ipmctl", "delete", "-f", "-goal"]],
+        action="delete_goal",
+    )
+    return Part(before=[step])
+
+
 def plan_memory(state: State, desired: Desired) -> Part:
     """Memory mode: DRAM becomes a cache of the modules; every namespace goes."""
-    if state.dimms.volatile and not state.dimms.app_direct and not state.dimms.goals:
-        return Part(problems=problems(state))
-    if state.dimms.goals and set(state.dimms.goals) == {"memorymode"}:
-        return Part(reboot_why="the goal of the modules waits for a boot", problems=problems(state))
-    before: List[Step] = []
-    lost: List[str] = []
+    before = system_ram.forget(state)
     for item in state.namespaces:
         before += mount.unmount_step(state, item.blockdev) if item.blockdev else []
     before += mount.forget_step(state, desired)
-    for item in state.namespaces:
-        data = ndctl.data_in(state, item)
-        lost += data
-        before.append(
-            Step(
-                id="destroy-" + item.dev,
-                what="destroy " + item.dev,
-                why="memory mode leaves no room for namespaces",
-                destroys=data,
-                commands=[["ndctl", "destroy-namespace", "-f", item.dev]],
-                action="destroy_namespace",
-                args={"namespace": item.dev},
+    if state.dimms.volatile and not state.dimms.app_direct and not state.dimms.goals:
+        found = problems(state)
+        if mostly_inaccessible(state.dimms):
+            found.append(
+                "memory mode is on, but {} of {} are Inaccessible: not all modules took the goal; see "
+                "`ipmctl show -memoryresources` and `ipmctl show -dimm`".format(
+                    human(state.dimms.inaccessible), human(state.dimms.physical)
+                )
             )
-        )
-    before.append(_goal("memory mode", "memorymode=100", "the modules are not in memory mode", lost))
-    return Part(
-        before=before,
-        reboot_why="the firmware applies the goal at boot",
-        notes=[
-            "a firmware fixed to App Direct leaves the capacity Inaccessible: it is checked after the boot"
-        ],
-        problems=problems(state),
-    )
+        return Part(before=before, problems=found)
+    if state.dimms.goals and set(state.dimms.goals) == {"memorymode"}:
+        return Part(before=before, reboot_why=_WAITS, problems=problems(state))
+    steps: List[Step] = []
+    lost: List[str] = []
+    release_why = ""
+    for item in state.namespaces:
+        release = system_ram.release(state, item)
+        steps += release.after
+        release_why = release_why or release.reboot_why
+    for item in state.namespaces:
+        step = ndctl.destroy(state, item, "memory mode leaves no room for namespaces")
+        lost += step.destroys
+        steps.append(step)
+    steps.append(_goal("memory mode", _MEMORY_MODE, "the modules are not in memory mode", lost))
+    note = "a firmware fixed to App Direct leaves the capacity Inaccessible: it is checked after the boot"
+    found = problems(state) + _not_applied(state, _MEMORY_MODE)
+    if release_why:
+        # What holds the namespaces goes with the boot; the goal then needs another one.
+        more = "the goal needs a second reboot: it is planned after the first"
+        return Part(before=before, reboot_why=release_why, after=steps, notes=[note, more], problems=found)
+    return Part(before=before + steps, reboot_why=_APPLIES, notes=[note], problems=found)
 
 
 def predicted(state: State) -> State:
@@ -132,22 +175,76 @@ def predicted(state: State) -> State:
     count = len(state.dimms.sockets) or 1
     size = state.dimms.physical // count
     regions = [Region("region{}".format(item), size=size, available=size) for item in range(count)]
+    # Modules keep a little for themselves, and regions are whole GiB.
+    regions = [item._replace(size=item.size >> 30 << 30) for item in regions]
     return state._replace(regions=regions)
 
 
 def plan_app_direct(state: State, later: Part) -> Part:
     """App Direct on all sockets and a boot, then ``later``: what follows on the predicted regions."""
-    found = problems(state) + later.problems
+    found = problems(state) + _not_applied(state, _APP_DIRECT) + later.problems
     if state.dimms.goals and set(state.dimms.goals) == {"appdirect"}:
-        return later._replace(reboot_why="the goal of the modules waits for a boot", problems=found)
+        return later._replace(reboot_why=_WAITS, problems=found)
     why = "the modules hold no persistent capacity"
-    step = _goal("App Direct", "persistentmemorytype=appdirect", why, [])
+    step = _goal("App Direct", _APP_DIRECT, why, [])
     return later._replace(
         before=[step] + later.before,
-        reboot_why="the firmware applies the goal at boot",
+        reboot_why=_APPLIES,
         problems=found,
         notes=later.notes + ["regions are one per socket, as far as can be told before the boot"],
     )
 
 
-ACTIONS: Dict[str, Action] = {}
+def _goals(system: System) -> List[str]:
+    return parse_goals(system.check(["ipmctl", "show", "-goal"]))
+
+
+def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
+    argument = args["goal"]
+    wanted = _KINDS[argument]
+    version = parse_version(system.check(["ipmctl", "version"]))
+    if version == BROKEN:
+        raise CommandError("ipmctl {} accepts goals but does not apply them".format(BROKEN))
+    sockets = parse_sockets(system.check(["ipmctl", "show", "-d", "SocketID", "-dimm"]))
+    before = _goals(system)
+    changed = False
+    if before != [wanted] * len(sockets) or not sockets:
+        result = system.run(["ipmctl", "create", "-f", "-goal", argument], timeout=600)
+        changed = True
+        if not result.ok:
+            raise CommandError(_explain_failure(result.code, result.explain()))
+    goals = _goals(system)
+    if set(goals) != {wanted} or (sockets and len(goals) != len(sockets)):
+        raise CommandError(
+            "ipmctl took the goal {}, yet {} of {} sockets have it waiting ({})".format(
+                argument, goals.count(wanted), len(sockets), ", ".join(goals) or "no goals"
+            )
+        )
+    old = [word for word in owned.observe(system) if word.startswith("goal:")]
+    boot_id = system.read("/proc/sys/kernel/random/boot_id").strip()
+    owned.change(system, [owned.goal(argument, boot_id)], old)
+    return Applied(changed, "{} sockets wait for a boot with {}".format(len(goals), wanted))
+
+
+def _explain_failure(code: int, said: str) -> str:
+    if code == _NEEDS_EMPTY or re.search(r"\bError[: (]*18\b", said):
+        return (
+            "{}; error 18 means that the modules' configuration must be deleted first, with `ipmctl delete "
+            "-f -pcd`: that destroys all data on them, so oeprov never does it for you".format(said)
+        )
+    return said
+
+
+def _delete_goal(system: System, args: Dict[str, Any]) -> Applied:
+    if not _goals(system):
+        return Applied(False, "no goal is waiting")
+    system.check(["ipmctl", "delete", "-f", "-goal"], timeout=600)
+    left = _goals(system)
+    if left:
+        raise CommandError("ipmctl deleted the goals, yet {} are waiting".format(", ".join(left)))
+    words = [word for word in owned.observe(system) if word.startswith("goal:")]
+    owned.change(system, [], words)
+    return Applied(True, "no goal is waiting")
+
+
+ACTIONS: Dict[str, Action] = {"create_goal": _create_goal, "delete_goal": _delete_goal}

@@ -4,15 +4,19 @@ Without the argument the range is a memory node without CPUs; with it, it is ``/
 """
 
 import re
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
-from . import mount, ndctl, numa
+from . import mount, ndctl, numa, system_ram
+from .command import System
+from .devices import namespaces
+from .directory import human
 from .numa import coalesce, cpuless
 from .part import Part
 from .state import MemoryRange, State
-from .step import Action, Desired, Step
+from .step import Action, Applied, Desired, Step
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_GRAIN = 2 << 20  # what the kernel maps memory by
 NOKASLR = "nokaslr"
 VOLATILE = (
     "persistent memory of re7p does not outlive a stop or restart of the instance: treat what lies there as "
@@ -72,6 +76,11 @@ def _range_problems(state: State, value: str) -> List[str]:
     dram = [item for item in state.ranges if item.source == "srat" and item.node in with_cpus]
     for start, size in parse(value):
         end = start + size
+        if start % _GRAIN or size % _GRAIN:
+            found.append(
+                "memmap={}: size and offset must be multiples of {}, or the kernel makes no DAX device of "
+                "the range".format(value, human(_GRAIN))
+            )
         if ram and not any(item.start <= start and end <= item.end for item in ram):
             found.append(
                 "memmap={}: the range is not all RAM in this machine's firmware map ({})".format(
@@ -88,7 +97,9 @@ def plan(state: State, desired: Desired) -> Part:
     words = list(dict.fromkeys(item for item in _configured(state) + state.kernel.cmdline if is_memmap(item)))
     if desired.pmem_mode == "system-ram":
         return _plan_system_ram(state, desired, words)
-    value = desired.pmem_memmap or compute(state)
+    # Of what runs already, the boot log may be gone: then it stays.
+    running = [word for word in state.kernel.cmdline if is_memmap(word)]
+    value = desired.pmem_memmap or compute(state) or (running[0].split("=", 1)[1] if running else "")
     if not value:
         problem = (
             "memmap cannot be computed: neither the boot log nor the memory map shows a node without CPUs; "
@@ -109,9 +120,11 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
     add = [wanted]
     why = "turns the memory node into persistent memory"
     running = wanted in state.kernel.cmdline and not [word for word in state.kernel.cmdline if word in others]
-    before: List[Step] = []
+    before = system_ram.forget(state)
     reboot_why = "" if running else "the kernel makes the range persistent at boot"
-    devices = [item for item in ndctl.chosen(state, desired) if item.enabled and item.blockdev]
+    devices = [
+        item for item in ndctl.chosen(state, desired) if item.enabled and (item.blockdev or item.chardev)
+    ]
     if running and not devices:
         if NOKASLR in state.kernel.cmdline:
             problems.append(
@@ -122,7 +135,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         why = "the kernel may have been placed inside the range, which disables it"
         reboot_why = "without a persistent device, the kernel must start elsewhere"
     if reboot_why and devices:
-        before = _leave(state, desired, "the range changes")
+        before += _leave(state, desired, "the range changes")
     after: List[Step] = []
     count = len(parse(value))
     if reboot_why:
@@ -132,7 +145,12 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
     else:
         for number, item in enumerate(devices):
             where = desired.pmem_mount_prefix + str(number)
-            after += mount.plan(state, desired, item.blockdev, where, fresh=False)
+            device = item.blockdev or ndctl.block_device(item.dev)
+            ready = item.mode == "fsdax" and item.blockdev != ""
+            if not ready:
+                after += system_ram.release(state, item).after + ndctl.convert(state, desired, item, "fsdax")
+            after += mount.plan(state, desired, device, where, fresh=not ready)
+            problems += mount.problems(state, device, where)
             if not item.labels:
                 notes.append(ndctl.label_note(item))
     return Part(
@@ -151,7 +169,7 @@ def _leave(state: State, desired: Desired, why: str) -> List[Step]:
     """Gives up what is on the persistent range: consent for its data, no mount, no fstab entry."""
     steps: List[Step] = []
     for item in state.namespaces:
-        steps += mount.unmount_step(state, item.blockdev)
+        steps += mount.unmount_step(state, item.blockdev) if item.blockdev else []
     steps += mount.forget_step(state, desired)
     lost = [data for item in state.namespaces for data in ndctl.data_in(state, item)]
     if lost:
@@ -162,11 +180,22 @@ def _leave(state: State, desired: Desired, why: str) -> List[Step]:
                 + ", ".join(item.blockdev or item.dev for item in state.namespaces),
                 why=why + "; what is there is lost with the reboot",
                 destroys=lost,
-                action="check_unused",
-                args={"devices": [item.blockdev for item in state.namespaces]},
+                commands=[
+                    ["wipefs", "-a", "/dev/" + item.blockdev] for item in state.namespaces if item.blockdev
+                ],
+                action="give_up_data",
+                args={"namespaces": [item.dev for item in state.namespaces], "lose": lost},
             )
         )
     return steps
+
+
+def _give_up_data(system: System, args: Dict[str, Any]) -> Applied:
+    # Erased, so that a file system whose range was memory for a while is never taken for a good one.
+    found = [item for item in namespaces(system) if item.dev in args["namespaces"]]
+    for item in found:
+        ndctl.give_up(system, item, args["lose"])
+    return Applied(bool(found), "nothing uses " + ", ".join(args["namespaces"]))
 
 
 def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
@@ -187,9 +216,9 @@ def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
         remove_arguments=words,
         arguments_why="without memmap the persistent memory is a memory node",
         reboot_why="the kernel gives the range back at boot" if running else "",
-        after=numa.plan_memkind(state, [] if running else nodes),
+        after=numa.plan_memkind(state, [] if running else nodes, []),
         notes=[VOLATILE],
     )
 
 
-ACTIONS: Dict[str, Action] = {}
+ACTIONS: Dict[str, Action] = {"give_up_data": _give_up_data}

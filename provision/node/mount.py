@@ -1,11 +1,12 @@
-"""File systems on persistent memory: what is on a device, where it is mounted, and making one with DAX."""
+"""Mount points of persistent memory: now and, through /etc/fstab, after every boot."""
 
-import json
+import os
 from typing import Any, Dict, List, Optional
 
-from .command import System
-from .state import FileSystem, FstabEntry, Mount, State
-from .step import Action, Desired, Step
+from . import devices, filesystem, inuse
+from .command import CommandError, System
+from .state import FstabEntry, Mount, State
+from .step import Action, Applied, Desired, Step
 
 FSTAB = "/etc/fstab"
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
@@ -14,6 +15,12 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 def _unescape(text: str) -> str:
     for code, character in _ESCAPES:
         text = text.replace(code, character)
+    return text
+
+
+def _escape(text: str) -> str:
+    for code, character in reversed(_ESCAPES):
+        text = text.replace(character, code)
     return text
 
 
@@ -29,61 +36,19 @@ def parse_mounts(text: str) -> List[Mount]:
 
 def parse_fstab(text: str) -> List[FstabEntry]:
     """Entries of /etc/fstab."""
-    rows = [line.split() for line in text.splitlines() if not line.lstrip().startswith("#")]
-    return [FstabEntry(row[0], _unescape(row[1]), row[2], row[3].split(",")) for row in rows if len(row) >= 4]
+    return [entry for entry in map(_parse_line, text.splitlines()) if entry]
 
 
-def parse_lsblk(text: str) -> List[FileSystem]:
-    """Signatures of ``lsblk -J -o NAME,FSTYPE,UUID,LABEL,PHY-SEC``."""
-    found = json.loads(text) if text.strip() else {}
-    return [
-        FileSystem(
-            device=item["name"],
-            type=item.get("fstype") or "",
-            uuid=item.get("uuid") or "",
-            label=item.get("label") or "",
-        )
-        for item in found.get("blockdevices", [])
-    ]
+def _parse_line(line: str) -> Optional[FstabEntry]:
+    row = line.split()
+    if len(row) < 4 or row[0].startswith("#"):
+        return None
+    return FstabEntry(row[0], _unescape(row[1]), row[2], row[3].split(","))
 
 
-def parse_block_size(text: str) -> int:
-    """Block size of ``dumpe2fs -h`` or ``xfs_info``; 0 when neither says."""
-    for line in text.splitlines():
-        if line.startswith("Block size:"):
-            return int(line.split()[-1])
-        if line.startswith("data") and "bsize=" in line:
-            return int(line.split("bsize=")[1].split()[0])
-    return 0
-
-
-def observe_filesystems(system: System, devices: List[str]) -> List[FileSystem]:
-    """What is on the block devices; an empty type where nothing was recognised."""
-    found = []
-    for device in devices:
-        path = "/dev/" + device
-        result = system.run(["lsblk", "-d", "-J", "-o", "NAME,FSTYPE,UUID,LABEL", path])
-        for item in parse_lsblk(result.out if result.ok else ""):
-            if item.type.startswith("ext"):
-                item = item._replace(block_size=parse_block_size(system.run(["dumpe2fs", "-h", path]).out))
-            found.append(item)
-    return found
-
-
-def filesystem_on(state: State, device: str) -> Optional[FileSystem]:
-    """The recognised file system on a block device, such as ``pmem0``."""
-    return next((item for item in state.filesystems if item.device == device and item.type), None)
-
-
-def mount_of(state: State, device: str) -> Optional[Mount]:
-    """Where the device is mounted (the first place)."""
-    return next((item for item in state.mounts if item.device == "/dev/" + device), None)
-
-
-def data_on(state: State, device: str) -> List[str]:
-    """Objects that are lost when the device is written over, as consent names them."""
-    found = filesystem_on(state, device)
-    return ["{}/{}/{}".format(device, found.type, found.uuid or "no-uuid")] if found else []
+def mounts_of(state: State, device: str) -> List[Mount]:
+    """Where the device or a partition of it is mounted."""
+    return [item for item in state.mounts if filesystem.is_on(item.device, device)]
 
 
 def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool:
@@ -92,6 +57,7 @@ def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool
     return (
         entry.spec == "UUID=" + uuid
         and entry.where == where
+        and entry.type == desired.pmem_filesystem
         and all(word in entry.options for word in wanted)
     )
 
@@ -101,48 +67,48 @@ def fstab_options(desired: Desired) -> List[str]:
     return ["dax", "nofail", "x-systemd.device-timeout={}s".format(desired.pmem_device_timeout)]
 
 
-def mkfs_command(state: State, desired: Desired, device: str) -> List[str]:
-    """Makes the file system with a block size equal to the page size, which DAX needs."""
-    path = "/dev/" + device
-    if desired.pmem_filesystem == "ext4":
-        argv = ["mkfs.ext4", "-b", str(state.memory.page_size)]
-        return argv + (["-F"] if data_on(state, device) else []) + [path]
-    argv = ["mkfs.xfs", "-b", "size={}".format(state.memory.page_size)]
-    if _kernel_before_6(state):
-        argv += ["-m", "reflink=0"]  # before 6.0, XFS has either reflink or DAX
-    return argv + (["-f"] if data_on(state, device) else []) + [path]
+def entry_line(uuid: str, where: str, kind: str, options: List[str]) -> str:
+    """A line of /etc/fstab."""
+    return " ".join(["UUID=" + uuid, _escape(where), kind, ",".join(options), "0", "0"])
 
 
-def _kernel_before_6(state: State) -> bool:
-    major = state.kernel.running.split(".")[0]
-    return not major.isdigit() or int(major) < 6
+def edit_fstab(text: str, remove: List[str], line: str) -> str:
+    """The file without the entries at the mount points ``remove``, and with ``line`` (may be empty).
 
-
-def suits(state: State, desired: Desired, device: str) -> bool:
-    """The device holds a file system that can be used as it is: ours, or mounted where ours would be."""
-    found = filesystem_on(state, device)
-    if found is None or found.type != desired.pmem_filesystem:
-        return False
-    if found.block_size not in (0, state.memory.page_size):
-        return False
-    mounted = mount_of(state, device)
-    at_home = mounted is not None and mounted.where.startswith(desired.pmem_mount_prefix)
-    return found.uuid in state.owned or at_home
+    A new line takes the place of the first that it replaces, else it goes to the end. All other lines stay
+    as they are, byte for byte; doing it twice changes nothing more.
+    """
+    kept = []
+    pending = line + "\n" if line else ""
+    for old in text.splitlines(True):
+        entry = _parse_line(old)
+        if entry is None or entry.where not in remove:
+            kept.append(old)
+        elif pending:
+            kept.append(pending)
+            pending = ""
+    if pending and pending not in kept:
+        if kept and not kept[-1].endswith("\n"):
+            kept[-1] += "\n"
+        kept.append(pending)
+    return "".join(kept)
 
 
 def unmount_step(state: State, device: str) -> List[Step]:
     """Takes the device out of use; none when it is not mounted."""
-    mounted = mount_of(state, device)
-    if mounted is None:
+    where = [item.where for item in mounts_of(state, device)]
+    if not where:
         return []
+    # What was mounted last goes first.
+    where = list(reversed(where))
     return [
         Step(
             id="unmount-" + device,
-            what="unmount {} from {}".format(device, mounted.where),
+            what="unmount {} from {}".format(device, ", ".join(where)),
             why="a mounted device cannot be changed; the step fails when files are open there",
-            commands=[["umount", mounted.where]],
+            commands=[["umount", item] for item in where],
             action="unmount",
-            args={"device": device, "where": mounted.where},
+            args={"device": device, "where": where},
         )
     ]
 
@@ -152,14 +118,15 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
     entries = [item for item in state.fstab if _is_ours(item, desired)]
     if not entries:
         return []
+    where = list(dict.fromkeys(item.where for item in entries))
     return [
         Step(
             id="fstab-forget",
-            what="remove {} from {}".format(", ".join(item.where for item in entries), FSTAB),
+            what="remove {} from {}".format(", ".join(where), FSTAB),
             why="there will be no such device any more",
             commands=[["edit", FSTAB] + ["-" + item.spec for item in entries]],
             action="edit_fstab",
-            args={"remove": [item.where for item in entries], "add": []},
+            args={"remove": where},
         )
     ]
 
@@ -172,76 +139,175 @@ def _is_ours(entry: FstabEntry, desired: Desired) -> bool:
 def plan(state: State, desired: Desired, device: str, where: str, fresh: bool) -> List[Step]:
     """From a block device to a DAX mount that survives a reboot.
 
-    ``fresh``: the device does not exist yet or was just made again, so nothing on it can be kept.
+    ``fresh``: the device does not exist yet or will be made again, so nothing on it can be kept.
     """
     steps: List[Step] = []
-    keep = not fresh and suits(state, desired, device)
-    found = filesystem_on(state, device)
-    mounted = None if fresh else mount_of(state, device)
+    mounts = [] if fresh else mounts_of(state, device)
+    at_home = any(item.where.startswith(desired.pmem_mount_prefix) for item in mounts)
+    keep = not fresh and filesystem.suits(state, desired, device, at_home)
+    found = filesystem.recognised(state, device)
     if not keep:
-        lost = [] if fresh else data_on(state, device)
-        steps += [] if fresh else unmount_step(state, device)
+        lost = [] if fresh else filesystem.data_on(state, device)
+        steps += unmount_step(state, device) if mounts else []
         why = "the device is empty"
         if lost and found:
             why = "it holds a file system that oeprov did not make or cannot use with DAX ({}{})".format(
-                found.type, ", mounted at " + mounted.where if mounted else ""
+                found.type, ", mounted at " + mounts[0].where if mounts else ""
             )
-        steps.append(
-            _step(
-                "mkfs-" + device,
-                "make {} on {}".format(desired.pmem_filesystem, device),
-                why,
-                lost,
-                [mkfs_command(state, desired, device)],
-                "make_filesystem",
-                {"device": device, "type": desired.pmem_filesystem, "where": where},
-            )
-        )
-        mounted = None
-    dax = mounted is not None and mounted.where == where and _has_dax(mounted)
-    if mounted is not None and not dax:
+        steps.append(filesystem.make_step(state, desired, device, why, lost))
+        mounts = []
+    dax = len(mounts) == 1 and mounts[0].where == where and has_dax(mounts[0].options)
+    if mounts and not dax:
         steps += unmount_step(state, device)
-    uuid = found.uuid if keep and found else ""
-    entry = next((item for item in state.fstab if item.where == where), None)
-    if entry is None or not uuid or not entry_ok(entry, uuid, where, desired):
-        spec = "UUID=" + (uuid or "<of {}>".format(device))
-        line = " ".join([spec, where, desired.pmem_filesystem, ",".join(fstab_options(desired)), "0", "0"])
-        remove = [entry.where] if entry else []
-        steps.append(
-            _step(
-                "fstab-" + device,
-                "enter {} in {}".format(where, FSTAB),
-                "the mount must survive a reboot, and a boot must survive a missing device",
-                [],
-                [["edit", FSTAB] + ["-" + item for item in remove] + ["+" + line]],
-                "edit_fstab",
-                {"remove": remove, "add": [line], "device": device},
-            )
-        )
+    steps += _fstab_steps(state, desired, device, where, found.uuid if keep and found else "")
     if not dax:
-        why = "it is mounted without DAX" if mounted is not None else "it is not mounted"
+        options = fstab_options(desired)
+        why = "it is not mounted"
+        if mounts:
+            why = "it is mounted elsewhere" if has_dax(mounts[0].options) else "it is mounted without DAX"
         steps.append(
-            _step(
-                "mount-" + device,
-                "mount {} at {} with DAX".format(device, where),
-                why + "; that DAX is on is checked afterwards",
-                [],
-                [["mkdir", "-p", where], ["mount", "-o", "dax", "/dev/" + device, where]],
-                "mount",
-                {"device": device, "where": where, "assert_option": "dax"},
+            Step(
+                id="mount-" + device,
+                what="mount {} at {} with DAX".format(device, where),
+                why=why + "; that DAX is on is checked afterwards",
+                commands=[["mkdir", "-p", where], ["mount", "-o", options[0], "/dev/" + device, where]],
+                action="mount",
+                args={"device": device, "where": where, "options": options[:1]},
             )
         )
     return steps
 
 
-def _has_dax(mounted: Mount) -> bool:
-    return any(option in ("dax", "dax=always") for option in mounted.options)
+def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: str) -> List[Step]:
+    """The one entry for a mount point; an empty UUID is that of a file system to be made."""
+    entries = [item for item in state.fstab if item.where == where]
+    if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, desired):
+        return []
+    options = fstab_options(desired)
+    line = entry_line(uuid or "<of {}>".format(device), where, desired.pmem_filesystem, options)
+    return [
+        Step(
+            id="fstab-" + device,
+            what="enter {} in {}".format(where, FSTAB),
+            why="the mount must survive a reboot, and a boot must survive a missing device",
+            commands=[["edit", FSTAB] + ["-" + where for _ in entries[:1]] + ["+" + line]],
+            action="edit_fstab",
+            args={
+                "remove": [where],
+                "device": device,
+                "where": where,
+                "type": desired.pmem_filesystem,
+                "options": options,
+            },
+        )
+    ]
 
 
-def _step(
-    name: str, what: str, why: str, destroys: List[str], commands: List[List[str]], action: str, args: Any
-) -> Step:
-    return Step(name, what, why, destroys, False, commands, action, args)
+def problems(state: State, device: str, where: str) -> List[str]:
+    """Why a device cannot be mounted at a place."""
+    found = filesystem.recognised(state, device)
+    if found and found.holders:
+        return [
+            "{} is in use by {} ({}): take that apart first".format(
+                device, ", ".join(found.holders), found.type
+            )
+        ]
+    others = [
+        item.device
+        for item in state.mounts
+        if item.where == where and not filesystem.is_on(item.device, device)
+    ]
+    return [
+        "{} is to be mounted at {}, where {} is mounted; unmount that or set pmem_mount_prefix".format(
+            device, where, other
+        )
+        for other in others
+    ]
 
 
-ACTIONS: Dict[str, Action] = {}
+def has_dax(options: List[str]) -> bool:
+    """The mount's real options say that DAX is on."""
+    return "dax" in options or "dax=always" in options
+
+
+def _now(system: System, device: str) -> List[Mount]:
+    return mounts_of(State(mounts=parse_mounts(system.read("/proc/mounts"))), device)
+
+
+def _unmount(system: System, args: Dict[str, Any]) -> Applied:
+    device = args["device"]
+    mounts = _now(system, device)
+    for item in reversed(mounts):
+        result = system.run(["umount", item.where])
+        if not result.ok:
+            users = inuse.observe_users(system, item.where)
+            raise CommandError(
+                "{} cannot be unmounted from {}: {}".format(
+                    device,
+                    item.where,
+                    "process {} uses it; stop it first".format(inuse.describe(users))
+                    if users
+                    else result.explain(),
+                )
+            )
+    left = [item.where for item in _now(system, device)]
+    if left:
+        raise CommandError("{} is still mounted at {}".format(device, ", ".join(left)))
+    return Applied(bool(mounts), "unmounted" if mounts else "not mounted")
+
+
+def _mount(system: System, args: Dict[str, Any]) -> Applied:
+    device, where = args["device"], args["where"]
+    mounts = _now(system, device)
+    if [item.where for item in mounts if has_dax(item.options)] == [where]:
+        return Applied(False, "{} is mounted with DAX".format(where))
+    if mounts:
+        raise CommandError("{} is mounted at {} already".format(device, mounts[0].where))
+    try:
+        os.makedirs(system.path(where), exist_ok=True)
+    except OSError as error:
+        raise CommandError("{}: {}".format(where, error.strerror))
+    system.check(["mount", "-o", ",".join(args["options"]), "/dev/" + device, where])
+    mounts = _now(system, device)
+    if not mounts:
+        raise CommandError("{} was mounted at {} and is gone again: see the journal".format(device, where))
+    if not has_dax(mounts[-1].options):
+        # "DAX unsupported by block device. Turning off DAX." is no error for mount.
+        system.run(["umount", where])
+        raise CommandError(
+            "{} was mounted at {} without DAX (options {}), so it was unmounted again: the kernel says why "
+            "in `dmesg | grep -i dax`".format(device, where, ",".join(mounts[-1].options))
+        )
+    return Applied(True, "{} is mounted with {}".format(where, ",".join(mounts[-1].options)))
+
+
+def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
+    line = ""
+    if args.get("device"):
+        found = filesystem.probe(system, args["device"])
+        if not found.uuid or found.type != args["type"]:
+            raise CommandError(
+                "{} holds {}, not the {} that {} should name".format(
+                    args["device"], found.type or "nothing", args["type"], FSTAB
+                )
+            )
+        line = entry_line(found.uuid, args["where"], args["type"], args["options"])
+    text = system.read(FSTAB)
+    if "\ufffd" in text:
+        raise CommandError(
+            "{} is not UTF-8, so it could not be kept byte for byte; nothing was changed".format(FSTAB)
+        )
+    changed = system.write(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
+    if changed:
+        # Else systemd's mount unit still waits for the old device, and unmounts the new one.
+        system.run(["systemctl", "daemon-reload"])
+        devices.settle(system)
+    return Applied(changed, line or "removed {}".format(", ".join(args["remove"])))
+
+
+ACTIONS: Dict[str, Action] = {
+    "unmount": _unmount,
+    "mount": _mount,
+    "edit_fstab": _edit_fstab,
+}
+ACTIONS.update(filesystem.ACTIONS)

@@ -1,69 +1,16 @@
-"""Regions and namespaces of persistent memory, and the way to a DAX file system on them."""
+"""Namespaces of persistent memory: which are ours to use, whose data is on them, and making them."""
 
-import json
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional
 
-from . import mount
-from .command import System
+from . import devices, filesystem, mount, owned
+from .command import CommandError, System
+from .directory import human
 from .state import Namespace, Region, State
-from .step import Action, Desired, Step
+from .step import Action, Applied, Desired, Step
 
-# UUIDs of namespaces and file systems that oeprov made on this node. Label-less namespaces drop a name
-# silently, so names cannot tell whose they are.
-OWNED = "/var/lib/oeprov/owned"
-
-
-def _items(text: str) -> List[Dict[str, Any]]:
-    """ndctl prints nothing, one object or an array."""
-    if not text.strip():
-        return []
-    found = json.loads(text)
-    items = found if isinstance(found, list) else [found]
-    return [item for item in items if isinstance(item, dict)]
-
-
-def parse_regions(text: str) -> List[Region]:
-    """``ndctl list -R -v`` (or ``cxl list -R``)."""
-    return [
-        Region(
-            dev=item.get("dev") or item.get("region", ""),
-            size=int(item.get("size", 0)),
-            available=int(item.get("available_size", 0)),
-            type=item.get("type", "pmem"),
-            numa_node=int(item.get("numa_node", -1)),
-            persistence=item.get("persistence_domain", ""),
-            bus="cxl" if "region" in item else "nvdimm",
-        )
-        for item in _items(text)
-    ]
-
-
-def parse_namespaces(text: str) -> List[Namespace]:
-    """``ndctl list -N -i -v``; a namespace without ``raw_uuid`` and ``uuid`` has no label."""
-    found = []
-    for item in _items(text):
-        chardev = item.get("chardev", "")
-        for region in item.get("daxregion", {}).get("devices", []):
-            chardev = chardev or region.get("chardev", "")
-        found.append(
-            Namespace(
-                dev=item["dev"],
-                mode=item.get("mode", "raw"),
-                map=item.get("map", ""),
-                size=int(item.get("size", 0)),
-                uuid=item.get("uuid", ""),
-                name=item.get("name", ""),
-                blockdev=item.get("blockdev", ""),
-                chardev=chardev,
-                region="region" + region_number(item["dev"]),
-                numa_node=int(item.get("numa_node", -1)),
-                labels=bool(item.get("raw_uuid")),
-                enabled=item.get("state") != "disabled",
-                alignment=int(item.get("align", 0)),
-            )
-        )
-    return found
+ALIGNMENT = 16 << 20  # of namespaces, where the kernel does not say
+TIMEOUT = 1800.0  # seconds; page structures on a terabyte of the device itself take a while
 
 
 def region_number(dev: str) -> str:
@@ -72,37 +19,15 @@ def region_number(dev: str) -> str:
     return match.group(1) if match else "0"
 
 
-def observe(system: System, trouble: List[str]) -> Tuple[List[Region], List[Namespace]]:
-    """Regions of both buses and all namespaces, disabled ones too; nothing when ndctl is not installed."""
-    if not system.which("ndctl"):
-        return _observe_sysfs(system), []
-    texts = []
-    for argv in (["ndctl", "list", "-R", "-v"], ["cxl", "list", "-R"], ["ndctl", "list", "-N", "-i", "-v"]):
-        result = system.run(argv)
-        if not result.ok and argv[0] == "ndctl":
-            trouble.append(result.explain())
-        texts.append(result.out if result.ok else "")
-    seen: Dict[str, Region] = {}
-    for region in parse_regions(texts[0]) + parse_regions(texts[1]):
-        # A CXL pmem region is listed by both tools; ndctl calls it regionN.
-        if region.bus == "nvdimm" or region.type == "ram":
-            seen[region.dev] = region
-    return list(seen.values()), parse_namespaces(texts[2])
+def block_device(dev: str) -> str:
+    """Block device of a namespace in fsdax mode: namespace1.0 → pmem1, namespace1.2 → pmem1.2."""
+    region, _, number = dev.replace("namespace", "").partition(".")
+    return "pmem" + region + ("." + number if number not in ("", "0") else "")
 
 
-def _observe_sysfs(system: System) -> List[Region]:
-    """Regions as far as sysfs tells without tools."""
-    base = "/sys/bus/nd/devices"
-    return [
-        Region(
-            dev=name,
-            size=int(system.read("{}/{}/size".format(base, name)).strip() or 0),
-            available=int(system.read("{}/{}/available_size".format(base, name)).strip() or 0),
-            bus="nvdimm",
-        )
-        for name in system.list(base)
-        if re.match(r"region\d+$", name)
-    ]
+def dax_device(dev: str) -> str:
+    """Dax device of a namespace in devdax mode: namespace1.2 → dax1.2."""
+    return dev.replace("namespace", "dax")
 
 
 def chosen(state: State, desired: Desired) -> List[Namespace]:
@@ -112,7 +37,7 @@ def chosen(state: State, desired: Desired) -> List[Namespace]:
         for item in state.namespaces
         if not desired.pmem_namespaces or item.dev in desired.pmem_namespaces
     ]
-    return sorted(wanted, key=lambda item: [int(number) for number in re.findall(r"\d+", item.dev)])
+    return sorted(wanted, key=lambda item: devices.order(item.dev))
 
 
 def missing(state: State, desired: Desired) -> List[str]:
@@ -125,15 +50,22 @@ def missing(state: State, desired: Desired) -> List[str]:
     ]
 
 
-def data_in(state: State, item: Namespace) -> List[str]:
-    """Objects that are lost when the namespace is made again.
+def is_ours(state: State, item: Namespace) -> bool:
+    """oeprov made the namespace as it is, or was making it when it was interrupted."""
+    words = (item.uuid, item.raw_uuid, owned.making(item.dev, item.mode))
+    return any(word and word in state.owned for word in words)
 
-    A file system always counts. A namespace whose content cannot be looked at (devdax, sector) counts unless
-    oeprov made it; a raw one without a signature is empty.
+
+def data_in(state: State, item: Namespace) -> List[str]:
+    """Objects that are lost when the namespace is made again, as consent names them.
+
+    A file system always counts. A namespace whose content cannot be looked at (devdax, sector, disabled)
+    counts unless oeprov made it; one without a signature is empty.
     """
-    lost = mount.data_on(state, item.blockdev) if item.blockdev else []
-    if not lost and item.mode not in ("raw", "fsdax") and item.uuid not in state.owned:
-        lost = ["{}/{}".format(item.dev, item.uuid or "no-uuid")]
+    lost = filesystem.data_on(state, item.blockdev) if item.blockdev else []
+    hidden = item.mode not in ("raw", "fsdax") or not item.enabled
+    if not lost and hidden and not is_ours(state, item):
+        lost = ["{}/{}".format(item.dev, item.uuid or item.raw_uuid or "no-uuid")]
     return lost
 
 
@@ -141,19 +73,18 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
     """Takes a namespace out of use and makes it again in another mode."""
     steps = mount.unmount_step(state, item.blockdev) if item.blockdev else []
     lost = data_in(state, item)
-    why = "it is in mode {}".format(item.mode)
+    why = "it is in mode {}".format(item.mode) if item.enabled else "it is disabled"
     if lost:
         why += " and holds data: " + ", ".join(lost)
-    argv = ["ndctl", "create-namespace", "-f", "-e", item.dev, "--mode=" + mode, "--map=" + desired.pmem_map]
     steps.append(
         Step(
             id="namespace-" + item.dev,
             what="make {} a {} namespace".format(item.dev, mode),
             why=why,
             destroys=lost,
-            commands=[argv],
+            commands=[_command(["-f", "-e", item.dev], mode, desired.pmem_map)],
             action="create_namespace",
-            args={"namespace": item.dev, "mode": mode, "map": desired.pmem_map},
+            args={"namespace": item.dev, "mode": mode, "map": desired.pmem_map, "lose": lost},
         )
     )
     return steps
@@ -161,14 +92,31 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
 
 def create(state: State, desired: Desired, region: str, mode: str, why: str) -> Step:
     """Makes the first namespace of a region."""
-    argv = ["ndctl", "create-namespace", "--region=" + region, "--mode=" + mode, "--map=" + desired.pmem_map]
     return Step(
         id="namespace-" + region,
         what="create a {} namespace on {}".format(mode, region),
         why=why,
-        commands=[argv],
+        commands=[_command(["--region=" + region], mode, desired.pmem_map)],
         action="create_namespace",
         args={"region": region, "mode": mode, "map": desired.pmem_map},
+    )
+
+
+def _command(which: List[str], mode: str, location: str) -> List[str]:
+    return ["ndctl", "create-namespace"] + which + ["--mode=" + mode, "--map=" + location]
+
+
+def destroy(state: State, item: Namespace, why: str) -> Step:
+    """Takes a namespace away for good."""
+    lost = data_in(state, item)
+    return Step(
+        id="destroy-" + item.dev,
+        what="destroy " + item.dev,
+        why=why,
+        destroys=lost,
+        commands=[["ndctl", "destroy-namespace", "-f", item.dev]],
+        action="destroy_namespace",
+        args={"namespace": item.dev, "lose": lost},
     )
 
 
@@ -180,9 +128,29 @@ def empty_regions(state: State, desired: Desired) -> List[Region]:
     return [region for region in state.regions if region.type == "pmem" and region.dev not in used]
 
 
+def alignment_problems(state: State, steps: List[Step]) -> List[str]:
+    """Regions too odd in size for the namespaces that the steps make, before anything is touched."""
+    found = []
+    names = [
+        step.args.get("region") or "region" + region_number(step.args["namespace"])
+        for step in steps
+        if step.action == "create_namespace"
+    ]
+    for region in state.regions:
+        align = region.align or ALIGNMENT
+        if region.dev in names and region.bus != "cxl" and region.size % align:
+            found.append(
+                "{} is {} bytes, no multiple of {}: the kernel refuses namespaces on it; of a virtual "
+                "NVDIMM, make the backing file a multiple of that plus its label area".format(
+                    region.dev, region.size, human(align)
+                )
+            )
+    return found
+
+
 def label_note(item: Namespace) -> str:
     """What a namespace without a label means."""
-    return "{} has no label: its size cannot change, and ownership is kept in {}".format(item.dev, OWNED)
+    return "{} has no label: its size cannot change, and ownership is kept in {}".format(item.dev, owned.PATH)
 
 
 def nothing_there(state: State, desired: Desired) -> str:
@@ -196,4 +164,88 @@ def nothing_there(state: State, desired: Desired) -> str:
     return "there is no persistent memory region: are the modules installed and enabled in the firmware?"
 
 
-ACTIONS: Dict[str, Action] = {}
+def _in_region(system: System, region: str) -> List[Namespace]:
+    return [item for item in devices.namespaces(system) if item.region == region]
+
+
+def give_up(system: System, item: Namespace, lose: List[str]) -> None:
+    """Nothing uses the namespace, and nothing is lost that was not agreed to."""
+    if item.blockdev:
+        filesystem.wipe(system, item.blockdev, lose)
+    for dax in devices.dax_devices(system):
+        if dax.chardev == item.chardev and dax.mode == "system-ram":
+            raise CommandError(
+                "{} ({}) is in use as system RAM: it must go offline first".format(item.dev, dax.chardev)
+            )
+    state = State(namespaces=[item], owned=owned.observe(system))
+    unseen = [name for name in data_in(state, item) if name not in lose]
+    if unseen:
+        raise CommandError(
+            "{} was not there when the plan was made; nothing was done to it: plan again".format(unseen[0])
+        )
+
+
+def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
+    mode, name = args["mode"], args.get("namespace", "")
+    region = args.get("region") or "region" + region_number(name)
+    before = _in_region(system, region)
+    old: Optional[Namespace] = next((item for item in before if item.dev == name), None)
+    if old and old.mode == mode and old.enabled:
+        return Applied(False, "{} is in mode {}".format(name, mode))
+    if before and not name:
+        if before[0].mode == mode and before[0].enabled:
+            return Applied(False, "{} has {} in mode {}".format(region, before[0].dev, mode))
+        raise CommandError(
+            "{} has {} in mode {}, which was not there when the plan was made: plan again".format(
+                region, before[0].dev, before[0].mode
+            )
+        )
+    if old:
+        give_up(system, old, args.get("lose", []))
+    expected = name or region.replace("region", "namespace") + ".0"
+    # Known as ours before it exists; its UUID is the tool's choice and known only afterwards.
+    word = owned.making(expected, mode)
+    owned.change(system, [word], [old.uuid, old.raw_uuid] if old else [])
+    which = ["-f", "-e", name] if old else ["--region=" + region]
+    result = system.run(_command(which, mode, args["map"]), timeout=TIMEOUT)
+    devices.settle(system)
+    known = [item.dev for item in before if item.dev != name]
+    # The tool's exit status does not say whether it was done; the kernel does.
+    made = [item for item in _in_region(system, region) if item.dev not in known and item.mode == mode]
+    made = [item for item in made if item.enabled and (item.blockdev or item.chardev)]
+    if not made:
+        raise CommandError(
+            "{} is not in mode {} afterwards: {}".format(
+                name or region, mode, result.explain().replace("\n", " ")
+            )
+        )
+    item = made[0]
+    owned.change(system, [item.uuid, item.raw_uuid], [word])
+    if item.dev != expected:
+        raise CommandError(
+            "the kernel named the new namespace {} instead of {}; nothing is lost: run it again, and the "
+            "plan goes on with that name".format(item.dev, expected)
+        )
+    return Applied(True, "{} is in mode {} ({})".format(item.dev, mode, item.blockdev or item.chardev))
+
+
+def _destroy_namespace(system: System, args: Dict[str, Any]) -> Applied:
+    name = args["namespace"]
+    old = next((item for item in devices.namespaces(system) if item.dev == name), None)
+    # One without a label stays, as raw.
+    if old is None or (not old.labels and old.mode == "raw"):
+        return Applied(False, "there is no {}".format(name))
+    give_up(system, old, args.get("lose", []))
+    result = system.run(["ndctl", "destroy-namespace", "-f", name], timeout=TIMEOUT)
+    devices.settle(system)
+    left = next((item for item in devices.namespaces(system) if item.dev == name), None)
+    if left is not None and (left.labels or left.mode not in ("raw", "fsdax")):
+        raise CommandError("{} is still there: {}".format(name, result.explain()))
+    owned.change(system, [], [old.uuid, old.raw_uuid])
+    return Applied(True, "{} is destroyed".format(name))
+
+
+ACTIONS: Dict[str, Action] = {
+    "create_namespace": _create_namespace,
+    "destroy_namespace": _destroy_namespace,
+}

@@ -1,14 +1,17 @@
 """Memory nodes, physical memory ranges and the policy for hot-added memory."""
 
+import os
 import re
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
-from .command import System
+from .command import CommandError, System
+from .devices import DAX, DAX_CLASS, dax_devices
 from .state import MemoryPolicy, MemoryRange, NumaNode, State
-from .step import Action, Step
+from .step import Action, Applied, Step
 
 _NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
+AUTO_ONLINE = _MEMORY + "/auto_online_blocks"
 _SRAT = re.compile(r"SRAT: Node (\d+) PXM \d+ \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)\]")
 
 
@@ -92,11 +95,11 @@ def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
 
 def observe_policy(system: System) -> MemoryPolicy:
     """Hot-add policy and sizes."""
-    dax_model = "class" if system.exists("/sys/class/dax") and not system.exists("/sys/bus/dax") else "bus"
+    dax_model = "class" if system.list(DAX_CLASS) and not system.list(DAX) else "bus"
     return MemoryPolicy(
-        auto_online=system.read(_MEMORY + "/auto_online_blocks").strip(),
+        auto_online=system.read(AUTO_ONLINE).strip(),
         block_size=int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16),
-        page_size=4096,
+        page_size=os.sysconf("SC_PAGE_SIZE"),
         dax_model=dax_model,
     )
 
@@ -120,10 +123,12 @@ def environment_text(nodes: List[int]) -> str:
     return "MEMKIND_DAX_KMEM_NODES={}\n".format(",".join(map(str, sorted(nodes))))
 
 
-def plan_memkind(state: State, nodes: List[int]) -> List[Step]:
-    """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps."""
-    text = environment_text(nodes)
-    if nodes and state.files.get(ENVIRONMENT) == text:
+def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Step]:
+    """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps.
+
+    They are then those of the dax ``devices``, or without such, those without CPUs.
+    """
+    if nodes and state.files.get(ENVIRONMENT) == environment_text(nodes):
         return []
     value = ",".join(map(str, sorted(nodes))) or "<node of the new memory>"
     return [
@@ -132,10 +137,65 @@ def plan_memkind(state: State, nodes: List[int]) -> List[Step]:
             what="memkind's memory nodes: " + value,
             why="parameter servers allocate from the nodes that were found, never from a fixed number",
             commands=[["write", ENVIRONMENT, "MEMKIND_DAX_KMEM_NODES=" + value]],
-            action="write_file",
-            args={"path": ENVIRONMENT, "text": text if nodes else "", "nodes": "cpuless"},
+            action="write_memkind_nodes",
+            args={"devices": devices},
         )
     ]
 
 
-ACTIONS: Dict[str, Action] = {}
+def forget_memkind(state: State) -> List[Step]:
+    """Takes memkind's nodes away; none when they were not written down."""
+    if ENVIRONMENT not in state.files:
+        return []
+    return [
+        Step(
+            id="memkind-forget",
+            what="remove " + ENVIRONMENT,
+            why="there will be no such memory node any more",
+            commands=[["rm", ENVIRONMENT]],
+            action="forget_memkind_nodes",
+        )
+    ]
+
+
+def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
+    nodes = observe_nodes(system)
+    if args["devices"]:
+        devices = [item for item in dax_devices(system) if item.chardev in args["devices"]]
+        wanted = sorted({item.target_node for item in devices if item.mode == "system-ram"})
+    else:
+        wanted = [node.id for node in nodes if node.size and not node.cpus]
+    fit = [node.id for node in nodes if node.id in wanted and node.size and not node.cpus]
+    if not fit or fit != wanted:
+        raise CommandError(
+            "memkind can have no memory nodes: {} should be nodes with memory and without CPUs, but those "
+            "are {}".format(
+                ", ".join(args["devices"]) or "some",
+                ", ".join(str(node.id) for node in nodes if node.size and not node.cpus) or "none",
+            )
+        )
+    changed = system.write(ENVIRONMENT, environment_text(fit))
+    return Applied(changed, "memkind's nodes: " + ",".join(map(str, fit)))
+
+
+def _forget_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
+    return Applied(system.remove(ENVIRONMENT), "{} is gone".format(ENVIRONMENT))
+
+
+def _set_online_policy(system: System, args: Dict[str, Any]) -> Applied:
+    changed = (
+        system.write(AUTO_ONLINE, args["policy"])
+        if system.read(AUTO_ONLINE).strip() != args["policy"]
+        else False
+    )
+    found = system.read(AUTO_ONLINE).strip()
+    if found != args["policy"]:
+        raise CommandError("{} says {} instead of {}".format(AUTO_ONLINE, found, args["policy"]))
+    return Applied(changed, "hot-added memory stays {}".format(found))
+
+
+ACTIONS: Dict[str, Action] = {
+    "write_memkind_nodes": _write_memkind_nodes,
+    "forget_memkind_nodes": _forget_memkind_nodes,
+    "set_online_policy": _set_online_policy,
+}

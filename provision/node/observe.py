@@ -9,14 +9,18 @@ from . import (
     bootloader,
     build,
     daxctl,
+    devices,
     directory,
+    filesystem,
     gpu,
+    inuse,
     ipmctl,
     kernel,
     mount,
-    ndctl,
     numa,
+    owned,
     packages,
+    pmem,
     runtime,
 )
 from .command import System
@@ -25,7 +29,7 @@ from .step import Desired
 
 _FAMILY = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
 # Files of ours whose text decides whether a step is still to do.
-FILES = (mount.FSTAB, daxctl.CONFIG, daxctl.UNIT, numa.ENVIRONMENT, ndctl.OWNED)
+FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT)
 
 
 def parse_os_release(text: str) -> Dict[str, str]:
@@ -77,17 +81,18 @@ def observe(system: System, desired: Desired) -> State:
         return state
     trouble: List[str] = []
     log = system.run(["dmesg"]).out
-    regions, namespaces = ndctl.observe(system, trouble)
-    filesystems = mount.observe_filesystems(system, [item.blockdev for item in namespaces if item.blockdev])
-    return state._replace(
-        kernel=kernel.observe(system, os, desired),
-        bootloader=bootloader.observe(system),
-        regions=regions,
+    namespaces = devices.namespaces(system)
+    blocks = [item.blockdev for item in namespaces if item.blockdev]
+    loader = bootloader.observe(system)
+    state = state._replace(
+        kernel=kernel.observe(system, os, desired, loader),
+        bootloader=loader,
+        regions=devices.regions(system),
         namespaces=namespaces,
-        filesystems=filesystems,
+        filesystems=filesystem.observe(system, blocks, trouble),
         mounts=mount.parse_mounts(system.read("/proc/mounts")),
         fstab=mount.parse_fstab(system.read(mount.FSTAB)),
-        dax=daxctl.observe(system, trouble),
+        dax=devices.dax_devices(system),
         numa=numa.observe_nodes(system),
         ranges=numa.observe_ranges(system, log),
         memory=numa.observe_policy(system),
@@ -99,9 +104,16 @@ def observe(system: System, desired: Desired) -> State:
             cxl=_version(system, "cxl"),
         ),
         gpu=gpu.observe(system),
-        owned=system.read(ndctl.OWNED).split(),
+        owned=owned.observe(system),
+        jobs=inuse.observe_jobs(system),
         trouble=trouble,
     )
+    # Who uses a mount matters, and is worth the look, only where it would end.
+    part = pmem.plan(state, desired)
+    users = {
+        where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
+    }
+    return state._replace(users={where: found for where, found in users.items() if found})
 
 
 def _version(system: System, tool: str) -> str:

@@ -2,14 +2,19 @@
 
 from typing import List
 
-from . import daxctl, directory, ipmctl, memmap, mount, ndctl
-from .part import Part
+from . import directory, inuse, ipmctl, memmap, mount, ndctl, system_ram
+from .part import Part, join
 from .state import State
 from .step import Desired, Step
 
 
 def plan(state: State, desired: Desired) -> Part:
     """Steps for ``desired.pmem_mode`` on ``desired.kind``; nothing for mode none."""
+    part = _plan(state, desired)
+    return part._replace(problems=part.problems + inuse.problems(state, part.before + part.after))
+
+
+def _plan(state: State, desired: Desired) -> Part:
     mode = desired.pmem_mode
     if mode == "none":
         return Part()
@@ -19,16 +24,21 @@ def plan(state: State, desired: Desired) -> Part:
         return memmap.plan(state, desired)
     if mode == "memory":
         return ipmctl.plan_memory(state, desired)
-    if desired.kind == "bare_metal_pmem" and ipmctl.needs_app_direct(state):
-        return ipmctl.plan_app_direct(state, plan(ipmctl.predicted(state), desired))
-    if mode == "system-ram":
-        return daxctl.plan_system_ram(state, desired)
-    return _fsdax(state, desired)
+    part = Part()
+    if desired.kind == "bare_metal_pmem":
+        if ipmctl.needs_app_direct(state):
+            return ipmctl.plan_app_direct(state, _namespaces(ipmctl.predicted(state), desired))
+        part = ipmctl.forget_goal(state)
+    return join(part, _namespaces(state, desired))
+
+
+def _namespaces(state: State, desired: Desired) -> Part:
+    return system_ram.plan(state, desired) if desired.pmem_mode == "system-ram" else _fsdax(state, desired)
 
 
 def _fsdax(state: State, desired: Desired) -> Part:
     """Every namespace in fsdax mode with a file system mounted with DAX."""
-    before: List[Step] = []
+    before: List[Step] = system_ram.forget(state)
     after: List[Step] = []
     notes: List[str] = []
     problems = ndctl.missing(state, desired)
@@ -37,23 +47,25 @@ def _fsdax(state: State, desired: Desired) -> Part:
     for item in ndctl.chosen(state, desired):
         where = desired.pmem_mount_prefix + str(number)
         number += 1
-        device = item.blockdev or "pmem" + ndctl.region_number(item.dev)
-        if item.mode == "fsdax" and item.blockdev:
-            after += mount.plan(state, desired, device, where, fresh=False)
-        else:
-            release = daxctl.release(state, desired, item)
-            before += release.before
+        device = item.blockdev or ndctl.block_device(item.dev)
+        ready = item.mode == "fsdax" and item.blockdev != ""
+        if not ready:
+            release = system_ram.release(state, item)
             after += release.after
             reboot_why = reboot_why or release.reboot_why
             after += ndctl.convert(state, desired, item, "fsdax")
-            after += mount.plan(state, desired, device, where, fresh=True)
+        after += mount.plan(state, desired, device, where, fresh=not ready)
+        problems += mount.problems(state, device, where)
         if not item.labels:
             notes.append(ndctl.label_note(item))
     for region in ndctl.empty_regions(state, desired):
-        device = "pmem" + region.dev.replace("region", "")
-        after.append(ndctl.create(state, desired, region.dev, "fsdax", "the region has no namespace"))
-        after += mount.plan(state, desired, device, desired.pmem_mount_prefix + str(number), fresh=True)
+        device = region.dev.replace("region", "pmem")
+        where = desired.pmem_mount_prefix + str(number)
         number += 1
+        after.append(ndctl.create(state, desired, region.dev, "fsdax", "the region has no namespace"))
+        after += mount.plan(state, desired, device, where, fresh=True)
+        problems += mount.problems(state, device, where)
     if not number and not problems:
         problems.append(ndctl.nothing_there(state, desired))
+    problems += ndctl.alignment_problems(state, after)
     return Part(before=before, after=after, notes=notes, problems=problems, reboot_why=reboot_why)

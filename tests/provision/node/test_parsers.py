@@ -1,6 +1,6 @@
 """Parsers on the formats that the tools print, as far as they are documented."""
 
-from provision.node import daxctl, gpu, ipmctl, kernel, memmap, mount, ndctl, numa, observe, packages
+from provision.node import daxctl, filesystem, gpu, ipmctl, kernel, memmap, mount, numa, observe, packages
 from provision.node.state import MemoryRange, State
 
 GIB = 1 << 30
@@ -41,44 +41,7 @@ def test_ipmctl_version() -> None:
     assert ipmctl.parse_version(text) == "02.00.00.3885"
 
 
-def test_ndctl_prints_nothing_an_object_or_an_array() -> None:
-    one = '{"dev":"namespace0.0","mode":"raw","size":1024,"sector_size":512,"blockdev":"pmem0"}'
-    assert ndctl.parse_namespaces("") == []
-    assert ndctl.parse_namespaces(one) == ndctl.parse_namespaces(f"[{one}]")
-    namespace = ndctl.parse_namespaces(one)[0]
-    assert (namespace.mode, namespace.labels, namespace.region) == ("raw", False, "region0")
-
-
-def test_ndctl_devdax_with_its_dax_device() -> None:
-    text = """[{"dev":"namespace1.0","mode":"devdax","map":"dev","size":270582939648,
-      "uuid":"5a66","raw_uuid":"77","chardev":"dax1.0","align":2097152,"numa_node":1,
-      "daxregion":{"id":1,"size":270582939648,"align":2097152,"devices":[{"chardev":"dax1.0"}]}}]"""
-    found = ndctl.parse_namespaces(text)[0]
-    assert (found.chardev, found.labels, found.region, found.map) == ("dax1.0", True, "region1", "dev")
-
-
-def test_a_disabled_namespace_is_seen() -> None:
-    assert (
-        ndctl.parse_namespaces('{"dev":"namespace0.0","mode":"fsdax","state":"disabled"}')[0].enabled is False
-    )
-
-
-def test_regions_of_both_buses() -> None:
-    nvdimm = ndctl.parse_regions(
-        '[{"dev":"region0","size":8,"available_size":4,"type":"pmem","numa_node":0}]'
-    )[0]
-    assert (nvdimm.dev, nvdimm.available, nvdimm.bus) == ("region0", 4, "nvdimm")
-    cxl = ndctl.parse_regions('{"region":"region1","size":16,"type":"ram"}')[0]
-    assert (cxl.dev, cxl.type, cxl.bus) == ("region1", "ram", "cxl")
-
-
-def test_daxctl_old_and_new() -> None:
-    old = daxctl.parse('[{"chardev":"dax0.0","size":1,"target_node":2,"mode":"devdax"}]')[0]
-    assert (old.target_node, old.total_memblocks) == (2, 0)
-    new = daxctl.parse(
-        '{"chardev":"dax0.0","size":1,"mode":"system-ram","online_memblocks":3,"total_memblocks":4,"movable":false}'
-    )[0]
-    assert (new.target_node, new.online_memblocks, new.movable) == (-1, 3, False)
+def test_versions_of_daxctl() -> None:
     assert [daxctl.tool_version(text) for text in ("v66", "76.1", "65", "")] == [66, 76, 65, 0]
 
 
@@ -92,13 +55,15 @@ def test_mounts_and_fstab() -> None:
 
 
 def test_file_systems() -> None:
-    text = """{"blockdevices":[{"name":"pmem0","fstype":"ext4","uuid":"u","label":null},
-      {"name":"pmem1","fstype":null}]}"""
-    assert [(item.device, item.type, item.uuid) for item in mount.parse_lsblk(text)] == [
-        ("pmem0", "ext4", "u"),
-        ("pmem1", "", ""),
-    ]
-    assert mount.parse_block_size("Inode count: 1\nBlock size:               4096\n") == 4096
+    text = "DEVNAME=/dev/pmem0\nUUID=1234-a\nLABEL=my data\nTYPE=ext4\nUSAGE=filesystem\n"
+    found = filesystem.parse_blkid("pmem0", text)
+    assert (found.type, found.uuid, found.label) == ("ext4", "1234-a", "my data")
+    table = filesystem.parse_blkid("pmem0", "DEVNAME=/dev/pmem0\nPTUUID=77\nPTTYPE=gpt\n")
+    assert (table.type, table.uuid) == ("gpt", "77")
+    assert filesystem.parse_blkid("pmem0", "").type == ""
+    assert (
+        filesystem.parse_block_size("Inode count: 1\nBlock size:               4096\nBlock size: 1\n") == 4096
+    )
 
 
 def test_numa_lists_and_sizes() -> None:

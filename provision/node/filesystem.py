@@ -1,0 +1,195 @@
+"""What lies on a block device of persistent memory, and file systems that can be used with DAX on it."""
+
+import uuid
+from typing import Any, Dict, List, Optional
+
+from . import devices, owned
+from .command import CommandError, System
+from .state import FileSystem, State
+from .step import Action, Applied, Desired, Step
+
+MKFS_TIMEOUT = 1800.0  # seconds; a terabyte takes a while
+_NOTHING_FOUND = 2  # exit status of blkid
+_AMBIVALENT = 8
+
+
+def parse_block_size(text: str) -> int:
+    """Block size of ``dumpe2fs -h``; 0 when it does not say."""
+    for line in text.splitlines():
+        if line.startswith("Block size:"):
+            return int(line.split()[-1])
+    return 0
+
+
+def parse_blkid(device: str, text: str) -> FileSystem:
+    """The signature in ``blkid -p -o export``; a partition table counts as one."""
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return FileSystem(
+        device=device,
+        type=values.get("TYPE") or values.get("PTTYPE", ""),
+        uuid=values.get("UUID") or values.get("PTUUID", ""),
+        label=values.get("LABEL", ""),
+    )
+
+
+def probe(system: System, device: str) -> FileSystem:
+    """What is on a block device now, read from the device itself; CommandError when it cannot be read.
+
+    Not from udev's database, which may have nothing on a device that has just appeared.
+    """
+    path = "/dev/" + device
+    # -s: UUID and label of what it is, and no more, so that a file system's other values cannot mislead.
+    result = system.run(["blkid", "-p", "-o", "export", path])
+    holders = system.list("/sys/class/block/{}/holders".format(device))
+    if result.code == _AMBIVALENT:
+        return FileSystem(device, "ambivalent", holders=holders)
+    # blkid says 2 both for an empty device and for one that it cannot open.
+    if not result.ok and (result.code != _NOTHING_FOUND or result.err.strip()):
+        raise CommandError(result.explain())
+    found = parse_blkid(device, result.out)._replace(holders=holders)
+    if found.type.startswith("ext"):
+        found = found._replace(block_size=parse_block_size(system.run(["dumpe2fs", "-h", path]).out))
+    return found
+
+
+def observe(system: System, names: List[str], trouble: List[str]) -> List[FileSystem]:
+    """What is on the block devices; an empty type where nothing was recognised."""
+    found = []
+    for device in names:
+        try:
+            found.append(probe(system, device))
+        except CommandError as error:
+            trouble.append(str(error))
+            found.append(FileSystem(device, "unreadable"))
+    return found
+
+
+def recognised(state: State, device: str) -> Optional[FileSystem]:
+    """What was recognised on a block device, such as ``pmem0``."""
+    return next((item for item in state.filesystems if item.device == device and item.type), None)
+
+
+def consent_name(found: FileSystem) -> str:
+    """How consent names what is on a device."""
+    return "{}/{}/{}".format(found.device, found.type, found.uuid or "no-uuid")
+
+
+def data_on(state: State, device: str) -> List[str]:
+    """Objects that are lost when the device is written over, as consent names them."""
+    found = recognised(state, device)
+    return [consent_name(found)] if found else []
+
+
+def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
+    """The device holds a file system that can be used as it is: ours, or mounted where ours would be."""
+    found = recognised(state, device)
+    return (
+        found is not None
+        and found.type == desired.pmem_filesystem
+        and found.block_size in (0, state.memory.page_size)
+        and (found.uuid in state.owned or at_home)
+    )
+
+
+def mkfs_command(args: Dict[str, Any], identity: str) -> List[str]:
+    """Makes the file system with a block size equal to the page size, which DAX needs."""
+    path = "/dev/" + args["device"]
+    if args["type"] == "ext4":
+        return ["mkfs.ext4", "-q", "-b", str(args["block_size"]), "-U", identity, path]
+    features = "uuid=" + identity
+    if not args["reflink"]:
+        features += ",reflink=0"  # before 6.0, XFS has either reflink or DAX
+    return ["mkfs.xfs", "-q", "-b", "size={}".format(args["block_size"]), "-m", features, path]
+
+
+def _kernel_before_6(state: State) -> bool:
+    major = state.kernel.running.split(".")[0]
+    return not major.isdigit() or int(major) < 6
+
+
+def make_step(state: State, desired: Desired, device: str, why: str, lost: List[str]) -> Step:
+    """Makes a file system; ``lost`` is what may be written over."""
+    args = {
+        "device": device,
+        "type": desired.pmem_filesystem,
+        "block_size": state.memory.page_size,
+        "reflink": not _kernel_before_6(state),
+        "lose": lost,
+    }
+    commands = [["wipefs", "-a", "/dev/" + device]] if lost else []
+    return Step(
+        id="mkfs-" + device,
+        what="make {} on {}".format(desired.pmem_filesystem, device),
+        why=why,
+        destroys=lost,
+        commands=commands + [mkfs_command(args, "<new>")],
+        action="make_filesystem",
+        args=args,
+    )
+
+
+def wipe(system: System, device: str, lose: List[str]) -> bool:
+    """Erases the signatures on a device, so that what was given up never comes back; whether there were any.
+
+    CommandError when something is there that nobody agreed to lose, or when the device is in use.
+    """
+    found = probe(system, device)
+    check_unused(system, found)
+    if not found.type:
+        return False
+    if consent_name(found) not in lose:
+        raise CommandError(
+            "{} holds {}, which was not there when the plan was made; nothing was done to it: plan "
+            "again".format(device, " ".join(word for word in (found.type, found.label, found.uuid) if word))
+        )
+    system.check(["wipefs", "-q", "-a", "/dev/" + device])
+    # Partitions of a table that is gone must go too.
+    system.run(["blockdev", "--rereadpt", "/dev/" + device])
+    owned.change(system, [], [found.uuid])
+    return True
+
+
+def check_unused(system: System, found: FileSystem) -> None:
+    """CommandError when a device is mounted or another device is built on it."""
+    mounts = [line.split() for line in system.read("/proc/mounts").splitlines()]
+    where = [row[1] for row in mounts if len(row) > 1 and is_on(row[0], found.device)]
+    if where:
+        raise CommandError("{} is mounted at {}: unmount it first".format(found.device, ", ".join(where)))
+    if found.holders:
+        raise CommandError(
+            "{} is in use by {}: take that apart first".format(found.device, ", ".join(found.holders))
+        )
+
+
+def is_on(source: str, device: str) -> bool:
+    """A mount's source is the block device or one of its partitions."""
+    rest = source[len("/dev/" + device) :]
+    return source.startswith("/dev/" + device) and (not rest or (rest[0] == "p" and rest[1:].isdigit()))
+
+
+def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
+    device = args["device"]
+    if not devices.wait_for(lambda: system.exists("/dev/" + device)):
+        raise CommandError("there is no /dev/{}: the step that should make it did not".format(device))
+    devices.settle(system)
+    found = probe(system, device)
+    ours = found.uuid in owned.observe(system) and found.type == args["type"]
+    if ours and found.block_size in (0, args["block_size"]) and consent_name(found) not in args["lose"]:
+        return Applied(False, "{} holds our {} {}".format(device, found.type, found.uuid))
+    wipe(system, device, args["lose"])
+    # Known as ours before it exists: after a power cut nobody takes it for somebody else's.
+    identity = str(uuid.uuid4())
+    owned.change(system, [identity], [])
+    system.check(mkfs_command(args, identity), timeout=MKFS_TIMEOUT)
+    devices.settle(system)
+    made = probe(system, device)
+    if (made.type, made.uuid) != (args["type"], identity):
+        raise CommandError(
+            "{}: mkfs said that it made {} {}, but {} is there".format(
+                device, args["type"], identity, " ".join([made.type, made.uuid]).strip() or "nothing"
+            )
+        )
+    return Applied(True, "made {} {} on {}".format(made.type, identity, device))
+
+
+ACTIONS: Dict[str, Action] = {"make_filesystem": _make_filesystem}

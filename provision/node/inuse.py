@@ -1,0 +1,84 @@
+"""Who would be disturbed by a change of persistent memory: our training jobs, and whoever has files open."""
+
+import re
+from typing import Dict, List
+
+from . import systemd
+from .command import CommandError, System
+from .state import State
+from .step import Step
+
+# Steps after which memory or files that a parameter server holds are gone.
+_DISTURBING = (
+    "unmount",
+    "give_up_data",
+    "make_filesystem",
+    "create_namespace",
+    "destroy_namespace",
+    "reconfigure_dax",
+    "online_dax",
+    "create_goal",
+    "reboot",
+)
+_JOB = re.compile(r"oeprov-(.+)-(?:server|worker)-\d+\.service")
+
+
+def observe_jobs(system: System) -> List[str]:
+    """Ids of training jobs with a unit that runs on this host."""
+    names = systemd.ours(system)
+    try:
+        units = systemd.show(system, names)
+    except CommandError:
+        return []
+    matches = [_JOB.match(unit.name) for unit in units.values() if unit.up or unit.ending]
+    return sorted({match.group(1) for match in matches if match})
+
+
+def observe_users(system: System, where: str) -> List[str]:
+    """``PID NAME`` of every process with a file, a mapping or its directory below a mount point."""
+    found = []
+    below = where.rstrip("/") + "/"
+    for pid in sorted((name for name in system.list("/proc") if name.isdigit()), key=int):
+        base = "/proc/" + pid
+        links = [system.link("{}/{}".format(base, name)) for name in ("cwd", "root", "exe")]
+        links += [
+            system.link("{}/fd/{}".format(base, name))
+            for name in system.list(base + "/fd")  # empty for a process that has just ended
+        ]
+        open_there = any(link == where or link.startswith(below) for link in links)
+        if open_there or " " + below in system.read(base + "/maps"):
+            found.append("{} {}".format(pid, system.read(base + "/comm").strip() or "?"))
+    return found
+
+
+def unmounted_by(steps: List[Step]) -> List[str]:
+    """Mount points that the steps unmount."""
+    return [where for step in steps if step.action == "unmount" for where in step.args["where"]]
+
+
+def describe(users: List[str]) -> str:
+    """At most five processes, in words: 812 (python3), 900 (sh)."""
+    shown = ["{} ({})".format(*item.split(" ", 1)) for item in users[:5]]
+    more = ["and {} more".format(len(users) - 5)] if len(users) > 5 else []
+    return ", ".join(shown + more)
+
+
+def problems(state: State, steps: List[Step]) -> List[str]:
+    """Why the steps must not be done while others use what they change."""
+    found = []
+    if any(step.action in _DISTURBING for step in steps):
+        found = [
+            "training job {0} runs on this host and would lose its memory or files; stop it first: "
+            "oeprov stop {0}".format(job)
+            for job in state.jobs
+        ]
+    users: Dict[str, List[str]] = {
+        where: state.users[where] for where in unmounted_by(steps) if state.users.get(where)
+    }
+    # A job's own processes are named by the job already.
+    if not found:
+        found += [
+            "{} is in use and cannot be unmounted: process {}; stop it first".format(where, describe(items))
+            for where, items in users.items()
+        ]
+    return found

@@ -1,0 +1,42 @@
+"""What oeprov made on this node, written down before anything relies on it.
+
+One word a line: UUIDs of namespaces and file systems; ``making:NAMESPACE:MODE`` while a namespace is being
+made, since its UUID is not known before; ``goal:GOAL:BOOT`` for the last goal given to the modules and the
+boot it was given in. Label-less namespaces drop a name silently, so names cannot tell whose they are.
+"""
+
+from typing import List
+
+from .command import System
+
+PATH = "/var/lib/oeprov/owned"
+
+
+def observe(system: System) -> List[str]:
+    """The words of the registry, in order."""
+    return system.read(PATH).split()
+
+
+def change(system: System, add: List[str], remove: List[str]) -> bool:
+    """Adds and removes words, flushed to the disk; whether anything changed."""
+    words = observe(system)
+    kept = [word for word in words if word not in remove or word in add]
+    kept += [word for word in add if word and word not in kept]
+    return kept != words and system.write(PATH, "".join(word + "\n" for word in kept))
+
+
+def making(namespace: str, mode: str) -> str:
+    """The word that stands while ``namespace`` is made in ``mode``."""
+    return "making:{}:{}".format(namespace, mode)
+
+
+def goal(argument: str, boot_id: str) -> str:
+    """The word for a goal of the modules, given in this boot."""
+    return "goal:{}:{}".format(argument, boot_id)
+
+
+def goal_of_earlier_boot(words: List[str], argument: str, boot_id: str) -> bool:
+    """The goal was given before the running boot, so that the firmware had its chance to apply it."""
+    return any(
+        word.startswith("goal:{}:".format(argument)) and word != goal(argument, boot_id) for word in words
+    )

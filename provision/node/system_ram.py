@@ -1,0 +1,291 @@
+"""Mode system-ram: namespaces and CXL devices become memory nodes without CPUs, and go back."""
+
+from typing import List
+
+from . import daxctl, mount, ndctl, numa
+from .directory import human
+from .part import Part
+from .state import DaxDevice, Namespace, State
+from .step import Desired, Step
+
+PAGE_COST = 64  # struct pages take 1/64 of the memory they describe
+
+
+def device_of(state: State, item: Namespace) -> List[DaxDevice]:
+    """The dax device of a namespace, if it is there."""
+    return [dax for dax in state.dax if item.chardev and dax.chardev == item.chardev]
+
+
+def release(state: State, item: Namespace) -> Part:
+    """Takes a namespace's memory out of use, so that it can be made again."""
+    version = daxctl.tool_version(state.tools.daxctl)
+    for dax in device_of(state, item):
+        if dax.mode != "system-ram":
+            continue
+        if (dax.online_memblocks and not dax.movable) or 0 < version < daxctl.KEEPS_ACTIVE_SINCE:
+            # Non-movable memory does not go offline, and an old tool strands the node in trying.
+            return Part(reboot_why="memory of {} cannot be taken offline while it runs".format(dax.chardev))
+        step = Step(
+            id="offline-" + dax.chardev,
+            what="take the memory of {} offline".format(dax.chardev),
+            why="it is in use as system RAM",
+            commands=[daxctl.reconfigure_command(dax.chardev, "devdax", movable=True)],
+            action="reconfigure_dax",
+            args={"device": dax.chardev, "mode": "devdax"},
+        )
+        return Part(after=[step])
+    return Part()
+
+
+def forget(state: State) -> List[Step]:
+    """Takes away what brings the mode back at boot, and memkind's nodes; none when there is neither."""
+    steps = []
+    if daxctl.UNIT in state.files or daxctl.ENABLED in state.files:
+        steps.append(
+            Step(
+                id="system-ram-forget",
+                what="remove " + daxctl.UNIT,
+                why="the mode must not come back at the next boot",
+                commands=[["systemctl", "disable", "--now", daxctl.UNIT_NAME], ["rm", daxctl.UNIT]],
+                action="forget_system_ram",
+            )
+        )
+    return steps + numa.forget_memkind(state)
+
+
+def preflight(state: State, desired: Desired, size: int) -> List[str]:
+    """Why so much memory cannot be added, before anything is touched."""
+    found = []
+    version = daxctl.tool_version(state.tools.daxctl)
+    if 0 < version < daxctl.RECONFIGURE_SINCE:
+        found.append(
+            "daxctl {} cannot reconfigure devices (needs {}); install a newer ndctl/daxctl".format(
+                version, daxctl.RECONFIGURE_SINCE
+            )
+        )
+    elif 0 < version < daxctl.NO_MOVABLE_SINCE and not desired.pmem_movable:
+        found.append(
+            "daxctl {} brings memory online as movable only (pmem_movable: false needs {})".format(
+                version, daxctl.NO_MOVABLE_SINCE
+            )
+        )
+    dram = numa.dram(state)
+    if not dram or not size:
+        return found
+    if desired.pmem_movable and size > desired.pmem_max_movable_ratio * dram:
+        found.append(
+            "{} of movable memory beside {} of DRAM is {:.1f}:1, more than pmem_max_movable_ratio {:g}: "
+            "the kernel's own data must fit in DRAM; use less, or raise the ratio".format(
+                human(size), human(dram), size / dram, desired.pmem_max_movable_ratio
+            )
+        )
+    free = sum(node.free for node in state.numa if node.cpus)
+    if desired.pmem_map == "mem" and free and size // PAGE_COST > free // 2:
+        found.append(
+            "page structures for {} take {} of DRAM and only {} are free; set pmem_map: dev".format(
+                human(size), human(size // PAGE_COST), human(free)
+            )
+        )
+    return found
+
+
+def notes(desired: Desired, size: int) -> List[str]:
+    """What adding the memory costs."""
+    if desired.pmem_map == "dev" or not size:
+        return []
+    return [
+        "page structures take {} of DRAM (1/64 of {}); pmem_map: dev puts them on the device".format(
+            human(size // PAGE_COST), human(size)
+        )
+    ]
+
+
+def _policy(state: State) -> Part:
+    """Hot-added memory must come offline, or daxctl refuses to make it movable."""
+    argument = "memhp_default_state=offline"
+    steps = []
+    if state.memory.auto_online not in ("", "offline"):
+        steps.append(
+            Step(
+                id="hotplug-policy",
+                what="leave hot-added memory offline until daxctl brings it online",
+                why="the kernel's policy is {}, and daxctl stops with 'kernel policy will auto-online "
+                "memory'".format(state.memory.auto_online),
+                commands=[["write", numa.AUTO_ONLINE, "offline"]],
+                action="set_online_policy",
+                args={"policy": "offline"},
+            )
+        )
+    elif not state.memory.auto_online or argument in state.kernel.cmdline:
+        return Part()
+    return Part(add_arguments=[argument], arguments_why="keeps the policy for hot-added memory", after=steps)
+
+
+def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> Step:
+    return Step(
+        id="system-ram-" + name,
+        what="make {} a memory node".format(name),
+        why=why + "; read back afterwards",
+        destroys=lost,
+        commands=[
+            daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable),
+            ["daxctl", "list", "-d", name],
+        ],
+        action="reconfigure_dax",
+        args={"device": name, "mode": "system-ram", "movable": desired.pmem_movable},
+    )
+
+
+def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
+    """Brings blocks of a device online, in the wanted zone, that is system RAM already."""
+    wrong_zone = bool(dax.online_memblocks) and dax.movable != desired.pmem_movable
+    if wrong_zone:
+        zone = "movable" if desired.pmem_movable else "not movable"
+        why = "it is online, but not as memory that is {}".format(zone)
+    elif dax.online_memblocks < dax.total_memblocks:
+        why = "{} of {} blocks are online".format(dax.online_memblocks, dax.total_memblocks)
+    else:
+        return []
+    return [
+        Step(
+            id="online-" + dax.chardev,
+            what="bring the memory of {} online".format(dax.chardev),
+            why=why,
+            commands=daxctl.online_commands(dax.chardev, desired.pmem_movable, wrong_zone),
+            action="online_dax",
+            args={"device": dax.chardev, "movable": desired.pmem_movable},
+        )
+    ]
+
+
+def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str]) -> List[Step]:
+    """Keeps the mode across boots; an empty UUID stands for one that is not known yet.
+
+    ``devices`` are all dax devices; the first ``len(uuids)`` of them are those of namespaces.
+    """
+    shown = [uuid or "<uuid of the namespace>" for uuid in uuids]
+    text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable)
+    enabled = daxctl.ENABLED in state.files
+    if all(uuids) and state.files.get(daxctl.UNIT) == text and enabled:
+        return []
+    return [
+        Step(
+            id="system-ram-persist",
+            what="enter the mode in " + daxctl.UNIT,
+            why="without it the mode is lost at the next boot",
+            commands=[["write", daxctl.UNIT, text], ["systemctl", "enable", daxctl.UNIT_NAME]],
+            action="keep_system_ram",
+            args={"devices": devices, "movable": desired.pmem_movable},
+        )
+    ]
+
+
+def plan(state: State, desired: Desired) -> Part:
+    """Every namespace (or CXL device) a memory node without CPUs, now and after a reboot."""
+    if state.memory.dax_model == "class":
+        step = Step(
+            id="dax-model",
+            what="switch the dax devices to the bus model",
+            why="devices of the class model cannot be reconfigured",
+            commands=[["daxctl", "migrate-device-model"]],
+            action="migrate_dax_model",
+        )
+        part = _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
+        return part._replace(before=[step], reboot_why="the dax model changes at boot")
+    return _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
+
+
+def _namespaces(state: State, desired: Desired) -> Part:
+    steps: List[Step] = []
+    problems: List[str] = ndctl.missing(state, desired)
+    names: List[str] = []
+    uuids: List[str] = []
+    nodes: List[int] = []
+    size: int = 0
+    settled = True  # nothing is converted, so that nodes and UUIDs are known
+    for item in ndctl.chosen(state, desired):
+        name = item.chardev or ndctl.dax_device(item.dev)
+        size += item.size
+        names.append(name)
+        found = device_of(state, item)
+        ready = item.mode == "devdax" and item.enabled
+        if not ready:
+            steps += ndctl.convert(state, desired, item, "devdax")
+            settled = False
+        uuids.append(item.uuid if ready else "")
+        if ready and found and found[0].mode == "system-ram":
+            steps += _online(found[0], desired)
+        else:
+            # What a devdax namespace holds cannot be looked at: it is lost as memory.
+            lost = ndctl.data_in(state, item) if ready else []
+            steps.append(_to_system_ram(name, desired, "it is a {} namespace".format(item.mode), lost))
+            settled = settled and bool(found)
+        for dax in found:
+            problems += daxctl.target_problem(dax.chardev, dax.target_node, state.numa)
+            nodes.append(dax.target_node)
+    for region in ndctl.empty_regions(state, desired):
+        name = "dax{}.0".format(region.dev.replace("region", ""))
+        steps.append(ndctl.create(state, desired, region.dev, "devdax", "the region has no namespace"))
+        steps.append(_to_system_ram(name, desired, "the namespace is new", []))
+        size += region.size
+        names.append(name)
+        uuids.append("")
+        settled = False
+    if not names:
+        return Part(problems=problems or [ndctl.nothing_there(state, desired)])
+    problems += ndctl.alignment_problems(state, steps)
+    # Mounts and their entries end before the devices do.
+    before = [] if settled else mount.forget_step(state, desired)
+    nodes = nodes if settled and nodes else []
+    return _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
+
+
+def _cxl(state: State, desired: Desired) -> Part:
+    steps: List[Step] = []
+    problems: List[str] = []
+    if not state.dax:
+        if any(region.type == "ram" for region in state.regions):
+            problem = "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)?"
+            return Part(problems=[problem])
+        return Part(problems=[ndctl.nothing_there(state, desired)])
+    for dax in state.dax:
+        problems += daxctl.target_problem(dax.chardev, dax.target_node, state.numa)
+        if dax.mode == "system-ram":
+            steps += _online(dax, desired)
+        else:
+            # A device of a CXL region that is persistent has a namespace, and may hold data.
+            lost = [
+                name
+                for item in state.namespaces
+                if item.chardev == dax.chardev
+                for name in ndctl.data_in(state, item)
+            ]
+            steps.append(_to_system_ram(dax.chardev, desired, "it is a {} device".format(dax.mode), lost))
+    by_device = {item.chardev: item.uuid for item in state.namespaces if item.chardev}
+    ordered = sorted(state.dax, key=lambda dax: dax.chardev not in by_device)
+    names = [dax.chardev for dax in ordered]
+    uuids = [by_device[name] for name in names if name in by_device]
+    nodes = [dax.target_node for dax in state.dax]
+    size = sum(dax.size for dax in state.dax)
+    return _finish(state, desired, steps, uuids, names, nodes, size, problems)
+
+
+def _finish(
+    state: State,
+    desired: Desired,
+    steps: List[Step],
+    uuids: List[str],
+    names: List[str],
+    nodes: List[int],
+    size: int,
+    problems: List[str],
+) -> Part:
+    """What follows on the devices: policy first, then the steps, then what keeps them."""
+    adding = any(step.action in ("reconfigure_dax", "create_namespace") for step in steps)
+    steps = steps + _persist(state, desired, uuids, names) + numa.plan_memkind(state, nodes, names)
+    policy = _policy(state)
+    return policy._replace(
+        after=policy.after + steps,
+        notes=notes(desired, size) if adding else [],
+        problems=problems + (preflight(state, desired, size) if adding else []),
+    )
