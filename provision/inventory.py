@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from provision import requirements, settings, wheel
+from provision.connection import KEYS, boolean, refusals, ssh_arguments
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
 from provision.node.plan import Desired
@@ -39,7 +40,10 @@ DEFAULT_VENV = "/opt/oeprov/venv"
 
 @dataclass(frozen=True)
 class Host:
-    """One host with its checked settings; ``connection`` is ``local`` or ``ssh``."""
+    """One host with its checked settings; ``connection`` is ``local`` or ``ssh``.
+
+    ``ssh_arguments`` holds all options that ``ssh`` is given for it.
+    """
 
     name: str
     address: str
@@ -47,6 +51,7 @@ class Host:
     user: str
     connection: str
     private_key: str
+    ssh_arguments: tuple[str, ...]
     become: bool
     python: str
     groups: tuple[str, ...]
@@ -213,6 +218,10 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
     parts = {model: _part(model, raw, problems) for model in settings.HOST_MODELS}
     connection = _connection(raw, problems)
     port = _number(raw, "ansible_port", 22, problems)
+    if connection == "ssh":
+        unread = {key: raw.failed[key] for key in KEYS if key in raw.failed}
+        for key, why in {**refusals(raw.variables), **unread}.items():
+            problems.at(raw, key, why)
     if len(problems.lines) > found or any(part is None for part in parts.values()):
         return None
     head, pmem = parts[OeprovSettings], parts[PmemSettings]
@@ -234,7 +243,8 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         user=str(variables.get("ansible_user") or ""),
         connection=connection,
         private_key=str(variables.get("ansible_ssh_private_key_file") or ""),
-        become=_boolean(variables.get("ansible_become", False)),
+        ssh_arguments=ssh_arguments(variables),
+        become=boolean(variables.get("ansible_become", False)),
         python=str(variables.get("ansible_python_interpreter") or "python3"),
         groups=raw.groups,
         kind=kind,
@@ -342,10 +352,6 @@ def _number(raw: RawHost, key: str, default: int, problems: _Problems) -> int:
         problems.at(raw, key, f"found {value!r}; expected a port from 1 to 65535")
         return default
     return number
-
-
-def _boolean(value: Any) -> bool:
-    return value is True or str(value).lower() in ("true", "yes", "on", "1")
 
 
 def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:

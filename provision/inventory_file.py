@@ -14,23 +14,13 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 
-from provision import settings, share
+from provision import connection, settings, share
 from provision.errors import InventoryError
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
     from ansible._internal._datatag._tags import Origin
 except ImportError:  # pragma: no cover - depends on the ansible-core that is installed
     Origin = None
-
-_CONNECTION_KEYS = (
-    "ansible_host",
-    "ansible_port",
-    "ansible_user",
-    "ansible_connection",
-    "ansible_ssh_private_key_file",
-    "ansible_become",
-    "ansible_python_interpreter",
-)
 
 
 @dataclass(frozen=True)
@@ -173,7 +163,7 @@ def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader)
     origins: dict[str, str] = {}
     for key, value in merged.items():
         ours = key.startswith(settings.PREFIXES)
-        if not ours and key not in _CONNECTION_KEYS:
+        if not ours and key not in connection.KEYS:
             variables[key] = None
             origins[key] = _origin(path, host, key, value)
             continue

@@ -1,63 +1,28 @@
 """Looks at every host at once, one round trip a host.
 
-The node package travels as a zip inside a small script on the standard input of ``python3 -``: nothing is
-installed on the node. This machine is looked at in the same way, by a child process.
+This machine is looked at in the same way as the others, by a child process.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
+import shlex
 import subprocess
 import sys
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from provision import share
+from provision import carry, remote
 from provision.errors import HostError
 from provision.inventory import Host, Inventory
 from provision.node.__main__ import MARKER
 from provision.node.state import State
 
-CONNECT_TIMEOUT = 10
 COMMAND_TIMEOUT = 120
+# Hosts that are looked at at once, and after how many seconds one no longer counts: enough to keep a few
+# cores busy, and hosts that hang do not keep the others waiting.
 MOST_AT_ONCE = 64
-_SCRIPT = """\
-import base64, json, os, shutil, sys, tempfile
-if sys.version_info < (3, 6):
-    sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
-directory = tempfile.mkdtemp(prefix="oeprov-")
-try:
-    path = os.path.join(directory, "node.zip")
-    with open(path, "wb") as archive:
-        archive.write(base64.b64decode("{archive}"))
-    sys.path.insert(0, path)
-    from oeprov_node.__main__ import main
-    main(json.loads(base64.b64decode("{wanted}").decode()))
-finally:
-    shutil.rmtree(directory, ignore_errors=True)
-"""
-
-
-@cache
-def archive() -> bytes:
-    """The node package as a zip, importable as ``oeprov_node``."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-        for path in sorted(share.node_package().glob("*.py")):
-            file.writestr(f"oeprov_node/{path.name}", path.read_bytes())
-    return buffer.getvalue()
-
-
-def payload(wanted: dict[str, Any]) -> str:
-    """The script for ``python3 -`` that prints the state of the machine it runs on."""
-    return _SCRIPT.format(
-        archive=base64.b64encode(archive()).decode(),
-        wanted=base64.b64encode(json.dumps(wanted).encode()).decode(),
-    )
+PATIENCE = 2.0
 
 
 def parse(host: str, text: str) -> State:
@@ -77,9 +42,18 @@ def parse(host: str, text: str) -> State:
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be seen; in the inventory's order."""
-    hosts = list(inventory.hosts.values())
-    with ThreadPoolExecutor(max_workers=min(len(hosts), MOST_AT_ONCE)) as pool:
-        return dict(zip(inventory.hosts, pool.map(_try_host, hosts), strict=True))
+    found: dict[str, Future[State | HostError]] = {}
+    begun: dict[Future[State | HostError], float] = {}
+    with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
+        for name, host in inventory.hosts.items():
+            while len(begun) >= MOST_AT_ONCE:
+                patience = max(0.0, min(begun.values()) + PATIENCE - time.monotonic())
+                wait(begun, timeout=patience, return_when=FIRST_COMPLETED)
+                long_ago = time.monotonic() - PATIENCE
+                begun = {item: at for item, at in begun.items() if not item.done() and at > long_ago}
+            found[name] = pool.submit(_try_host, host)
+            begun[found[name]] = time.monotonic()
+    return {name: item.result() for name, item in found.items()}
 
 
 def _try_host(host: Host) -> State | HostError:
@@ -91,28 +65,30 @@ def _try_host(host: Host) -> State | HostError:
 
 def observe_host(host: Host) -> State:
     """The state of one host; HostError says why it could not be seen and what to do."""
-    script = payload(host.desired().to_dict())
-    return parse(host.name, _here(host, script) if host.connection == "local" else _there(host, script))
+    given = carry.payload("__main__", host.desired().to_dict())
+    return parse(host.name, _here(host, given) if host.connection == "local" else _there(host, given))
 
 
-def _here(host: Host, script: str) -> str:
+def _here(host: Host, given: bytes) -> str:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-"], input=script, capture_output=True, text=True, timeout=COMMAND_TIMEOUT
+            carry.command(sys.executable),
+            input=given,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise HostError(host.name, f"did not answer within {COMMAND_TIMEOUT} s") from None
     if done.returncode:
-        raise HostError(host.name, f"cannot be observed: {_last_line(done.stderr)}")
-    return done.stdout
+        raise HostError(host.name, f"cannot be observed: {_last_line(done.stderr.decode(errors='replace'))}")
+    return done.stdout.decode(errors="replace")
 
 
-def _there(host: Host, script: str) -> str:
-    from provision import remote
-
-    command = f"sudo -n {host.python} -" if host.become else f"{host.python} -"
-    code, out, err = remote.run(host, command, script, CONNECT_TIMEOUT, COMMAND_TIMEOUT)
-    if code == 127:
+def _there(host: Host, given: bytes) -> str:
+    line = remote.elevated(host, shlex.join(carry.command(host.python)))
+    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
+    if code == 127 or (host.become and "command not found" in err):
         raise HostError(
             host.name,
             f"has no {host.python}; install Python 3, or set ansible_python_interpreter to its path",

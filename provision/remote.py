@@ -1,102 +1,202 @@
-"""One command on one host over SSH, through Fabric, with every way it can fail said in words."""
+"""One command on one host over SSH, through OpenSSH's client, with every way it can fail said in words.
+
+The client, its configuration, agents, jump hosts and known_hosts are those that Ansible's connections use.
+"""
 
 from __future__ import annotations
 
-import logging
-import socket
-from typing import Any, cast
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from provision.errors import HostError
-from provision.inventory import Host
+
+if TYPE_CHECKING:
+    from provision.inventory import Host  # imports Ansible: slow
+
+CONNECT_TIMEOUT = 10
+_CONFIG = Path(__file__).with_name("ssh_config")
+# Runs a command ($0) with no input in a session of its own, and ends all of it when our end of the connection
+# has gone: without a terminal, sshd leaves what it started running.
+_TETHER = """\
+exec 3<&0
+setsid sh -c "$0" </dev/null & child=$!
+( while read -r line; do :; done <&3; kill -TERM -- "-$child" ) 2>/dev/null & watch=$!
+wait "$child"; code=$?
+kill "$watch" 2>/dev/null
+exit "$code"
+"""
 
 
-def run(host: Host, command: str, text: str, connect_timeout: int, timeout: int) -> tuple[int, str, str]:
+def argv(host: Host, connect_timeout: int = CONNECT_TIMEOUT) -> list[str]:
+    """The ``ssh`` command line up to, not with, what is to run on the host; never asks for anything."""
+    own = ("-oBatchMode=yes", f"-oConnectTimeout={connect_timeout}")
+    return ["ssh", "-F", str(_CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
+
+
+def elevated(host: Host, command: str) -> str:
+    """The shell command with root's rights, as ``ansible_become`` asks."""
+    return f"sudo -n {command}" if host.become else command
+
+
+def run(
+    host: Host, command: str, text: str | bytes, connect_timeout: int, timeout: int
+) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
-    Raises HostError when the host cannot be reached, refuses us, or is not the host that it was.
+    ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
+    HostError when the host cannot be reached, refuses us, or is not the host that it was.
     """
-    where = f"{host.address} port {host.port}"
-    connection = _connect(host, where, connect_timeout)
+    given = text.encode() if isinstance(text, str) else text
+    process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE)
     try:
-        # Not Connection.run: Invoke feeds standard input a byte at a time.
-        stdin, stdout, stderr = connection.client.exec_command(command, timeout=timeout)
-        stdin.write(text)
-        stdin.flush()
-        stdin.channel.shutdown_write()
-        out, err = stdout.read(), stderr.read()
-        code = int(stdout.channel.recv_exit_status())
-    except TimeoutError:
+        out, err = process.communicate(given, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _end(process)
         raise HostError(host.name, f"did not answer within {timeout} s") from None
-    except (OSError, EOFError, _ssh_error()) as error:
-        raise HostError(host.name, f"the connection to {where} broke: {_words(error)}") from None
-    finally:
-        connection.close()
-    if code == -1:
-        raise HostError(host.name, f"the connection to {where} broke before the command ended")
-    return code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+    except BaseException:
+        _end(process)
+        raise
+    said = err.decode("utf-8", "replace")
+    if process.returncode == 255:
+        raise HostError(host.name, reason(host, said, connect_timeout))
+    return process.returncode, out.decode("utf-8", "replace"), said
 
 
-def _refused(host: Host, where: str, why: str) -> str:
-    return (
-        f"{where} refuses to let {host.user or 'this user'} in ({why.rstrip('.')}); set ansible_user and "
-        "ansible_ssh_private_key_file, or load the key into ssh-agent"
-    )
+@contextlib.contextmanager
+def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
+    """The lines that ``command`` prints, as they come; leaving the context ends it on the host too.
+
+    HostError when the connection fails or the command ends with an error.
+    """
+    wrapped = f"sh -c {shlex.quote(_TETHER)} {shlex.quote(command)}"
+    with tempfile.TemporaryFile() as errors:
+        process = _start(host, [*argv(host), elevated(host, wrapped)], stderr=errors)
+        try:
+            yield _lines(host, process, errors)
+        finally:
+            _end(process)
 
 
-def _ssh_error() -> type[Exception]:
-    from paramiko.ssh_exception import SSHException
+def _lines(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> Iterator[str]:
+    for line in process.stdout or ():
+        yield line.decode("utf-8", "replace").rstrip("\n")
+    code = process.wait()
+    errors.seek(0)
+    said = errors.read().decode("utf-8", "replace")
+    if code == 255:
+        raise HostError(host.name, reason(host, said, CONNECT_TIMEOUT))
+    if code:
+        raise HostError(host.name, f"the command ended with {_last_line(said) or f'exit status {code}'}")
 
-    return cast(type[Exception], SSHException)
 
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def _connect(host: Host, where: str, timeout: int) -> Any:
-    """An open Fabric connection, which honours ~/.ssh/config; HostError says why there is none."""
-    import fabric
-    import paramiko
-    from paramiko.ssh_exception import AuthenticationException, BadHostKeyException, NoValidConnectionsError
-
-    # Paramiko prints tracebacks of its transport thread; everything it knows is in the exception.
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-    connection = fabric.Connection(
-        host.address,
-        user=host.user or None,
-        port=host.port,
-        connect_timeout=timeout,
-        connect_kwargs={"key_filename": host.private_key} if host.private_key else {},
-    )
-    connection.client.load_system_host_keys()
-    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+def _start(host: Host, command: list[str], stderr: int | IO[bytes]) -> subprocess.Popen[bytes]:
     try:
-        connection.open()
-        return connection
-    except BadHostKeyException:
-        reason = (
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    except FileNotFoundError:
+        raise HostError(
+            host.name, "there is no ssh on this machine; install OpenSSH's client (openssh-client)"
+        ) from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End ssh: the end of its input is what a tethered command ends on."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    for signal_number in (0, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+            break
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+_CHANGED = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+_UNKNOWN = "Host key verification failed"
+_NO_FILE = re.compile(r"^(?:no such identity|Load key|Identity file).*", re.MULTILINE)
+_DENIED = re.compile(
+    r"^(?:(\S+)@(\S+): )?Permission denied \((.*)\)|Too many authentication failures", re.MULTILINE
+)
+_CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*)", re.MULTILINE)
+_RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
+_OPTION = re.compile(
+    r"^(?:command-line|\S*config\S*):? line \d+: .*|^\S+: Bad configuration option.*|.*unknown option.*|"
+    r".*terminating, \d+ bad configuration options",
+    re.MULTILINE,
+)
+_BROKE = re.compile(
+    r"^(?:Connection to \S+ closed by remote host|client_loop: .*|Timeout, server \S+ not responding)",
+    re.MULTILINE,
+)
+
+
+def reason(host: Host, said: str, connect_timeout: int) -> str:
+    """Why ssh ended with 255, from what it said on standard error, and what to do; one line."""
+    where = f"{host.address} port {host.port}"
+    if _CHANGED in said:
+        return (
             f"{where} shows another host key than the one in known_hosts: it was installed again, or "
-            f"someone is in between; when you know which, `ssh-keygen -R {host.address}`"
+            f"someone is in between; when you know which, `ssh-keygen -R {_known_as(host)}`"
         )
-    except AuthenticationException as error:
-        reason = _refused(host, where, _words(error))
-    except NoValidConnectionsError:
-        reason = f"{where} refuses connections; is sshd running there, and is ansible_port right?"
-    except socket.gaierror:
-        reason = f"the name {host.address} cannot be resolved; set ansible_host to its address"
-    except TimeoutError:
-        reason = f"{where} does not answer within {timeout} s; is it up, is a firewall between?"
-    except _ssh_error() as error:
-        reason = f"SSH to {where} failed: {_words(error)}"
-        if "encountered" in str(error) and "key, expected" in str(error):
-            # After a refused key, Paramiko reads the file as every other kind and reports the last try.
-            reason = _refused(host, where, "the key was not accepted")
-        if "not found in known_hosts" in str(error):
-            reason = (
-                f"{where} has a host key that is not in known_hosts; check it and connect once with "
-                f"`ssh -p {host.port} {host.address}`"
-            )
-    except (OSError, EOFError, ValueError) as error:
-        reason = f"the connection to {where} failed: {_words(error)}"
-    connection.close()
-    raise HostError(host.name, reason)
+    if _UNKNOWN in said:
+        return (
+            f"{where} has a host key that is not in known_hosts; check it and connect once with "
+            f"`ssh -p {host.port} {host.address}`"
+        )
+    denied = _DENIED.search(said)
+    if denied:
+        return _denied(host, where, said, denied)
+    resolve = _RESOLVE.search(said)
+    if resolve:
+        return f"the name {resolve[1]} cannot be resolved; set ansible_host to its address"
+    if re.search(r"timed out", said):
+        return f"{where} does not answer within {connect_timeout} s; is it up, is a firewall between?"
+    connect = _CONNECT.search(said)
+    if connect:
+        there, why = f"{connect[1]} port {connect[2]}", connect[3].strip()
+        via = "" if there == where else f" (on the way to {where})"
+        if "refused" in why:
+            return f"{there} refuses connections{via}; is sshd running there, and is ansible_port right?"
+        return f"the connection to {there} failed{via}: {why}; is it up, is the network between in order?"
+    option = _OPTION.search(said)
+    if option:
+        return (
+            f"ssh does not take its options: {option[0].strip()}; see ansible_ssh_common_args, ~/.ssh/config"
+        )
+    if not said.strip() or _BROKE.search(said):
+        return f"the connection to {where} broke before the command ended"
+    return f"SSH to {where} failed: {_last_line(said)}"
+
+
+def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
+    who, there = host.user or "this user", where
+    if denied[2]:
+        who = denied[1]
+        there = where if denied[2] == host.address else f"{denied[2]} (on the way to {where})"
+    file = _NO_FILE.search(said)
+    why = file[0].strip().rstrip(".") if file else denied[3] or "too many keys were tried"
+    if "UNPROTECTED PRIVATE KEY FILE" in said:
+        why = f"others may read the key file {host.private_key}, so it is not used: chmod 600"
+    return (
+        f"{there} refuses to let {who} in ({why}); set ansible_user and ansible_ssh_private_key_file, or "
+        "load the key into ssh-agent"
+    )
+
+
+def _known_as(host: Host) -> str:
+    """The host as known_hosts writes it."""
+    return host.address if host.port == 22 else shlex.quote(f"[{host.address}]:{host.port}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -12,7 +12,7 @@ python=${PYTHON:-python3}
 
 packages=(
   python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
-  libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  openssh-client libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
 

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import paramiko
 import pytest
 from ssh_server import SshServer, serving
 
+from provision import carry, remote, share
 from provision import observe as observing
-from provision import share
 from provision.errors import HostError
-from provision.inventory import Inventory, load
+from provision.inventory import Host, Inventory, load
 from provision.node.observe import observe_node
 from provision.node.plan import make_plan
 from provision.node.state import State, difference
@@ -22,16 +23,14 @@ OLD_PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
 
 
 @pytest.fixture(autouse=True)
-def _no_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    (tmp_path / ".ssh").mkdir()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SshServer]:
     with serving(tmp_path) as found:
-        (tmp_path / ".ssh" / "known_hosts").write_text(found.known_hosts_line())
+        (tmp_path / "known_hosts").write_text(found.known_hosts_line())
         yield found
 
 
@@ -45,9 +44,11 @@ def inventory(tmp_path: Path, hosts: str) -> Inventory:
 
 
 def host(server: SshServer, extra: str = "") -> str:
+    known = server.key_file.with_name("known_hosts")
     return (
         f"    a: {{ansible_host: 127.0.0.1, ansible_port: {server.port}, ansible_user: me, oeprov_kind: cpu, "
-        f"ansible_ssh_private_key_file: {server.key_file}{extra}}}"
+        f"ansible_ssh_private_key_file: {server.key_file}, ansible_ssh_common_args: -o IdentitiesOnly=yes "
+        f"-o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null{extra}}}"
     )
 
 
@@ -89,28 +90,38 @@ def test_making_the_directory_changes_the_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OLD_PYTHONS, reason="no Python 3.6 here")
-def test_the_payload_runs_on_python_3_6() -> None:
-    for kind in ("local", "re7p", "bare_metal_pmem", "cxl", "gpu"):
-        script = observing.payload({"host": "h", "kind": kind, "pmem_mode": "system-ram", "worker": True})
-        done = subprocess.run(
-            [str(OLD_PYTHONS[0]), "-"], input=script, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        state = observing.parse("h", done.stdout)
-        assert state.os.python.startswith("3.6.")
+@pytest.mark.parametrize("kind", ["local", "re7p", "bare_metal_pmem", "cxl", "gpu"])
+def test_the_payload_runs_on_python_3_6(kind: str) -> None:
+    wanted = {"host": "h", "kind": kind, "pmem_mode": "system-ram", "worker": True}
+    state = observing.parse("h", carried_to(str(OLD_PYTHONS[0]), wanted))
+    assert state.os.python.startswith("3.6.")
 
 
 def test_the_payload_leaves_nothing_behind(tmp_path: Path) -> None:
-    script = observing.payload({"host": "h", "kind": "cpu"})
-    subprocess.run(
-        [sys.executable, "-"],
-        input=script,
-        text=True,
-        check=True,
-        env={"TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
+    carried_to(
+        sys.executable, {"host": "h", "kind": "cpu"}, env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
     )
-    assert [path.name for path in tmp_path.iterdir()] == [".ssh"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bytecode_and_text_give_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"host": "h", "kind": "cpu"}
+    bytecode = observing.parse("h", carried_to(sys.executable, wanted))
+    monkeypatch.setattr(carry, "_BYTECODE", "of another Python")
+    carry._package.cache_clear()
+    try:
+        text = observing.parse("h", carried_to(sys.executable, wanted))
+    finally:
+        carry._package.cache_clear()
+    assert difference(bytecode, text) == []
+
+
+def carried_to(python: str, wanted: dict[str, object], env: dict[str, str] | None = None) -> str:
+    """What the payload prints under that interpreter."""
+    given = carry.payload("__main__", wanted)
+    done = subprocess.run(carry.command(python), input=given, capture_output=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
 
 
 def test_over_ssh_in_one_round_trip(tmp_path: Path, server: SshServer) -> None:
@@ -119,7 +130,7 @@ def test_over_ssh_in_one_round_trip(tmp_path: Path, server: SshServer) -> None:
     assert isinstance(state, State)
     assert state.hostname == socket.gethostname()
     assert state.kernel.running
-    assert server.commands == ["python3 -"]
+    assert [command.split()[:2] for command in server.commands] == [["python3", "-I"]]
 
 
 def test_one_lost_host_does_not_hide_the_others(tmp_path: Path, server: SshServer) -> None:
@@ -140,18 +151,24 @@ def test_a_key_that_is_not_accepted(tmp_path: Path, server: SshServer) -> None:
     paramiko.ECDSAKey.generate().write_private_key_file(str(other))
     server.key_file = other
     text = reason(observing.observe(inventory(tmp_path, host(server)))["a"])
-    assert f"127.0.0.1 port {server.port} refuses to let me in" in text
+    assert f"127.0.0.1 port {server.port} refuses to let me in (publickey)" in text
+
+
+def test_a_key_file_that_is_not_there(tmp_path: Path, server: SshServer) -> None:
+    server.key_file = tmp_path / "none"
+    text = reason(observing.observe(inventory(tmp_path, host(server)))["a"])
+    assert f"refuses to let me in (no such identity: {tmp_path}/none: No such file or directory)" in text
 
 
 def test_a_host_key_that_changed(tmp_path: Path, server: SshServer) -> None:
     line = server.known_hosts_line(paramiko.ECDSAKey.generate())
-    (tmp_path / ".ssh" / "known_hosts").write_text(line)
+    (tmp_path / "known_hosts").write_text(line)
     assert "shows another host key" in reason(observing.observe(inventory(tmp_path, host(server)))["a"])
     assert server.commands == []
 
 
 def test_a_host_key_that_is_not_known(tmp_path: Path, server: SshServer) -> None:
-    (tmp_path / ".ssh" / "known_hosts").write_text("")
+    (tmp_path / "known_hosts").write_text("")
     text = reason(observing.observe(inventory(tmp_path, host(server)))["a"])
     assert "has a host key that is not in known_hosts" in text
     assert server.commands == []
@@ -189,3 +206,90 @@ def test_answers_that_are_none(text: str, piece: str) -> None:
     with pytest.raises(HostError) as caught:
         observing.parse("a", text)
     assert piece in caught.value.reason
+
+
+def test_a_command_that_fails_says_so_with_its_own_words(tmp_path: Path, server: SshServer) -> None:
+    found = inventory(tmp_path, host(server)).hosts["a"]
+    assert remote.run(found, "cat; echo oh >&2; exit 7", "text", 5, 20) == (7, "text", "oh\n")
+
+
+def test_a_command_that_takes_too_long(tmp_path: Path, server: SshServer) -> None:
+    found = inventory(tmp_path, host(server)).hosts["a"]
+    with pytest.raises(HostError, match="did not answer within 1 s"):
+        remote.run(found, "sleep 30", "", 1, 1)
+
+
+def test_a_host_that_accepts_and_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        hosts = f"    a: {{ansible_host: 127.0.0.1, ansible_port: {port}, oeprov_kind: cpu}}"
+        found = inventory(tmp_path, hosts).hosts["a"]
+        with pytest.raises(HostError, match=f"127.0.0.1 port {port} does not answer within 1 s"):
+            remote.run(found, "true", "", 1, 20)
+
+
+def test_hosts_that_hang_do_not_keep_the_others_waiting(
+    tmp_path: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(observing, "PATIENCE", 0.1)
+    answer = threading.Event()
+
+    def look(host: Host) -> str:
+        if host.name == "a":
+            answer.set()
+        else:
+            assert answer.wait(20), "a waits for hosts that hang"
+        raise HostError(host.name, "seen")
+
+    monkeypatch.setattr(observing, "observe_host", look)
+    hanging = "".join(f"    h{index}: {{oeprov_kind: cpu}}\n" for index in range(6))
+    found = observing.observe(inventory(tmp_path, hanging + host(server)))
+    assert list(found) == [*(f"h{index}" for index in range(6)), "a"]
+
+
+def test_an_option_that_ssh_does_not_know(tmp_path: Path) -> None:
+    hosts = "    a: {ansible_host: 127.0.0.1, oeprov_kind: cpu, ansible_ssh_extra_args: -o NoSuchOption=1}"
+    text = reason(observing.observe(inventory(tmp_path, hosts))["a"])
+    assert text.startswith("ssh does not take its options: ")
+    assert "nosuchoption" in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("said", "piece"),
+    [
+        ("", "the connection to 10.0.0.1 port 22 broke before the command ended"),
+        ("Connection to 10.0.0.1 closed by remote host.\n", "broke before the command ended"),
+        ("client_loop: send disconnect: Broken pipe\n", "broke before the command ended"),
+        ("Timeout, server 10.0.0.1 not responding.\n", "broke before the command ended"),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection timed out\n", "does not answer within 10 s"),
+        ("Connection timed out during banner exchange\n", "does not answer within 10 s"),
+        (
+            "ssh: connect to host 10.0.0.1 port 22: No route to host\n",
+            "the connection to 10.0.0.1 port 22 failed: No route to host; is it up",
+        ),
+        (
+            "ssh: connect to host gate port 2222: Connection refused\n"
+            "kex_exchange_identification: Connection closed by remote host\n"
+            "Connection closed by UNKNOWN port 65535\n",
+            "gate port 2222 refuses connections (on the way to 10.0.0.1 port 22)",
+        ),
+        (
+            "me@gate: Permission denied (publickey).\nConnection closed by UNKNOWN port 65535\n",
+            "gate (on the way to 10.0.0.1 port 22) refuses to let me in (publickey)",
+        ),
+        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures\n", "too many keys"),
+        (
+            "kex_exchange_identification: Connection closed by remote host\n",
+            "SSH to 10.0.0.1 port 22 failed: kex",
+        ),
+        ("Warning: x\nUnable to negotiate with 10.0.0.1 port 22: no match\n", "failed: Unable to negotiate"),
+    ],
+)
+def test_what_ssh_says_in_our_words(tmp_path: Path, said: str, piece: str) -> None:
+    found = inventory(
+        tmp_path, "    a: {ansible_host: 10.0.0.1, ansible_user: root, oeprov_kind: cpu}"
+    ).hosts["a"]
+    text = remote.reason(found, said, 10)
+    assert piece in text
+    assert "\n" not in text

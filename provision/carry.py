@@ -1,0 +1,66 @@
+"""Carries the node package to a host: on the standard input of a short Python program.
+
+Nothing is installed on the host and nothing is written there.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import sys
+import zlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+from provision import share
+
+# Nodes with the Python of this machine are sent its bytecode too: compiling takes longer than all else.
+_BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
+_LOADER = """\
+import sys
+if sys.version_info < (3, 6):
+    sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
+import json, marshal, zlib
+from importlib.machinery import ModuleSpec
+sent = marshal.loads(sys.stdin.buffer.read())
+bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
+modules = marshal.loads(zlib.decompress(sent["code" if bytecode else "text"]))
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package="." not in name) if name in modules else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        code = modules[module.__name__]
+        exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
+sys.meta_path.insert(0, Finder())
+from importlib import import_module
+import_module("oeprov_node." + sent["module"]).main(json.loads(sent["wanted"]))
+"""
+
+
+@cache
+def _package() -> dict[str, Any]:
+    """The node package, importable as ``oeprov_node``: its text, and bytecode for Pythons like this one."""
+    text, code = {}, {}
+    for path in sorted(share.node_package().glob("*.py")):
+        name = "oeprov_node" if path.stem == "__init__" else f"oeprov_node.{path.stem}"
+        text[name] = path.read_bytes()
+        # Not compiled here each time: the loader knows where Python keeps its bytecode.
+        code[name] = marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))
+    # Version 2 of the format is known to every Python 3.
+    packed = {name: zlib.compress(marshal.dumps(item, 2)) for name, item in (("text", text), ("code", code))}
+    return {"bytecode": _BYTECODE, **packed}
+
+
+def command(python: str) -> list[str]:
+    """The command that, given ``payload`` on its standard input, runs it."""
+    # -I and -S: what the node's users put into its Python is neither needed nor wanted, and takes time.
+    return [python, "-I", "-S", "-c", _LOADER]
+
+
+def payload(module: str, wanted: Mapping[str, Any]) -> bytes:
+    """What ``command`` reads: it calls ``main(wanted)`` of that module of the node package."""
+    return marshal.dumps({**_package(), "module": module, "wanted": json.dumps(wanted)}, 2)

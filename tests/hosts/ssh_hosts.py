@@ -1,0 +1,281 @@
+"""Throw-away SSH hosts: network namespaces with an sshd, an address, a name and a disk of their own each.
+
+Their root is this machine's own, under an overlay in memory: nothing they write is kept, and this machine's
+sshd, /etc and ~/.ssh are not touched. A bridge in a namespace of its own joins them; one interface leads
+there from this machine. All of it is held by processes that wait on pipes from here, so that a crash of this
+process, or its end, takes everything away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_SSHD_CONFIG = """\
+Port 22
+HostKey /etc/oeprov-test/host_key
+AuthorizedKeysFile /etc/oeprov-test/authorized_keys
+PidFile none
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+PrintMotd no
+StrictModes no
+"""
+_NEEDED = ("ip", "unshare", "nsenter", "sshd", "ssh", "ssh-keygen", "mount", "chroot")
+# A host that is cut off has an address on the link that nobody has: packets to it vanish.
+_NOBODY = "02:00:00:00:00:01"
+
+
+def why_not() -> str:
+    """Why such hosts cannot be had here; empty when they can."""
+    if os.geteuid() != 0:
+        return "throw-away SSH hosts need root"
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    absent = [name for name in _NEEDED if not shutil.which(name, path=path)]
+    if absent:
+        return f"throw-away SSH hosts need {', '.join(absent)}"
+    # Everything that a host needs, tried once.
+    script = (
+        "set -e; d=$(mktemp -d); trap 'umount -R $d; rmdir $d' EXIT;"
+        "mount -t tmpfs none $d; mkdir $d/u $d/w $d/r;"
+        "mount -t overlay -o lowerdir=/,upperdir=$d/u,workdir=$d/w none $d/r; mount -t sysfs none $d/r/sys;"
+        "ip link add br0 type bridge; ip link add veth0 type veth peer name veth1"
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"namespaces or overlays cannot be made here: {done.stderr.strip()}" if done.returncode else ""
+
+
+@dataclass
+class SshHost:
+    """One host; ``name`` is its host name and the name in inventories."""
+
+    name: str
+    address: str
+    directory: Path
+    process: subprocess.Popen[str]
+
+    def start(self) -> None:
+        """Start its sshd; returns when it answers."""
+        self.tell("start")
+        self.wait_ssh()
+
+    def stop(self) -> None:
+        """Kill its sshd and every login: connections to it are refused."""
+        self.tell("stop")
+
+    def tell(self, command: str) -> None:
+        """Give the host's process one command and wait until it is done."""
+        self.send(command)
+        self.expect(command)
+
+    def send(self, command: str) -> None:
+        """Give the host's process one command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def expect(self, command: str) -> None:
+        """Wait until the process says that a command is done; RuntimeError when it ended instead."""
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        if said.strip() != command:
+            raise RuntimeError(f"{self.name}: {(self.directory / 'host.log').read_text()}")
+
+    def wait_ssh(self, seconds: float = 20) -> None:
+        """Wait until the sshd sends its greeting."""
+        import socket
+
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                with socket.create_connection((self.address, 22), timeout=5) as connection:
+                    if connection.recv(4) == b"SSH-":
+                        return
+            except OSError:
+                pass
+            if time.monotonic() > end:
+                raise RuntimeError(f"{self.name}: no sshd: {(self.directory / 'sshd.log').read_text()}")
+            time.sleep(0.02)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of its sshd and of everything that has ended below it."""
+        sshd = _child(_child(self.process.pid))  # sh → unshare → sshd
+        fields = Path(f"/proc/{sshd}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def enter(self, *argv: str) -> str:
+        """Standard output of a command in the host's own root, run from outside: no SSH involved."""
+        namespaces = ["nsenter", f"--target={self.process.pid}", "--net", "--mount", "--uts", "--ipc"]
+        root = str(self.directory / "disk" / "root")
+        done = subprocess.run(
+            [*namespaces, "chroot", root, *argv], capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+
+class SshHosts:
+    """``count`` running hosts; a context manager. ``directory`` gets keys and logs, on this machine's disk.
+
+    ``layer`` is a directory whose files lie over this machine's in every host, such as a stub of what a test
+    needs there.
+    """
+
+    def __init__(
+        self, directory: Path, count: int, *, layer: Path | None = None, prefix: str = "node"
+    ) -> None:
+        self.directory = directory
+        self.key = directory / "id_ed25519"
+        self.known_hosts = directory / "known_hosts"
+        self._lower = f"{layer}:/" if layer else "/"
+        self._switch: subprocess.Popen[str] | None = None
+        self._interface = f"oep{os.getpid() % 100000}"
+        self._hosts: list[SshHost] = []
+        self._names = [f"{prefix}{index:03d}" for index in range(1, count + 1)]
+
+    def __enter__(self) -> SshHosts:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[SshHost]:
+        return iter(self._hosts)
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __getitem__(self, index: int) -> SshHost:
+        return self._hosts[index]
+
+    def cut(self, host: SshHost) -> None:
+        """Let packets to a host vanish, as a firewall that drops them does."""
+        argv = ["ip", "neigh", "replace", host.address, "lladdr", _NOBODY, "dev", self._interface]
+        subprocess.run([*argv, "nud", "permanent"], check=True)
+
+    def ssh_options(self) -> list[str]:
+        """What ``ssh`` needs to reach the hosts as root."""
+        return [
+            *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", f"IdentityFile={self.key}"),
+            *("-o", "IdentitiesOnly=yes"),
+        ]
+
+    def write_known_hosts(self) -> None:
+        """Every host's key, under its address."""
+        lines = [f"{host.address} {(host.directory / 'host_key.pub').read_text()}" for host in self]
+        self.known_hosts.write_text("".join(lines))
+
+    def close(self) -> None:
+        """End everything; waits until it has gone."""
+        processes = [host.process for host in self._hosts] + ([self._switch] if self._switch else [])
+        for process in processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in processes:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._hosts, self._switch = [], None
+
+    def _start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not self.key.exists():
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True)
+        self._switch = subprocess.Popen(
+            ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        network = _free_network()
+        for index, name in enumerate(self._names):
+            self._hosts.append(self._make(name, f"{network}.{(index + 10) // 250}.{(index + 10) % 250 + 2}"))
+        self._wire(network)
+        for host in self._hosts:
+            host.send("start")
+        for host in self._hosts:
+            host.expect("start")
+        for host in self._hosts:
+            host.wait_ssh()
+        self.write_known_hosts()
+
+    def _make(self, name: str, address: str) -> SshHost:
+        directory = self.directory / name
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        (directory / "sshd_config").write_text(_SSHD_CONFIG)
+        shutil.copy(self.key.with_suffix(".pub"), directory / "authorized_keys")
+        argv = ["unshare", "--net", "--mount", "--uts", "--ipc"]
+        with (directory / "host.log").open("w") as log:
+            process = subprocess.Popen(
+                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._lower],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        return SshHost(name, address, directory, process)
+
+    def _wire(self, network: str) -> None:
+        """One bridge, a cable to each host and one to this machine."""
+        assert self._switch is not None
+        pids = {process.pid for process in [self._switch, *(host.process for host in self._hosts)]}
+        _await_namespaces(pids)
+        _ip(None, f"link add {self._interface} type veth peer name uplink netns {self._switch.pid}")
+        _ip(None, f"addr add {network}.0.1/16 dev {self._interface}", f"link set {self._interface} up")
+        lines = ["link add br0 type bridge", "link set br0 up", "link set uplink master br0 up"]
+        for index, host in enumerate(self._hosts):
+            lines.append(f"link add h{index} type veth peer name eth0 netns {host.process.pid}")
+            lines.append(f"link set h{index} master br0 up")
+        _ip(self._switch.pid, *lines)
+        for host in self._hosts:
+            _ip(
+                host.process.pid, f"addr add {host.address}/16 dev eth0", "link set eth0 up", "link set lo up"
+            )
+
+
+def _child(pid: int) -> int:
+    """The one child of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def _ip(pid: int | None, *lines: str) -> None:
+    """``ip`` commands, in the network namespace of a process or here."""
+    inside = ["nsenter", f"--target={pid}", "--net"] if pid else []
+    subprocess.run([*inside, "ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
+
+
+def _await_namespaces(pids: set[int]) -> None:
+    """Wait until each process has left this one's network namespace."""
+    mine = os.readlink("/proc/self/ns/net")
+    end = time.monotonic() + 20
+    while any(os.readlink(f"/proc/{pid}/ns/net") == mine for pid in pids):
+        if time.monotonic() > end:
+            raise RuntimeError("no network namespace could be made")
+        time.sleep(0.01)
+
+
+def _free_network() -> str:
+    """The first two numbers of a private /16 that this machine has no address in."""
+    used = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    return next(net for second in range(213, 255) if f" {(net := f'10.{second}')}." not in used)
