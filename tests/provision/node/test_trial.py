@@ -1,0 +1,288 @@
+from pathlib import Path
+
+import pytest
+from boot_machine import NEW, OLD, Machine, PowerCut
+
+from provision.node import bootloader, kernel, trial
+from provision.node.apply import apply
+from provision.node.command import CommandError
+from provision.node.plan import make_plan
+from provision.node.roles import role_of
+from provision.node.state import OsInfo, State
+from provision.node.step import Desired, Plan
+
+DEBIAN = OsInfo("debian", "12", "debian", "Debian", "x86_64", "apt", "3.11.2", True)
+ARGUMENT = "memmap=1G!4G"
+PMEM = {"/sys/bus/nd/devices/region0/size": "1", "/sys/class/block/pmem0/size": "1"}
+LEFTOVERS = (
+    "/boot/grub/custom.cfg",
+    "/var/lib/oeprov/reboot.json",
+    "/var/lib/oeprov/trial-expired",
+    "/etc/systemd/system/oeprov-trial.timer",
+    "/etc/systemd/system/oeprov-trial.service",
+    "/etc/systemd/system/sysinit.target.wants/oeprov-trial.timer",
+)
+
+
+class Refused(Exception):
+    """The plan has problems."""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_SETTLE_SECONDS", 0)
+    monkeypatch.setattr(trial, "_PMEM_SECONDS", 0)
+
+
+def wanted(release: str = "", *arguments: str) -> Desired:
+    return Desired(
+        "h", "cpu", kernel_version=release, kernel_arguments=list(arguments), kernel_reboot_timeout=600
+    )
+
+
+def plan(machine: Machine, desired: Desired) -> Plan:
+    loader = bootloader.observe(machine)
+    seen = State(os=DEBIAN, kernel=kernel.observe(machine, DEBIAN, desired, loader), bootloader=loader)
+    return make_plan(seen, desired)
+
+
+def module(machine: Machine, desired: Desired) -> bool:
+    """What one run of the module does; whether a reboot is prepared."""
+    trial.confirm_if_pending(machine)
+    made = plan(machine, desired)
+    if made.problems:
+        raise Refused(made.problems[0])
+    for step in made.steps:
+        if role_of(step) == "kernel":
+            apply(step, machine)
+            if step.action == "reboot":
+                return True
+    return False
+
+
+def bootstrap(machine: Machine, desired: Desired) -> None:
+    for _ in range(3):
+        if not module(machine, desired):
+            return
+        machine.boot()
+    raise AssertionError("it reboots again and again")
+
+
+def kernel_steps(made: Plan) -> list[str]:
+    return [step.id for step in made.steps if role_of(step) == "kernel"]
+
+
+def assert_nothing_left(machine: Machine) -> None:
+    assert [path for path in LEFTOVERS if machine.exists(path)] == []
+    assert not machine.timer
+    assert bootloader.observe(machine).next_entry == ""
+
+
+def test_a_kernel_and_arguments_that_pass_their_trial_stay(machine: Machine) -> None:
+    bootstrap(machine, wanted(NEW, ARGUMENT))
+    assert machine.running == NEW
+    assert_nothing_left(machine)
+    machine.boot()
+    assert machine.running == NEW
+    assert ARGUMENT in machine.cmdline
+    assert "console=ttyS0" in machine.cmdline
+    assert not any(word.startswith(("oeprov.trial", "panic=")) for word in machine.cmdline)
+    assert kernel_steps(plan(machine, wanted(NEW, ARGUMENT))) == []
+
+
+def test_before_the_trial_nothing_of_an_ordinary_boot_changes(machine: Machine) -> None:
+    assert module(machine, wanted(NEW, ARGUMENT))
+    defaults = machine.read("/etc/default/grub")
+    assert ARGUMENT not in defaults + machine.read("/boot/grub/grub.cfg")
+    assert ARGUMENT in machine.read("/boot/grub/custom.cfg")
+    machine.grub_editenv(["grubenv", "unset", "next_entry"])
+    machine.boot()
+    assert (machine.running, ARGUMENT in machine.cmdline) == (OLD, False)
+
+
+def test_a_kernel_that_panics_leads_back_and_is_not_tried_again(machine: Machine) -> None:
+    machine.panics = {NEW}
+    desired = wanted(NEW)
+    assert module(machine, desired)
+    machine.boot()
+    assert machine.running == OLD
+    with pytest.raises(
+        CommandError, match=f"{NEW} did not pass its trial boot, .* to kernel {OLD} by itself"
+    ):
+        module(machine, desired)
+    assert_nothing_left(machine)
+    machine.boot()
+    assert machine.running == OLD
+    (problem,) = plan(machine, desired).problems
+    assert f"{NEW} failed its trial boot on 20" in problem
+    assert "remove its line from /var/lib/oeprov/failed-kernels" in problem
+    machine.panics = set()
+    machine.remove(kernel.FAILED)
+    bootstrap(machine, desired)
+    assert machine.running == NEW
+
+
+def test_a_kernel_that_cannot_be_loaded_leads_back(machine: Machine) -> None:
+    machine.unloadable = {NEW}
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    assert machine.running == OLD
+    with pytest.raises(CommandError, match="returned to kernel"):
+        trial.confirm_if_pending(machine)
+    assert_nothing_left(machine)
+
+
+def test_arguments_that_panic_are_gone_at_the_next_boot(machine: Machine) -> None:
+    machine.panics = {ARGUMENT}
+    desired = wanted("", ARGUMENT)
+    assert kernel_steps(plan(machine, desired)) == ["reboot", "boot-arguments"]
+    assert module(machine, desired)
+    machine.boot()
+    assert ARGUMENT not in machine.cmdline
+    with pytest.raises(CommandError, match=r"\+memmap=1G!4G did not pass its trial boot"):
+        module(machine, desired)
+    (problem,) = plan(machine, desired).problems
+    assert problem.startswith("+memmap=1G!4G failed its trial boot")
+    # Another argument is another trial.
+    bootstrap(machine, wanted("", "memmap=1G!8G"))
+    assert "memmap=1G!8G" in machine.cmdline
+
+
+def test_arguments_alone_leave_the_default_entry_as_it_is(machine: Machine) -> None:
+    bootstrap(machine, wanted("", ARGUMENT))
+    assert bootloader.observe(machine).saved_default is False
+    machine.boot()
+    assert ARGUMENT in machine.cmdline
+
+
+def test_a_boot_that_nobody_confirms_ends_by_itself(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    assert (machine.running, machine.timer) == (NEW, True)
+    machine.expire()
+    assert machine.running == OLD
+    with pytest.raises(CommandError, match="it came up, but was not confirmed within 300 s"):
+        trial.confirm_if_pending(machine)
+    assert_nothing_left(machine)
+
+
+def test_another_controller_can_confirm(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    assert kernel_steps(plan(machine, wanted(NEW))) == ["kernel-default"]
+    assert trial.confirm_if_pending(machine) == f"rebooted: kernel {NEW} runs, trial passed"
+    assert trial.confirm_if_pending(machine) == ""
+    machine.boot()
+    assert machine.running == OLD  # it is not the default yet
+
+
+def test_an_unhealthy_boot_is_not_confirmed(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.system_state = "maintenance"
+    for _ in range(2):
+        with pytest.raises(CommandError, match=r"systemd says 'maintenance'; .* within 280 s"):
+            trial.confirm_if_pending(machine)
+    assert machine.timer
+    assert NEW in plan(machine, wanted(NEW)).problems[0]
+    machine.expire()
+    machine.system_state = "running"
+    assert trial.confirm_if_pending(machine) == f"kernel {OLD} runs again"
+    assert_nothing_left(machine)
+
+
+def test_persistent_memory_must_come_back(machine: Machine) -> None:
+    for path, text in PMEM.items():
+        machine.put(path, text)
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    Path(machine.path("/sys/class/block/pmem0/size")).unlink()
+    Path(machine.path("/sys/class/block/pmem0")).rmdir()
+    with pytest.raises(CommandError, match="persistent memory is not there any more: pmem0"):
+        trial.confirm_if_pending(machine)
+
+
+def test_a_reboot_without_a_trial_is_checked_too(machine: Machine) -> None:
+    args = {
+        "release": OLD,
+        "trial": False,
+        "arguments": ["quiet"],
+        "absent_arguments": ["console=ttyS0"],
+        "pmem_stays": True,
+        "trial_limit": 300,
+        "failure_key": "",
+    }
+    trial.prepare_reboot(machine, args)
+    with pytest.raises(CommandError, match="has not rebooted"):
+        trial.confirm(machine)
+    assert trial.confirm_if_pending(machine) == ""
+    machine.boot()
+    with pytest.raises(
+        CommandError, match=r"missing: quiet; kernel arguments are still there: console=ttyS0"
+    ):
+        trial.confirm_if_pending(machine)
+    assert not machine.exists(kernel.FAILED)
+
+
+def test_a_one_time_entry_that_grub_did_not_take_is_no_failed_kernel(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.put("/proc/sys/kernel/random/boot_id", "another\n")
+    with pytest.raises(CommandError, match="GRUB did not start the one-time entry"):
+        trial.confirm_if_pending(machine)
+    assert not machine.exists(kernel.FAILED)
+    assert_nothing_left(machine)
+
+
+def test_a_menu_that_reads_no_custom_entries_is_refused(machine: Machine) -> None:
+    menu = machine.read("/boot/grub/grub.cfg").split("### BEGIN /etc/grub.d/41_custom")[0]
+    machine.put("/boot/grub/grub.cfg", menu)
+    with pytest.raises(CommandError, match=r"does not read custom\.cfg"):
+        module(machine, wanted("", ARGUMENT))
+
+
+def test_what_others_wrote_into_the_custom_menu_stays(machine: Machine) -> None:
+    mine = "menuentry 'memory test' {\n\tlinux16 /memtest\n}\n"
+    machine.put("/boot/grub/custom.cfg", mine)
+    bootstrap(machine, wanted(NEW))
+    assert machine.read("/boot/grub/custom.cfg") == mine
+
+
+def finishes(machine: Machine, desired: Desired, panics: set[str]) -> bool:
+    """Whether a run comes to its end, which is a refusal where something panics."""
+    try:
+        bootstrap(machine, desired)
+    except PowerCut:
+        return False
+    except (CommandError, Refused):
+        # A trial in which the power was cut counts as failed too.
+        return bool(panics)
+    return True
+
+
+@pytest.mark.parametrize("panics", [set(), {NEW}, {ARGUMENT}], ids=["healthy", "kernel", "argument"])
+def test_a_power_cut_anywhere_leaves_a_machine_that_boots_and_goes_on(
+    tmp_path: Path, panics: set[str]
+) -> None:
+    desired = wanted(NEW, ARGUMENT)
+    for changes in range(100):
+        machine = Machine(tmp_path / str(changes))
+        machine.panics = panics
+        machine.changes_left = changes
+        cut = not finishes(machine, desired, panics)
+        machine.power()
+        for _ in range(4):
+            if finishes(machine, desired, panics):
+                break
+            machine.remove(kernel.FAILED)
+        machine.boot()
+        assert machine.running == (OLD if panics else NEW)
+        assert (ARGUMENT in machine.cmdline) is not bool(panics)
+        if not cut:
+            break
+    assert changes > 12
+    assert not cut
