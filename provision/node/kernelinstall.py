@@ -162,11 +162,11 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         _run_install(system, OsInfo(**args["os"]), wanted)
     added = [item for item in installed_releases(system) if item not in before]
     release = release or (added or before)[-1]
-    check_installed(system, release, args["options"])
     # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
     loader = bootloader.observe(system)
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
+    check_installed(system, release, args["options"])
     if not added:
         return Applied(False, "kernel {} is installed".format(release))
     return Applied(True, "installed kernel {}; {} stays the default".format(release, running))
