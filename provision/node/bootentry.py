@@ -110,10 +110,11 @@ def find(entries: List[BootEntry], release: str) -> Optional[BootEntry]:
 def default_release(entries: List[BootEntry], default: str, saved_entry: str) -> str:
     """Release that an ordinary boot starts; empty when it cannot be told.
 
-    ``default`` is the value of GRUB_DEFAULT. GRUB starts the first entry when it does not find the one named.
+    ``default`` is the value of GRUB_DEFAULT. GRUB starts the first entry when it does not find the one named;
+    what it counts by place (``1>2``) is not looked up here.
     """
     name = saved_entry if default == "saved" else default
-    if not entries or (name.isdigit() and name != "0"):
+    if not entries or re.match(r"[1-9]\d*(>|$)|0>", name):
         return ""
     for item in entries:
         if name and name in (item.id, item.title, item.id.rsplit(">", 1)[-1]):

@@ -1,9 +1,14 @@
 import subprocess
+from pathlib import Path
 
 import pytest
+from boot_machine import NEW, OLD, Machine
 
-from provision.node import grubdefaults
+from provision.node import bootloader, grubdefaults
+from provision.node.apply import apply
+from provision.node.command import CommandError, Result, System
 from provision.node.grubdefaults import DEFAULTS
+from provision.node.step import Applied, Step
 
 DEBIAN = """\
 # If you change this file, run 'update-grub' afterwards
@@ -85,3 +90,182 @@ def test_the_default_is_saved() -> None:
     assert edited.count("GRUB_DEFAULT=") == 1
     assert edit_default(edited, "saved") == edited
     assert grubdefaults.default_of({DEFAULTS: edit_default("", "saved")}) == "saved"
+
+
+OVERRIDE = "/etc/default/grub.d/50-cloud.cfg"
+
+
+def test_a_file_sourced_later_that_starts_anew_is_the_one_to_edit() -> None:
+    files = {DEFAULTS: DEBIAN, OVERRIDE: "GRUB_CMDLINE_LINUX='net.ifnames=0'\n"}
+    edited = grubdefaults.edit_arguments(files, ["memmap=1G!4G"], [])
+    assert edited[DEFAULTS] == DEBIAN
+    assert edited[OVERRIDE] == "GRUB_CMDLINE_LINUX='net.ifnames=0 memmap=1G!4G'\n"
+    assert grubdefaults.configured_words(edited) == ["net.ifnames=0", "memmap=1G!4G", "quiet"]
+
+
+def test_a_file_sourced_later_that_adds_leaves_the_line_that_counts() -> None:
+    files = {DEFAULTS: DEBIAN, OVERRIDE: 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX net.ifnames=0"\n'}
+    edited = grubdefaults.edit_arguments(files, ["memmap=1G!4G"], ["net.ifnames=0"])
+    assert sourced(edited[DEFAULTS] + edited[OVERRIDE]).split() == [
+        "console=tty0",
+        "crashkernel=auto",
+        "memmap=1G!4G",
+    ]
+
+
+def test_an_argument_is_removed_from_ordinary_entries_too() -> None:
+    files = {DEFAULTS: 'GRUB_CMDLINE_LINUX="a"\nGRUB_CMDLINE_LINUX_DEFAULT="quiet memmap=1G!4G"\n'}
+    edited = grubdefaults.edit_arguments(files, [], ["memmap=1G!4G"])
+    assert edited[DEFAULTS] == 'GRUB_CMDLINE_LINUX="a"\nGRUB_CMDLINE_LINUX_DEFAULT="quiet"\n'
+
+
+def test_an_argument_of_ordinary_entries_is_not_added_again() -> None:
+    files = {DEFAULTS: 'GRUB_CMDLINE_LINUX=""\nGRUB_CMDLINE_LINUX_DEFAULT="quiet a=1"\n'}
+    assert grubdefaults.edit_arguments(files, ["a=1"], []) == files
+
+
+def test_quotes_inside_a_value_are_kept() -> None:
+    text = """GRUB_CMDLINE_LINUX='dyndbg="file a.c +p" quiet'\n"""
+    assert sourced(edit(text, ["b"], ["quiet"])) == 'dyndbg="file a.c +p" b'
+
+
+def test_what_cannot_be_edited_is_found_not_overwritten() -> None:
+    text = 'GRUB_CMDLINE_LINUX="a \\\n  b"\nGRUB_CMDLINE_LINUX_DEFAULT=quiet\n'
+    assert grubdefaults.unreadable({DEFAULTS: text}) == [DEFAULTS + ":1"]
+    assert grubdefaults.unreadable({DEFAULTS: DEBIAN}) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "plain"),
+    [
+        ("memmap=1008G!257G", True),
+        ("memmap=1G!4G,1G!8G", True),
+        ("pci=assign-busses", True),
+        ("isolcpus=1-3,5", True),
+        ("memmap=1G$4G", False),
+        ('dyndbg="file', False),
+        ("a b", False),
+        ("a;reboot", False),
+        ("", False),
+    ],
+)
+def test_what_grub_would_not_take_literally_is_refused(word: str, plain: bool) -> None:
+    assert (grubdefaults.quoting_problems([word]) == []) is plain
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    found = Machine(tmp_path)
+    found.add_kernel(NEW)
+    found.grub_mkconfig(["-o", "/boot/grub/grub.cfg"])
+    return found
+
+
+def change(system: System, add: list[str], remove: list[str]) -> Applied:
+    args = {"add": add, "remove": remove}
+    return apply(Step("boot-arguments", "w", "y", action="edit_boot_arguments", args=args), system)
+
+
+def test_arguments_reach_every_entry_once(machine: Machine) -> None:
+    applied = change(machine, ["memmap=1G!4G"], ["console=ttyS0"])
+    assert (applied.changed, applied.message) == (True, "add memmap=1G!4G, remove console=ttyS0")
+    entries = bootloader.observe(machine).entries
+    assert len(entries) == 5
+    assert all("memmap=1G!4G" in item.arguments for item in entries if "single" not in item.arguments)
+    assert change(machine, ["memmap=1G!4G"], ["console=ttyS0"]).changed is False
+
+
+def test_a_menu_that_was_not_made_again_is_made(machine: Machine) -> None:
+    machine.put(DEFAULTS, 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX="console=ttyS0 a=1"\n')
+    assert change(machine, ["a=1"], []).changed is True
+    assert "a=1" in bootloader.observe(machine).entries[0].arguments
+
+
+def test_all_is_as_before_when_the_menu_cannot_be_made(machine: Machine) -> None:
+    machine.mkconfig_fails = True
+    before = machine.read(DEFAULTS), machine.read("/boot/grub/grub.cfg")
+    with pytest.raises(CommandError, match="grub-probe: error: no such disk"):
+        change(machine, ["a=1"], [])
+    assert (machine.read(DEFAULTS), machine.read("/boot/grub/grub.cfg")) == before
+    assert machine.list("/boot/grub") == ["grub.cfg", "grubenv"]
+
+
+def test_a_menu_without_entries_is_not_put_in_place(machine: Machine) -> None:
+    before = machine.read("/boot/grub/grub.cfg")
+    machine.grub_mkconfig = lambda words: machine.put(words[1], "# nothing\n")  # type: ignore[method-assign]
+    with pytest.raises(CommandError, match="a menu without entries"):
+        change(machine, ["a=1"], [])
+    assert machine.read("/boot/grub/grub.cfg") == before
+
+
+def test_arguments_that_do_not_arrive_are_noticed(machine: Machine) -> None:
+    menu = machine.read("/boot/grub/grub.cfg")
+    machine.grub_mkconfig = lambda words: machine.put(words[1], menu)  # type: ignore[method-assign]
+    with pytest.raises(CommandError, match="not so in boot entry 'Debian GNU/Linux' afterwards"):
+        change(machine, ["a=1"], [])
+
+
+def test_bad_arguments_are_refused_by_the_step_too(machine: Machine) -> None:
+    with pytest.raises(CommandError, match="GRUB would need it quoted"):
+        change(machine, ["a$b"], [])
+    machine.put(DEFAULTS, 'GRUB_CMDLINE_LINUX="a \\\n b"\n')
+    with pytest.raises(CommandError, match=DEFAULTS + ":1"):
+        change(machine, ["c"], [])
+    (Path(machine.path(DEFAULTS))).unlink()
+    with pytest.raises(CommandError, match="there is no /etc/default/grub"):
+        change(machine, ["c"], [])
+
+
+def test_a_kernel_without_an_entry_cannot_be_the_default(machine: Machine) -> None:
+    with pytest.raises(CommandError, match=r"has no entry of kernel 9\.9"):
+        bootloader.set_default(machine, "9.9")
+
+
+def test_a_default_that_does_not_stick_is_noticed(machine: Machine) -> None:
+    bootloader.set_default(machine, OLD)
+    machine.grub_set_default = lambda words: None  # type: ignore[method-assign]
+    with pytest.raises(CommandError, match=f"default is kernel {OLD} after it was set to {NEW}"):
+        bootloader.set_default(machine, NEW)
+
+
+class El(System):
+    """Rocky Linux 9: boot entries are files, and grubby changes them. Canned: it cannot be had here."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.default = OLD
+        self.asked: list[list[str]] = []
+        for release in (OLD, NEW):
+            self.write(
+                f"/boot/loader/entries/1b2c-{release}.conf",
+                f"title Rocky Linux ({release})\nlinux /vmlinuz-{release}\noptions $kernelopts\n",
+            )
+        self.write("/boot/grub2/grubenv", "kernelopts=root=/dev/sda1 ro\nsaved_entry=1b2c\n")
+        self.write(DEFAULTS, "GRUB_DEFAULT=saved\n")
+
+    def which(self, name: str) -> str:
+        return "/sbin/" + name if name.startswith("grub") else ""
+
+    def run(self, argv, timeout=0.0, environment=None):  # type: ignore[no-untyped-def]
+        self.asked.append(argv)
+        out = ""
+        if argv[:2] == ["grubby", "--default-kernel"]:
+            out = f"/boot/vmlinuz-{self.default}\n"
+        if argv[:2] == ["grubby", "--set-default"]:
+            self.default = argv[2].replace("/boot/vmlinuz-", "")
+        for word in argv:
+            if word.startswith("--args="):
+                for name in self.list(bootloader.BLS):
+                    path = f"{bootloader.BLS}/{name}"
+                    self.write(path, self.read(path).rstrip() + " " + word[7:] + "\n")
+        return Result(argv, 0, out, "")
+
+
+def test_grubby_changes_entries_and_the_default(tmp_path: Path) -> None:
+    system = El(tmp_path)
+    assert change(system, ["memmap=1G!4G"], []).changed is True
+    assert ["grubby", "--update-kernel=ALL", "--args=memmap=1G!4G"] in system.asked
+    assert change(system, ["memmap=1G!4G"], []).changed is False
+    assert bootloader.set_default(system, NEW) is True
+    assert bootloader.set_default(system, NEW) is False
+    assert system.default == NEW
