@@ -69,10 +69,11 @@ def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
     arguments = bootloader.plan(state, change)
     # On trial, only the entry for one boot has the new arguments; they are written down once it was healthy.
     # The default comes first then: the new kernel with the old arguments is safer than the other way round.
-    steps += [] if trial else arguments
+    late = trial or not reasons
+    steps += [] if late else arguments
     if reasons:
         steps.append(kernel.reboot_step(state, desired, reasons, change, trial, not part.reboot_why))
-    return steps + kernel.plan_default(state, desired) + (arguments if trial else []) + part.after
+    return steps + kernel.plan_default(state, desired) + (arguments if late else []) + part.after
 
 
 def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
