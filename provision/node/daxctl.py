@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List
 
-from . import devices, numa
+from . import devices, numa, owned
 from .command import CommandError, System
 from .state import DaxDevice
 from .step import Action, Applied
@@ -163,6 +163,7 @@ def _to_devdax(system: System, item: DaxDevice) -> Applied:
 
 def _reconfigure_dax(system: System, args: Dict[str, Any]) -> Applied:
     item = _device(system, args["device"])
+    owned.adopt(system)
     if args["mode"] == "devdax":
         return _to_devdax(system, item)
     return _to_system_ram(system, item, args["movable"])

@@ -172,6 +172,7 @@ def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
     if not devices.wait_for(lambda: system.exists("/dev/" + device)):
         raise CommandError("there is no /dev/{}: the step that should make it did not".format(device))
     devices.settle(system)
+    owned.adopt(system)
     found = probe(system, device)
     ours = found.uuid in owned.observe(system) and found.type == args["type"]
     if ours and found.block_size in (0, args["block_size"]) and consent_name(found) not in args["lose"]:

@@ -205,7 +205,7 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
     expected = name or region.replace("region", "namespace") + ".0"
     # Known as ours before it exists; its UUID is the tool's choice and known only afterwards.
     word = owned.making(expected, mode)
-    owned.change(system, [word], [old.uuid, old.raw_uuid] if old else [])
+    owned.change(system, [word], [])
     which = ["-f", "-e", name] if old else ["--region=" + region]
     result = system.run(_command(which, mode, args["map"]), timeout=TIMEOUT)
     devices.settle(system)
@@ -220,7 +220,8 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
             )
         )
     item = made[0]
-    owned.change(system, [item.uuid, item.raw_uuid], [word])
+    gone = [old.uuid, old.raw_uuid] if old else []
+    owned.change(system, [item.uuid, item.raw_uuid], [word] + gone)
     if item.dev != expected:
         raise CommandError(
             "the kernel named the new namespace {} instead of {}; nothing is lost: run it again, and the "

@@ -7,6 +7,7 @@ boot it was given in. Label-less namespaces drop a name silently, so names canno
 
 from typing import List
 
+from . import devices
 from .command import System
 
 PATH = "/var/lib/oeprov/owned"
@@ -28,6 +29,14 @@ def change(system: System, add: List[str], remove: List[str]) -> bool:
 def making(namespace: str, mode: str) -> str:
     """The word that stands while ``namespace`` is made in ``mode``."""
     return "making:{}:{}".format(namespace, mode)
+
+
+def adopt(system: System) -> None:
+    """Namespaces whose making was interrupted after they were made are known by their UUIDs from now on."""
+    words = observe(system)
+    for item in devices.namespaces(system) if any(word.startswith("making:") for word in words) else []:
+        if making(item.dev, item.mode) in words:
+            change(system, [item.uuid, item.raw_uuid], [making(item.dev, item.mode)])
 
 
 def goal(argument: str, boot_id: str) -> str:

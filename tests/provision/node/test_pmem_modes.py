@@ -1,0 +1,328 @@
+"""Every way between the modes on a simulated host, with reboots, power cuts and things of other people."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pmem_host import Content, Host, Ns, PowerCut, carry_out, converge, look
+
+from provision.node import daxctl, numa, owned
+from provision.node.apply import apply
+from provision.node.command import CommandError
+from provision.node.step import Desired, Step
+
+
+def re6p(root: Path, **more: object) -> Host:
+    return Host(str(root), labels=False, **more)  # type: ignore[arg-type]
+
+
+def labelled(root: Path, **more: object) -> Host:
+    return Host(str(root), **{"spaces": {0: Ns(), 1: None}, **more})  # type: ignore[arg-type]
+
+
+def metal(root: Path, **more: object) -> Host:
+    return Host(str(root), spaces={}, **more)  # type: ignore[arg-type]
+
+
+def re7p(root: Path) -> Host:
+    return Host(str(root), labels=False, spaces={}, memmap_platform=True)
+
+
+PLATFORMS: dict[str, tuple[Callable[[Path], Host], str, tuple[str, ...]]] = {
+    "re6p": (re6p, "re6p", ("fsdax", "system-ram")),
+    "labelled": (labelled, "re6p", ("fsdax", "system-ram")),
+    "metal": (metal, "bare_metal_pmem", ("memory", "fsdax", "system-ram")),
+    "re7p": (re7p, "re7p", ("fsdax", "system-ram")),
+}
+WAYS = [
+    (platform, first, second)
+    for platform, (_, _, modes) in PLATFORMS.items()
+    for first, second in itertools.permutations(modes, 2)
+]
+
+
+def wanted(platform: str, mode: str) -> Desired:
+    kind = PLATFORMS[platform][1]
+    return Desired(kind=kind, pmem_mode=mode, pmem_memmap="2G!16G" if kind == "re7p" else "")
+
+
+def everything_of_ours(host: Host) -> list[str]:
+    """Names of what would be lost: what our own rows lie on."""
+    return [
+        f"pmem{number}/{space.content.type}/{space.content.uuid}"
+        for number, space in host.spaces.items()
+        if space and space.content
+    ]
+
+
+def assert_mode(host: Host, platform: str, mode: str) -> None:
+    """What a user would look at, and nothing that is left over from another mode."""
+    fstab = host.read("/etc/fstab")
+    assert fstab.startswith("# /etc/fstab\nUUID=root /\text4 errors=remount-ro 0 1\n")
+    spaces = [space for space in host.spaces.values() if space]
+    assert [line.split()[1] for line in fstab.splitlines()[2:]] == (
+        [f"/mnt/pmem{number}" for number in range(len(spaces))] if mode == "fsdax" else []
+    )
+    assert host.exists(daxctl.UNIT) == (mode == "system-ram" and platform != "re7p")
+    assert host.exists(numa.ENVIRONMENT) == (mode == "system-ram")
+    if mode == "fsdax":
+        assert host.mounts == [(f"pmem{number}", f"/mnt/pmem{number}") for number in host.spaces]
+        assert all(space.mode == "fsdax" and space.content for space in spaces)
+    elif mode == "memory":
+        assert host.modules == "memorymode"
+        assert not spaces
+    elif platform != "re7p":
+        assert spaces
+        assert all(space.kmem and space.online and space.movable for space in spaces)
+        nodes = ",".join(str(host.target_nodes[number]) for number in host.spaces)
+        assert host.read(numa.ENVIRONMENT) == f"MEMKIND_DAX_KMEM_NODES={nodes}\n"
+    else:
+        assert host.read(numa.ENVIRONMENT) == "MEMKIND_DAX_KMEM_NODES=1\n"
+    assert not [word for word in owned.observe(host) if word.startswith("making:")]
+
+
+@pytest.mark.parametrize(("platform", "first", "second"), WAYS)
+def test_from_any_mode_to_any_other(platform: str, first: str, second: str, tmp_path: Path) -> None:
+    host = PLATFORMS[platform][0](tmp_path)
+    converge(host, wanted(platform, first), [])
+    assert_mode(host, platform, first)
+    host.boot()
+    assert_mode(host, platform, first)
+    converge(host, wanted(platform, second), everything_of_ours(host))
+    assert_mode(host, platform, second)
+    host.boot()
+    assert_mode(host, platform, second)
+    # Nothing is left to do after a boot, and doing it again does nothing.
+    state, part = look(host, wanted(platform, second))
+    assert (part.before, part.after, part.reboot_why, part.problems) == ([], [], "", [])
+    assert not state.trouble
+
+
+@pytest.mark.parametrize(("platform", "first", "second"), WAYS)
+def test_power_may_go_at_any_moment(platform: str, first: str, second: str, tmp_path: Path) -> None:
+    for cut in itertools.count():
+        host = PLATFORMS[platform][0](tmp_path / str(cut))
+        converge(host, wanted(platform, first), [])
+        consent = everything_of_ours(host)
+        host.cut_at = host.events + cut
+        try:
+            converge(host, wanted(platform, second), consent)
+        except PowerCut:
+            host.cut_at = -1
+            host.boot()
+            # No more consent than was given for what was there at first: the rest is ours and empty.
+            converge(host, wanted(platform, second), consent)
+            assert_mode(host, platform, second)
+        else:
+            break
+    assert cut > 6
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_power_may_go_at_any_moment_of_the_first_time(platform: str, tmp_path: Path) -> None:
+    for mode in PLATFORMS[platform][2]:
+        for cut in itertools.count():
+            host = PLATFORMS[platform][0](tmp_path / mode / str(cut))
+            host.cut_at = cut
+            try:
+                converge(host, wanted(platform, mode), [])
+            except PowerCut:
+                host.cut_at = -1
+                host.boot()
+                converge(host, wanted(platform, mode), [])
+                assert_mode(host, platform, mode)
+            else:
+                break
+        assert cut > 2
+
+
+def steps_of(host: Host, desired: Desired) -> list[Step]:
+    _, part = look(host, desired)
+    return part.before + part.after
+
+
+@pytest.mark.parametrize("mode", ["fsdax", "system-ram"])
+def test_what_others_made_is_named_and_stays(mode: str, tmp_path: Path) -> None:
+    theirs = Content("ext4", "theirs")
+    host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n", content=theirs)})
+    host.mounts = [("pmem0", "/srv/db")]
+    host.render()
+    steps = steps_of(host, wanted("re6p", mode))
+    assert {name for step in steps for name in step.destroys} == {"pmem0/ext4/theirs"}
+    with pytest.raises(AssertionError, match="destroys"):
+        carry_out(host, steps, [])
+    assert host.spaces[0] is not None
+    assert host.spaces[0].content == theirs
+
+
+@pytest.mark.parametrize("mode", ["fsdax", "system-ram"])
+def test_a_devdax_namespace_of_others_counts_as_data(mode: str, tmp_path: Path) -> None:
+    host = re6p(tmp_path, spaces={0: Ns("devdax", uuid="theirs")})
+    steps = steps_of(host, wanted("re6p", mode))
+    assert [step.destroys for step in steps if step.destroys] == [["namespace0.0/theirs"]]
+
+
+@pytest.mark.parametrize(
+    "action", ["make_filesystem", "create_namespace", "destroy_namespace", "give_up_data"]
+)
+def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> None:
+    """Every action that destroys looks again at what is there."""
+    host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n")})
+    args = {
+        "make_filesystem": {
+            "device": "pmem0",
+            "type": "ext4",
+            "block_size": 4096,
+            "reflink": True,
+            "lose": [],
+        },
+        "create_namespace": {"namespace": "namespace0.0", "mode": "devdax", "map": "mem", "lose": []},
+        "destroy_namespace": {"namespace": "namespace0.0", "lose": []},
+        "give_up_data": {"namespaces": ["namespace0.0"], "lose": []},
+    }[action]
+    step = Step("id", "what", "why", action=action, args=args)
+    host.spaces[0].content = Content("xfs", "new")  # type: ignore[union-attr]
+    with pytest.raises(CommandError, match="pmem0 holds xfs new, which was not there when the plan was made"):
+        apply(step, host)
+    assert host.spaces[0] == Ns("fsdax", uuid="n", content=Content("xfs", "new"))
+    host.mounts = [("pmem0", "/srv")]
+    host.render()
+    with pytest.raises(CommandError, match="pmem0 is mounted at /srv: unmount it first"):
+        apply(step._replace(args={**args, "lose": ["pmem0/xfs/new"]}), host)
+    assert host.spaces[0] == Ns("fsdax", uuid="n", content=Content("xfs", "new"))
+
+
+def test_a_busy_mount_names_who_is_there(tmp_path: Path) -> None:
+    host = re6p(tmp_path)
+    desired = wanted("re6p", "fsdax")
+    converge(host, desired, [])
+    host.files["/proc/812/comm"] = "python3\n"
+    host.links["/proc/812/fd/3"] = "/mnt/pmem0/rows"
+    host.busy = ("/mnt/pmem0",)
+    state, part = look(host, wanted("re6p", "system-ram"))
+    assert state.users == {"/mnt/pmem0": ["812 python3"]}
+    assert part.problems == [
+        "/mnt/pmem0 is in use and cannot be unmounted: process 812 (python3); stop it first"
+    ]
+    with pytest.raises(
+        CommandError, match=r"pmem0 cannot be unmounted from /mnt/pmem0: process 812 \(python3\)"
+    ):
+        carry_out(host, part.before + part.after, everything_of_ours(host))
+    assert host.mounts == [("pmem0", "/mnt/pmem0")]
+
+
+def test_who_uses_a_mount_that_stays_is_not_asked(tmp_path: Path) -> None:
+    host = re6p(tmp_path)
+    desired = wanted("re6p", "fsdax")
+    converge(host, desired, [])
+    host.files["/proc/812/comm"] = "python3\n"
+    host.links["/proc/812/cwd"] = "/mnt/pmem0"
+    state, part = look(host, desired)
+    assert (state.users, part.problems) == ({}, [])
+
+
+def test_a_running_job_is_named_before_its_memory_goes(tmp_path: Path) -> None:
+    host = re6p(tmp_path)
+    desired = wanted("re6p", "fsdax")
+    converge(host, desired, [])
+    host.files["/etc/systemd/system/oeprov-ctr-1-server-0.service"] = ""
+    host.units = "Id=oeprov-ctr-1-server-0.service\nActiveState=active\n"
+    state, part = look(host, wanted("re6p", "system-ram"))
+    assert state.jobs == ["ctr-1"]
+    assert [line for line in part.problems if "oeprov stop ctr-1" in line]
+    # What only looks, or changes what a job does not use, is free to go on.
+    assert look(host, desired)[1].problems == []
+    host.units = "Id=oeprov-ctr-1-server-0.service\nActiveState=failed\n"
+    assert look(host, wanted("re6p", "system-ram"))[1].problems == []
+
+
+def test_a_mount_without_dax_is_taken_back(tmp_path: Path) -> None:
+    """Pitfall 21: 'DAX unsupported by block device. Turning off DAX.' still mounts."""
+    host = re6p(tmp_path, turns_dax_off=True)
+    _, part = look(host, wanted("re6p", "fsdax"))
+    with pytest.raises(CommandError, match=r"mounted at /mnt/pmem0 without DAX .* unmounted again"):
+        carry_out(host, part.after, [])
+    assert host.mounts == []
+
+
+def test_a_firmware_that_takes_no_goal_is_said_once(tmp_path: Path) -> None:
+    """Pitfall 20 (#121): the goal is accepted, and after the boot the capacity is Inaccessible."""
+    host = metal(tmp_path, firmware_fixed=True)
+    desired = wanted("metal", "memory")
+    _, part = look(host, desired)
+    carry_out(host, part.before, [])
+    host.boot()
+    _, part = look(host, desired)
+    assert len(part.problems) == 1
+    assert "memorymode=100 was set before the last boot and did not take: 4 GiB of 4 GiB" in part.problems[0]
+    # The way out that it names.
+    host.firmware_fixed = False
+    owned.change(host, [], owned.observe(host))
+    converge(host, desired, [])
+    assert_mode(host, "metal", "memory")
+
+
+def test_a_goal_for_memory_mode_that_waits_is_taken_back(tmp_path: Path) -> None:
+    host = metal(tmp_path)
+    converge(host, wanted("metal", "fsdax"), [])
+    host.goals = "memorymode"
+    _, part = look(host, wanted("metal", "fsdax"))
+    assert [step.id for step in part.before + part.after] == ["dimm-goal-forget"]
+    converge(host, wanted("metal", "fsdax"), [])
+    host.boot()
+    assert_mode(host, "metal", "fsdax")
+
+
+@pytest.mark.parametrize(("target", "words"), [(-1, "has no target node"), (0, "would join node 0")])
+def test_a_device_without_a_node_of_its_own_is_refused(target: int, words: str, tmp_path: Path) -> None:
+    """Pitfall 14, which may show only once the namespace is a device."""
+    host = re6p(tmp_path, target_nodes={0: target})
+    _, part = look(host, wanted("re6p", "system-ram"))
+    with pytest.raises(CommandError, match=words):
+        carry_out(host, part.after, [])
+    assert not host.spaces[0].kmem  # type: ignore[union-attr]
+    _, part = look(host, wanted("re6p", "system-ram"))
+    assert words in part.problems[0]
+
+
+def test_the_policy_is_set_before_the_memory_comes(tmp_path: Path) -> None:
+    """Pitfall 12."""
+    host = re6p(tmp_path, policy="online")
+    host.policy = "online"
+    host.render()
+    _, part = look(host, wanted("re6p", "system-ram"))
+    assert part.add_arguments == ["memhp_default_state=offline"]
+    steps = part.before + part.after
+    assert steps[0].id == "hotplug-policy"
+    with pytest.raises(CommandError, match="the kernel would bring the memory online by itself"):
+        carry_out(host, steps[1:], [])
+    converge(host, wanted("re6p", "system-ram"), [])
+    assert host.policy == "offline"
+
+
+def test_fstab_keeps_every_other_byte(tmp_path: Path) -> None:
+    host = re6p(tmp_path)
+    mine = "#\tmine \n\nUUID=root / ext4 defaults 0 1\n/dev/old  /mnt/pmem0 ext4 defaults 0 0\n\n  tail"
+    host.files["/etc/fstab"] = mine
+    converge(host, wanted("re6p", "fsdax"), [])
+    identity = host.spaces[0].content.uuid  # type: ignore[union-attr]
+    ours = f"UUID={identity} /mnt/pmem0 ext4 dax,nofail,x-systemd.device-timeout=30s 0 0"
+    assert host.files["/etc/fstab"] == mine.replace("/dev/old  /mnt/pmem0 ext4 defaults 0 0", ours)
+    converge(host, wanted("re6p", "system-ram"), everything_of_ours(host))
+    assert host.files["/etc/fstab"] == mine.replace("/dev/old  /mnt/pmem0 ext4 defaults 0 0\n", "")
+
+
+def test_steps_twice_are_steps_once(tmp_path: Path) -> None:
+    for platform, (make, _, modes) in PLATFORMS.items():
+        for mode in modes:
+            host = make(tmp_path / platform / mode)
+            for _ in range(2):
+                _, part = look(host, wanted(platform, mode))
+                carry_out(host, part.before, [])
+                assert not any(carry_out(host, part.before, []))
+                if part.reboot_why:
+                    host.boot(part.add_arguments, part.remove_arguments)
+                    continue
+                carry_out(host, part.after, [])
+                assert not any(carry_out(host, part.after, []))
