@@ -34,6 +34,7 @@ mkdir -p "$root/srv/apt" "$root/var/cache/apt/archives/partial"
 # Some names are of later releases only (cxl).
 there=$(for name in $repository; do ! outside apt-cache show "$name" >/dev/null 2>&1 || echo "$name"; done)
 # shellcheck disable=SC2086  # a list of names
+rm -f "$root"/var/cache/apt/archives/*.deb
 outside apt-get install -y --download-only --no-install-recommends $there linux-image-amd64
 mv "$root"/var/cache/apt/archives/*.deb "$root/srv/apt/"
 cp "$ours"/*.deb "$root/srv/apt/"
@@ -43,7 +44,7 @@ for deb in "$root"/srv/apt/linux-image-"$newest"_*.deb; do
   dpkg-deb -Zzstd -z3 -b "$root/srv/unpacked" "$deb" >/dev/null
   rm -rf "$root/srv/unpacked"
 done
-(cd "$root/srv/apt" && apt-ftparchive packages . >Packages)
+(cd "$root/srv/apt" && apt-ftparchive packages . >Packages && apt-ftparchive release . >../Release && mv ../Release .)
 rm -f "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/* "$root"/etc/apt/apt.conf.d/99mmdebstrap
 echo 'deb [trusted=yes] file:/srv/apt ./' >"$root/etc/apt/sources.list"
 cat >"$root/etc/apt/apt.conf.d/80lab" <<'END'
@@ -64,8 +65,6 @@ GRUB_CMDLINE_LINUX="console=ttyS0"
 GRUB_TERMINAL="serial"
 GRUB_DISABLE_OS_PROBER=true
 END
-printf '[Match]\nType=ether\n\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\nLinkLocalAddressing=no\n' \
-  >"$root/etc/systemd/network/10-lab.network"
 rm -f "$root"/etc/ssh/ssh_host_* "$root/etc/hostname" "$root/etc/resolv.conf"
 cat >"$root/etc/ssh/sshd_config.d/lab.conf" <<'END'
 PermitRootLogin prohibit-password
@@ -73,7 +72,8 @@ PasswordAuthentication no
 HostKey /etc/ssh/ssh_host_ed25519_key
 UseDNS no
 END
-# Name and keys of a node come with the machine, as QEMU firmware configuration.
+# Name and keys of a node come with the machine, as QEMU firmware configuration. The network is always the same;
+# networkd would take five seconds of the boot.
 cat >"$root/usr/local/sbin/lab-identity" <<'END'
 #!/bin/sh
 set -eu
@@ -91,29 +91,38 @@ put host_key /etc/ssh/ssh_host_ed25519_key 600
 mkdir -p -m 700 /root/.ssh
 put authorized_keys /root/.ssh/authorized_keys 600
 hostname "$(cat /etc/hostname)"
+for card in /sys/class/net/e*; do
+  ip link set "${card##*/}" up
+  ip address replace 10.0.2.15/24 dev "${card##*/}"
+  ip route replace default via 10.0.2.2
+done
 grep -q "127.0.1.1 $(cat /etc/hostname)" /etc/hosts || echo "127.0.1.1 $(cat /etc/hostname)" >>/etc/hosts
 END
 chmod 755 "$root/usr/local/sbin/lab-identity"
 printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
 cat >"$root/etc/systemd/system/lab-identity.service" <<'END'
 [Unit]
-Description=Name and keys of this lab node
-Before=ssh.service
+Description=Name, keys and network of this lab node
+Before=ssh.service network.target
+Wants=network.target
 [Service]
 Type=oneshot
-ExecStartPre=-/sbin/modprobe qemu_fw_cfg
+ExecStartPre=-/sbin/modprobe -a qemu_fw_cfg virtio_net
 ExecStart=/usr/local/sbin/lab-identity
 RemainAfterExit=yes
 [Install]
 WantedBy=multi-user.target
 END
-mkdir -p "$root/etc/systemd/system.conf.d" "$root/etc/systemd/journald.conf.d"
+mkdir -p "$root/etc/systemd/system.conf.d"
 printf '[Manager]\nDefaultTimeoutStopSec=20s\n' >"$root/etc/systemd/system.conf.d/lab.conf"
-printf '[Journal]\nStorage=persistent\nSystemMaxUse=64M\n' >"$root/etc/systemd/journald.conf.d/lab.conf"
-chroot "$root" systemctl enable -q systemd-networkd lab-identity ssh
+chroot "$root" systemctl enable -q lab-identity ssh
+# What these do takes time under emulation and serves nobody here.
 chroot "$root" systemctl mask -q apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer e2scrub_reap.service \
   fstrim.timer dpkg-db-backup.timer man-db.timer getty@tty1.service serial-getty@ttyS0.service \
-  systemd-networkd-wait-online.service systemd-pcrphase.service systemd-pcrphase-sysinit.service
+  systemd-pcrphase.service systemd-pcrphase-sysinit.service systemd-networkd.service \
+  systemd-binfmt.service dev-hugepages.mount dev-mqueue.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
+  systemd-update-utmp.service systemd-update-utmp-runlevel.service modprobe@drm.service modprobe@efi_pstore.service \
+  modprobe@fuse.service modprobe@loop.service modprobe@dm_mod.service systemd-pstore.service
 : >"$root/etc/machine-id"
 chroot "$root" passwd -l root >/dev/null
 

@@ -20,6 +20,7 @@ import yaml
 
 from provision.errors import LabError
 from provision.lab import image, machine, programs
+from provision.lab import labels as label_area
 from provision.lab.machine import Machine, Report
 
 _FIRST_SSH_PORT = 2221
@@ -245,8 +246,9 @@ class Lab:
 
     def accelerator(self) -> list[str]:
         """QEMU arguments for the fastest way that works on this machine."""
-        found = self._image()
-        return machine.accelerator(found.kernel, self.images / "accelerator.json", self._report)
+        self.images.mkdir(parents=True, exist_ok=True)
+        remembered = self.images / "accelerator.json"
+        return machine.accelerator(lambda: self._image().kernel, remembered, self._report)
 
     def _image(self) -> image.Image:
         self.images.mkdir(parents=True, exist_ok=True)
@@ -299,8 +301,12 @@ class Lab:
         )
         if spec.variant in ("bare-metal", "re6p"):
             for item in range(spec.sockets):
-                with (directory / f"nvdimm{item}").open("wb") as file:
-                    file.truncate(spec.pmem + (machine.LABEL if spec.variant == "bare-metal" else 0))
+                module = directory / f"nvdimm{item}"
+                labels = machine.LABEL if spec.variant == "bare-metal" else 0
+                with module.open("wb") as file:
+                    file.truncate(spec.pmem + labels)
+                if labels:
+                    label_area.write(module, labels)
         comment = f"root@{node.name}"
         programs.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", directory / "host_key"]

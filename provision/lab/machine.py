@@ -45,17 +45,16 @@ class Machine:
     @property
     def server_port(self) -> int:
         """First of the ports that parameter servers on this node listen on, in the guest and here."""
-        return 7100 + 10 * self.index
+        return 7100 + 10 * (self.ssh_port - 2220)  # so that two labs on one machine differ
 
 
 def arguments(machine: Machine, accelerator: list[str], directory: Path) -> list[str]:
     """The QEMU command line; all paths but one are relative to the node's ``directory``."""
-    ports = [(machine.ssh_port, 22)] + [
-        (machine.server_port + i, machine.server_port + i) for i in range(PORTS)
-    ]
+    servers = range(machine.server_port, machine.server_port + PORTS)
+    ports = [(machine.ssh_port, 22), *((port, port) for port in servers)]
     forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in ports)
     argv = [QEMU, "-name", f"oeprov-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"]
-    argv += accelerator + ["-smp", str(machine.cpus)] + _memory(machine)
+    argv += [*accelerator, "-smp", str(machine.cpus), *_memory(machine)]
     argv += ["-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console"]
     argv += ["-qmp", "unix:qmp.sock,server=on,wait=off"]
     # What the guest has flushed is on the host's disk; what it has not may be lost with QEMU.
@@ -73,7 +72,7 @@ def arguments(machine: Machine, accelerator: list[str], directory: Path) -> list
 def _memory(machine: Machine) -> list[str]:
     """Memory, its nodes and the persistent memory of a variant.
 
-    Node 0 has the CPUs. Persistent memory is on nodes of its own, so that system-ram gives a node without CPUs.
+    Node 0 has the CPUs; persistent memory is on nodes of its own, so that system-ram gives one without CPUs.
     """
     node0 = f"node,nodeid=0,memdev=ram0,cpus=0-{machine.cpus - 1}"
     ram0 = f"memory-backend-ram,id=ram0,size={machine.memory}"
@@ -165,23 +164,20 @@ def run_to_end(argv: list[str], seconds: float) -> bool:
     return True
 
 
-def accelerator(kernel: Path, remembered: Path, report: Report) -> list[str]:
-    """KVM where a kernel truly boots under it, else emulation; what was found is kept in ``remembered``.
+def accelerator(kernel: Callable[[], Path], remembered: Path, report: Report) -> list[str]:
+    """KVM where ``kernel`` truly boots under it, else emulation; what was found is kept in ``remembered``.
 
     A KVM device that answers proves nothing: guests were seen to hang under it. So a kernel boots until it
     panics for want of a root file system, within a time limit.
     """
-    facts = {
-        "qemu": list(version()),
-        "host": os.uname().release,
-        "kvm": os.access("/dev/kvm", os.R_OK | os.W_OK),
-    }
+    device = os.access("/dev/kvm", os.R_OK | os.W_OK)
+    facts = {"qemu": list(version()), "host": os.uname().release, "kvm": device}
     try:
         known = json.loads(remembered.read_text())
     except (FileNotFoundError, ValueError):
         known = {}
     if known.get("facts") != facts:
-        works = bool(facts["kvm"]) and _kvm_boots(kernel, remembered.parent / "kvm-probe.log")
+        works = device and _kvm_boots(kernel(), remembered.parent / "kvm-probe.log")
         known = {"facts": facts, "works": works}
         remembered.write_text(json.dumps(known))
         if not works:
@@ -214,9 +210,9 @@ def start(machine: Machine, accelerator: list[str], directory: Path) -> None:
     if done.returncode:
         said = _last_line(done.stderr)
         if "host forwarding" in said:
+            last = machine.server_port + PORTS - 1
             said += (
-                f" (ports {machine.ssh_port} and {machine.server_port} to {machine.server_port + PORTS - 1} of "
-                "127.0.0.1 must be free; another lab may run)"
+                f" (ports {machine.ssh_port} and {machine.server_port} to {last} must be free on 127.0.0.1)"
             )
         raise LabError(f"{machine.name}: QEMU refused to start: {said}")
 
