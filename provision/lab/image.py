@@ -24,7 +24,9 @@ _MIB = 1 << 20
 _BOOT_MIB, _DISK_MIB = 255, 6 * 1024
 _PACKAGES = (
     "systemd-sysv,udev,dbus,kmod,procps,iproute2,mount,e2fsprogs,openssh-server,python3,grub-pc,"
-    "initramfs-tools,lz4,zstd"
+    "initramfs-tools,lz4,zstd,"
+    # Large packages that take minutes to install under emulation; ndctl and its like are left to oeprov.
+    "python3-venv,python3-numpy,ca-certificates"
 )
 # What oeprov may install on a node, with what people like to have there.
 _REPOSITORY = (
