@@ -2,11 +2,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from boot_machine import NEW, OLD, Machine
+from boot_machine import NEW, OLD, El, Machine
 
 from provision.node import bootloader, grubdefaults
 from provision.node.apply import apply
-from provision.node.command import CommandError, Result, System
+from provision.node.command import CommandError, System
 from provision.node.grubdefaults import DEFAULTS
 from provision.node.step import Applied, Step
 
@@ -226,39 +226,6 @@ def test_a_default_that_does_not_stick_is_noticed(machine: Machine) -> None:
     machine.grub_set_default = lambda words: None  # type: ignore[method-assign]
     with pytest.raises(CommandError, match=f"default is kernel {OLD} after it was set to {NEW}"):
         bootloader.set_default(machine, NEW)
-
-
-class El(System):
-    """Rocky Linux 9: boot entries are files, and grubby changes them. Canned: it cannot be had here."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(str(root))
-        self.default = OLD
-        self.asked: list[list[str]] = []
-        for release in (OLD, NEW):
-            self.write(
-                f"/boot/loader/entries/1b2c-{release}.conf",
-                f"title Rocky Linux ({release})\nlinux /vmlinuz-{release}\noptions $kernelopts\n",
-            )
-        self.write("/boot/grub2/grubenv", "kernelopts=root=/dev/sda1 ro\nsaved_entry=1b2c\n")
-        self.write(DEFAULTS, "GRUB_DEFAULT=saved\n")
-
-    def which(self, name: str) -> str:
-        return "/sbin/" + name if name.startswith("grub") else ""
-
-    def run(self, argv, timeout=0.0, environment=None):  # type: ignore[no-untyped-def]
-        self.asked.append(argv)
-        out = ""
-        if argv[:2] == ["grubby", "--default-kernel"]:
-            out = f"/boot/vmlinuz-{self.default}\n"
-        if argv[:2] == ["grubby", "--set-default"]:
-            self.default = argv[2].replace("/boot/vmlinuz-", "")
-        for word in argv:
-            if word.startswith("--args="):
-                for name in self.list(bootloader.BLS):
-                    path = f"{bootloader.BLS}/{name}"
-                    self.write(path, self.read(path).rstrip() + " " + word[7:] + "\n")
-        return Result(argv, 0, out, "")
 
 
 def test_grubby_changes_entries_and_the_default(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from boot_machine import NEW, OLD, Machine, PowerCut
+from boot_machine import BLS, NEW, OLD, El, Machine, PowerCut
 
 from provision.node import bootloader, kernel, trial
 from provision.node.apply import apply
@@ -22,6 +22,11 @@ LEFTOVERS = (
     "/etc/systemd/system/oeprov-trial.service",
     "/etc/systemd/system/sysinit.target.wants/oeprov-trial.timer",
 )
+
+
+def reboot_args(release: str, **other: object) -> dict[str, object]:
+    args = {"release": release, "trial": True, "arguments": [], "absent_arguments": [], "pmem_stays": True}
+    return {**args, "trial_limit": 300, "failure_key": release, **other}
 
 
 class Refused(Exception):
@@ -208,15 +213,7 @@ def test_persistent_memory_must_come_back(machine: Machine) -> None:
 
 
 def test_a_reboot_without_a_trial_is_checked_too(machine: Machine) -> None:
-    args = {
-        "release": OLD,
-        "trial": False,
-        "arguments": ["quiet"],
-        "absent_arguments": ["console=ttyS0"],
-        "pmem_stays": True,
-        "trial_limit": 300,
-        "failure_key": "",
-    }
+    args = reboot_args(OLD, trial=False, arguments=["quiet"], absent_arguments=["console=ttyS0"])
     trial.prepare_reboot(machine, args)
     with pytest.raises(CommandError, match="has not rebooted"):
         trial.confirm(machine)
@@ -250,6 +247,28 @@ def test_what_others_wrote_into_the_custom_menu_stays(machine: Machine) -> None:
     machine.put("/boot/grub/custom.cfg", mine)
     bootstrap(machine, wanted(NEW))
     assert machine.read("/boot/grub/custom.cfg") == mine
+
+
+def test_where_entries_are_files_the_trial_is_one_more(tmp_path: Path) -> None:
+    system = El(tmp_path)
+    for name in ("vmlinuz-", "initramfs-"):
+        system.write(f"/boot/{name}{NEW}" + (".img" if name == "initramfs-" else ""), "x")
+    system.put("/proc/sys/kernel/osrelease", OLD)
+    system.put("/proc/sys/kernel/random/boot_id", "one")
+    trial.prepare_reboot(system, reboot_args(NEW, arguments=["memmap=1G!4G"]))
+    text = system.read(f"{BLS}/oeprov-trial.conf")
+    assert f"linux /vmlinuz-{NEW}\n" in text
+    assert "options root=/dev/sda1 ro memmap=1G!4G panic=15 oops=panic oeprov.trial=" in text
+    assert "rd.shell=0 rd.emergency=reboot" in text
+    assert ["grub2-reboot", "oeprov-trial"] in system.asked
+    assert "oeprov-trial" not in [item.id for item in bootloader.observe(system).entries]
+    words = text.split("options ")[1]
+    system.put("/proc/cmdline", words)
+    system.put("/proc/sys/kernel/osrelease", NEW)
+    system.put("/proc/sys/kernel/random/boot_id", "two")
+    assert trial.confirm_if_pending(system).endswith("trial passed")
+    assert not system.exists(f"{BLS}/oeprov-trial.conf")
+    assert bootloader.observe(system).next_entry == ""
 
 
 def finishes(machine: Machine, desired: Desired, panics: set[str]) -> bool:
