@@ -27,7 +27,6 @@ from oe_runtime import (
     StorageError,
     TableSpec,
 )
-from oe_runtime import server as server_module
 
 pytestmark = pytest.mark.process
 
@@ -308,60 +307,6 @@ def test_signals_end_it_cleanly(start, number, tmp_path):
     assert not server.ready_file.exists()
     assert list((tmp_path / "servers-0" / "pool-0").glob("*.pool*")) == []
     assert json.loads(server.metrics_file.read_text())["pushes"]["requests"] == 2
-
-
-@pytest.mark.parametrize("storage", ["dram", "pmem_libpmem"])
-def test_metrics_tell_memory_by_kind_and_what_was_moved(start, storage):
-    servers = start(1, storage=storage)
-    server = servers.servers[0]
-    with Client(servers.endpoints) as client:
-        train(client, steps=3)
-        stats = client.stats()["servers"][0]
-        server.process.send_signal(signal.SIGTERM)
-        assert server.wait()[0] == 0
-    metrics = json.loads(server.metrics_file.read_text())
-    rows, other = ("dram", "pmem") if storage == "dram" else ("pmem", "dram")
-    assert metrics["memory"][rows] == sum(table["bytes"] for table in metrics["tables"]) > 0
-    assert metrics["memory"][other] == 0
-    assert metrics["memory"]["index"] == sum(table["index_bytes"] for table in metrics["tables"]) > 0
-    assert metrics["memory"]["rss"] > 1 << 20
-    # hello, four tables, three pulls and pushes, and the stats
-    assert metrics["traffic"]["requests"] == 12
-    assert metrics["traffic"]["bytes_in"] == stats["traffic"]["bytes_in"] > 8 * metrics["pulls"]["keys"]
-    assert metrics["traffic"]["bytes_out"] > stats["traffic"]["bytes_out"]
-    assert set(metrics) - set(stats) == {"time", "rates"}
-
-
-def test_rates_are_those_since_the_last_writing(tmp_path, monkeypatch):
-    now = [100.0]
-    totals = {"pulls": {"keys": 70}, "pushes": {"keys": 7}}
-    traffic = {"requests": 1, "bytes_in": 10, "bytes_out": 20}
-
-    class Fake:
-        def stats(self):
-            return json.dumps({**totals, "traffic": traffic})
-
-    monkeypatch.setattr(server_module.time, "monotonic", lambda: now[0])
-    metrics = server_module._Metrics(Fake(), tmp_path / "metrics.json")
-
-    def rates():
-        metrics.write()
-        return json.loads((tmp_path / "metrics.json").read_text())["rates"]
-
-    assert set(rates().values()) == {0}
-    now[0] += 4
-    totals["pulls"]["keys"] += 100
-    totals["pushes"]["keys"] += 40
-    traffic["requests"] += 8
-    traffic["bytes_in"] += 2
-    assert rates() == {
-        "seconds": 4,
-        "pulled_keys_per_s": 25,
-        "pushed_keys_per_s": 10,
-        "requests_per_s": 2,
-        "bytes_in_per_s": 0.5,
-        "bytes_out_per_s": 0,
-    }
 
 
 def test_the_end_of_standard_input_ends_it(start):

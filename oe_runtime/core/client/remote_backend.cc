@@ -201,7 +201,7 @@ class RemoteBackend : public Backend {
       try {
         AskAll(Op::kDrop, "", timeout_);
       } catch (const Error&) {
-        // The work is done or has failed already, and the next transfer removes what was left.
+        return;  // the work is done or has failed already, and the next transfer removes what was left
       }
     };
     try {

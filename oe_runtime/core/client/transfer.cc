@@ -259,10 +259,12 @@ void Send(std::vector<std::unique_ptr<Part>>* parts, size_t chunk, size_t least,
 void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
   const size_t chunk = ChunkBytes(servers);
   std::vector<std::unique_ptr<Part>> parts;
+  parts.reserve(servers);
   for (uint32_t server = 0; server < servers; ++server) {
     parts.push_back(std::make_unique<Part>(source, server));
   }
   std::vector<std::unique_ptr<TableFileReader>> readers;
+  readers.reserve(source.files.size());
   for (const std::string& file : source.files) readers.push_back(std::make_unique<TableFileReader>(file));
   // A block of each file in turn: the server count is mostly what it was, and then every file is another
   // server's.
@@ -311,6 +313,7 @@ void FetchTables(const std::vector<json>& saved, const std::string& directory, c
 void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
                 uint32_t servers, const Ask& ask, ThreadPool* pool) {
   std::vector<Source> sources;
+  sources.reserve(tables.size());
   for (const auto& [name, spec] : tables) sources.push_back(Open(spec, directory, servers, pool));
   Announce(sources, servers, ask);
   for (const Source& source : sources) SendTable(source, servers, ask);

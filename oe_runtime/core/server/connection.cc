@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kHelloTime = std::chrono::seconds(10);
 // A worker that was suspended (Ctrl-Z) has as long to go on before it is taken for dead.
-constexpr auto kClientSilence = std::chrono::seconds(120);
+constexpr auto kClientSilence = std::chrono::seconds(90);
 constexpr auto kFarewellTime = std::chrono::seconds(2);
 constexpr size_t kChunk = size_t{1} << 20;
 
