@@ -74,8 +74,10 @@ def observe(system: System) -> Dimms:
 
 
 def needs_app_direct(state: State) -> bool:
-    """The modules hold no App Direct capacity, and no region shows that they do."""
-    return not state.dimms.app_direct and not state.regions
+    """The modules hold no App Direct capacity; where ipmctl cannot say, regions show that they do."""
+    if state.dimms.physical:
+        return not state.dimms.app_direct
+    return not state.regions
 
 
 def problems(state: State) -> List[str]:
