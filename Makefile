@@ -5,11 +5,12 @@ export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
-.PHONY: help setup demo test test-core sanitize lint format wheel clean
+.PHONY: help setup demo test test-lab test-core sanitize lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
+	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; half an hour and more)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
@@ -26,6 +27,10 @@ demo: setup
 test: test-core
 	@tools/setup.sh test
 	$(BIN)/python -m pytest
+
+test-lab: setup
+	@tools/setup.sh test
+	$(BIN)/python -m pytest -m lab tests/lab
 
 test-core: setup
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import __version__, cli_inventory, cli_training
+from provision import __version__, cli_inventory, cli_lab, cli_training
 from provision.cli_options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
@@ -39,6 +39,7 @@ app = typer.Typer(
     "oeprov launch-training -i inventory/local.yml",
 )
 app.add_typer(cli_inventory.app, name="inventory")
+app.add_typer(cli_lab.app, name="lab")
 _PROVISION, _TRAIN = "Hosts", "Training"
 
 Check = Annotated[

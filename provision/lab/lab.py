@@ -63,14 +63,18 @@ class Node:
         """Process id of its QEMU; 0: it is off."""
         return machine.pid(self.directory)
 
-    def ssh_command(self, *, tty: bool = False) -> list[str]:
-        """Command line of an ssh to it; host key checking is on."""
+    def ssh_command(self, *, tty: bool = False, options: Sequence[str] = ()) -> list[str]:
+        """Command line of an ssh to it; host key checking is on. With ``tty``, ssh may ask and show."""
         lab = self._lab
-        options = ["StrictHostKeyChecking=yes", f"UserKnownHostsFile={lab.known_hosts}", "IdentitiesOnly=yes"]
-        options += ["GlobalKnownHostsFile=/dev/null", "LogLevel=ERROR", "ServerAliveInterval=15"]
-        options += ["ConnectTimeout=10", *([] if tty else ["BatchMode=yes"])]
-        argv = ["ssh", "-F", "/dev/null", "-p", str(self.ssh_port), "-i", str(lab.key)]
-        return [*argv, *(word for option in options for word in ("-o", option)), "root@127.0.0.1"]
+        settings = [
+            "StrictHostKeyChecking=yes",
+            f"UserKnownHostsFile={lab.known_hosts}",
+            "IdentitiesOnly=yes",
+        ]
+        settings += ["GlobalKnownHostsFile=/dev/null", "LogLevel=ERROR", "ServerAliveInterval=15"]
+        settings += ["ConnectTimeout=10", *([] if tty else ["BatchMode=yes"])]
+        argv = ["ssh", "-F", "/dev/null", "-p", str(self.ssh_port), "-i", str(lab.key), *options]
+        return [*argv, *(word for setting in settings for word in ("-o", setting)), "root@127.0.0.1"]
 
     def run(
         self, command: str | Sequence[str], *, stdin: str = "", timeout: float = 300
@@ -101,20 +105,30 @@ class Node:
             raise LabError(f"{self.name}: {command} ended with {code}: {said}")
         return out
 
-    def wait_ssh(self, seconds: float = BOOT_SECONDS) -> None:
-        """Return once the node lets us in; LabError with the console's last line when it does not."""
+    def boot_id(self) -> str:
+        """Identifier of the boot that it runs."""
+        return self.check("cat /proc/sys/kernel/random/boot_id").strip()
+
+    def wait_ssh(self, seconds: float = BOOT_SECONDS, after: str = "") -> None:
+        """Return once the node lets us in; with ``after`` (a boot_id), once it does so in another boot.
+
+        Raises LabError with the console's last line when that takes more than ``seconds``.
+        """
         end = time.monotonic() + seconds
         while True:
             if not self.pid:
-                raise LabError(f"{self.name} is off; `oeprov lab start {self.name}`, console: {self.console}")
-            if self._greets() and self.run("true", timeout=60)[0] == 0:
-                return
-            if time.monotonic() > end:
-                lines = self.console.read_text(errors="replace").split("\n") if self.console.exists() else []
-                last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
                 raise LabError(
-                    f"{self.name} has no ssh after {seconds:.0f} s; its console ({self.console}) says: {last}"
+                    f"{self.name} is off; `oeprov lab start {self.name}` (console: {self.console})"
                 )
+            if self._greets():
+                code, out, _ = self.run("cat /proc/sys/kernel/random/boot_id", timeout=60)
+                if code == 0 and out.strip() != after:
+                    return
+            if time.monotonic() > end:
+                text = self.console.read_text(errors="replace") if self.console.exists() else ""
+                last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing")
+                where = f"its console ({self.console}) says"
+                raise LabError(f"{self.name} has no ssh after {seconds:.0f} s; {where}: {last}")
             time.sleep(0.5)
 
     def _greets(self) -> bool:
@@ -211,10 +225,10 @@ class Lab:
         machine.check_variant(variant)
         if pmem % _BLOCK or pmem < 2 * _BLOCK:
             raise LabError(
-                f"the size of persistent memory must be a multiple of 128M, and 256M at least: not {pmem}"
+                f"persistent memory must be a multiple of 128M, and 256M at least: not {_text(pmem)}"
             )
         if memory % _BLOCK or memory < 4 * _BLOCK:
-            raise LabError(f"the size of memory must be a multiple of 128M, and 512M at least: not {memory}")
+            raise LabError(f"memory must be a multiple of 128M, and 512M at least: not {_text(memory)}")
         if nodes < 1 or cpus < 1 or sockets not in (1, 2):
             raise LabError("the lab needs one node, one CPU, and one or two sockets at least")
         if sockets == 2 and variant not in ("bare-metal", "re6p"):
@@ -354,6 +368,10 @@ def _lock(path: Path, report: Report) -> Iterator[None]:
             report("another oeprov works on this lab; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _text(size: int) -> str:
+    return f"{size >> 20}M" if size % (1 << 20) == 0 else f"{size} bytes"
 
 
 def _free_port(taken: set[int]) -> int:
