@@ -23,9 +23,20 @@ import sys
 if sys.version_info < (3, 6):
     sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
 import json, marshal, zlib
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 sent = marshal.loads(sys.stdin.buffer.read())
 bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
+class Later(type(sys)):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        sys.modules.pop(self.__name__)
+        self.__dict__.update(import_module(self.__name__).__dict__)
+        return self.__dict__[name]
+# The package imports these at the top, and only what changes a host uses most of them.
+for name in ("hashlib", "platform", "shutil", "subprocess", "tempfile", "uuid", "zipfile"):
+    sys.modules[name] = Later(name)
 modules = marshal.loads(zlib.decompress(sent["code" if bytecode else "text"]))
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -36,7 +47,6 @@ class Finder:
         code = modules[module.__name__]
         exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from importlib import import_module
 import_module("oeprov_node." + sent["module"]).main(json.loads(sent["wanted"]))
 """
 

@@ -5,7 +5,6 @@ and canned answers.
 """
 
 import os
-import shutil
 import subprocess
 from typing import Dict, List, NamedTuple, Optional
 
@@ -88,7 +87,11 @@ class System:
 
     def which(self, name: str) -> str:
         """Full path of a program, looked for in the sbin directories too; empty when not found."""
-        return shutil.which(name, path=os.environ.get("PATH", "") + ":" + _PATH) or ""
+        for directory in (os.environ.get("PATH", "") + ":" + _PATH).split(":"):
+            path = os.path.join(directory, name)
+            if directory and os.path.isfile(path) and os.access(path, os.X_OK):
+                return path
+        return ""
 
     def write(self, path: str, text: str, mode: int = 0o644) -> bool:
         """Replace a file in one piece and flush it to the disk; False when it has this text already.

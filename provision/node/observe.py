@@ -1,8 +1,8 @@
 """Looks at the whole machine once: everything that a plan depends on."""
 
 import os as operating_system
-import platform
 import re
+import sys
 from typing import Any, Dict, List
 
 from . import (
@@ -51,9 +51,9 @@ def observe_os(system: System) -> OsInfo:
         version=release.get("VERSION_ID", ""),
         family=family,
         name=release.get("PRETTY_NAME", name),
-        architecture=platform.machine(),
+        architecture=operating_system.uname().machine,
         package_manager="apt" if manager == "apt-get" else manager,
-        python=platform.python_version(),
+        python=sys.version.split()[0],
         is_root=operating_system.geteuid() == 0,
         cpu_level=build.cpu_level(system.read("/proc/cpuinfo")),
     )
@@ -63,7 +63,7 @@ def observe(system: System, desired: Desired) -> State:
     """The state of this machine as far as ``desired`` depends on it."""
     os = observe_os(system)
     state = State(
-        hostname=platform.node(),
+        hostname=operating_system.uname().nodename,
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
         packages=packages.observe(system, os, packages.needed(desired, os.family)),
@@ -80,7 +80,6 @@ def observe(system: System, desired: Desired) -> State:
         # Nothing else of this machine is ours to change, so nothing else is looked at.
         return state
     trouble: List[str] = []
-    log = system.run(["dmesg"]).out
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
     loader = bootloader.observe(system)
@@ -94,15 +93,12 @@ def observe(system: System, desired: Desired) -> State:
         fstab=mount.parse_fstab(system.read(mount.FSTAB)),
         dax=devices.dax_devices(system),
         numa=numa.observe_nodes(system),
-        ranges=numa.observe_ranges(system, log),
+        # Only where memory is set aside by address; the kernel's log is long.
+        ranges=numa.observe_ranges(system, system.run(["dmesg"]).out) if desired.kind == "re7p" else [],
         memory=numa.observe_policy(system),
         dimms=ipmctl.observe(system) if desired.kind == "bare_metal_pmem" else state.dimms,
         files={path: system.read(path) for path in FILES if system.exists(path)},
-        tools=Tools(
-            ndctl=_version(system, "ndctl"),
-            daxctl=_version(system, "daxctl"),
-            cxl=_version(system, "cxl"),
-        ),
+        tools=observe_tools(system) if desired.kind not in ("cpu", "gpu") else state.tools,
         gpu=gpu.observe(system),
         owned=owned.observe(system),
         jobs=inuse.observe_jobs(system),
@@ -114,6 +110,13 @@ def observe(system: System, desired: Desired) -> State:
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
     }
     return state._replace(users={where: found for where, found in users.items() if found})
+
+
+def observe_tools(system: System) -> Tools:
+    """Versions of the tools that set up persistent memory; empty for those that are not there."""
+    return Tools(
+        ndctl=_version(system, "ndctl"), daxctl=_version(system, "daxctl"), cxl=_version(system, "cxl")
+    )
 
 
 def _version(system: System, tool: str) -> str:

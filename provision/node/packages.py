@@ -1,5 +1,6 @@
 """System packages: which ones a host needs, which it has, and installing the rest."""
 
+import re
 import time
 from typing import Any, Dict, List
 
@@ -42,6 +43,8 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "libpmem-devel asio-devel json-devel xxhash-devel",  # these four: CodeReady Builder and EPEL
     },
 }
+_STATUS = "/var/lib/dpkg/status"
+_UPDATES = "/var/lib/dpkg/updates"  # holds files while dpkg has not written its last changes into the former
 _APT = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
 # Nobody is there to answer; files that an administrator changed stay as they are.
 _INSTALL = ["-y", "--no-install-recommends"] + [
@@ -92,6 +95,20 @@ def parse_dpkg(text: str) -> Dict[str, str]:
     return found
 
 
+def installed_version(status: str, name: str) -> str:
+    """Version of an installed package in the text of dpkg's status file; empty when it is not installed."""
+    head, at = "\nPackage: {}\n".format(name), -1
+    text = "\n" + status
+    while True:
+        at = text.find(head, at + 1)
+        if at < 0:
+            return ""
+        stanza = text[at : text.find("\n\n", at) + 1 or None]
+        fields = dict(re.findall(r"^(Status|Version): (.*)", stanza, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed"):
+            return str(fields.get("Version", ""))
+
+
 def parse_rpm(text: str) -> Dict[str, str]:
     """Name → version of ``rpm -q --qf '%{NAME}\\t%{VERSION}-%{RELEASE}\\n'``."""
     pairs = [line.split("\t") for line in text.splitlines() if "is not installed" not in line]
@@ -102,6 +119,10 @@ def observe(system: System, os: OsInfo, names: List[str]) -> Dict[str, str]:
     """Installed versions of ``names``; empty text for those that are not installed."""
     found: Dict[str, str] = {}
     if names and os.package_manager == "apt":
+        text = system.read(_STATUS)
+        if text and not system.list(_UPDATES):
+            # Reading it ourselves takes a fraction of the time.
+            return {name: installed_version(text, name) for name in names}
         query = "${Package}\\t${db:Status-Status}\\t${Version}\\n"
         found = parse_dpkg(system.run(["dpkg-query", "-W", "-f", query] + names).out)
     elif names and os.package_manager in ("dnf", "yum"):
@@ -206,7 +227,7 @@ def _apt_install(system: System, names: List[str]) -> Result:
 
 def _repair_dpkg(system: System) -> None:
     """Ends what a power cut or a kill interrupted; without that apt-get refuses everything."""
-    if not system.list("/var/lib/dpkg/updates") and not system.run(["dpkg", "--audit"]).out.strip():
+    if not system.list(_UPDATES) and not system.run(["dpkg", "--audit"]).out.strip():
         return
     # apt-get waits for the lock, dpkg does not: another installation that is just under way ends first.
     _run(system, _APT + ["check"])

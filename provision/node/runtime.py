@@ -6,7 +6,6 @@ which one it has, so that a host on which all is well is told without starting a
 
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -122,7 +121,7 @@ def _version(system: System, python: str) -> str:
     """Version of an interpreter; empty when it is not installed."""
     path = system.which(python)
     if path and os.path.realpath(path) == os.path.realpath(sys.executable):
-        return platform.python_version()
+        return sys.version.split()[0]
     return system.run([python, "-c", "import platform; print(platform.python_version())"]).out.strip()
 
 

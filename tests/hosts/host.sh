@@ -1,8 +1,8 @@
 # One throw-away host: what runs inside its namespaces (network, mounts, names, IPC). Commands come on standard
 # input, one a line (start, stop); the end of input, also by a crash of whoever wrote there, ends the host.
-# Arguments: directory of the host, its name, lower layers of its root (as overlayfs takes them).
+# Arguments: directory of the host, its name, a directory of files to lay over its root (may be empty).
 set -eu
-directory=$1 name=$2 lower=$3
+directory=$1 name=$2 layer=$3
 sshd=
 
 stop() {
@@ -16,7 +16,7 @@ mkdir "$directory/disk"
 mount -t tmpfs -o size=64m,mode=755 oeprov-host "$directory/disk"
 cd "$directory/disk"
 mkdir upper work root
-mount -t overlay -o "lowerdir=$lower,upperdir=upper,workdir=work" oeprov-root root
+mount -t overlay -o "lowerdir=/,upperdir=upper,workdir=work" oeprov-root root
 mount -t tmpfs -o mode=755 run root/run
 mount -t tmpfs -o mode=1777 tmp root/tmp
 mount --rbind /dev root/dev
@@ -24,6 +24,7 @@ mount -t tmpfs -o mode=700 home root/root
 mount -t sysfs sys root/sys
 mkdir -p root/run/sshd root/etc/oeprov-test
 cp "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
+[ -z "$layer" ] || cp -a "$layer/." root/
 echo "$name" >root/etc/hostname
 ssh-keygen -q -t ed25519 -N '' -C "$name" -f root/etc/oeprov-test/host_key
 cp root/etc/oeprov-test/host_key.pub "$directory/"

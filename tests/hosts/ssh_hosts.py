@@ -130,8 +130,8 @@ class SshHost:
 class SshHosts:
     """``count`` running hosts; a context manager. ``directory`` gets keys and logs, on this machine's disk.
 
-    ``layer`` is a directory whose files lie over this machine's in every host, such as a stub of what a test
-    needs there.
+    ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what a
+    test needs there.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class SshHosts:
         self.directory = directory
         self.key = directory / "id_ed25519"
         self.known_hosts = directory / "known_hosts"
-        self._lower = f"{layer}:/" if layer else "/"
+        self._layer = str(layer or "")
         self._switch: subprocess.Popen[str] | None = None
         self._interface = f"oep{os.getpid() % 100000}"
         self._hosts: list[SshHost] = []
@@ -228,7 +228,7 @@ class SshHosts:
         argv = ["unshare", "--net", "--mount", "--uts", "--ipc"]
         with (directory / "host.log").open("w") as log:
             process = subprocess.Popen(
-                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._lower],
+                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._layer],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

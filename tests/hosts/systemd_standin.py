@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
 """Stands in for systemctl and journalctl on throw-away hosts: starts the ExecStart of a unit as a process.
 
-Only what provision/node/systemd.py and provision/logview.py ask for. State lies in /run/standin, which goes with
-the host's power. Copied there as /usr/bin/systemctl and /usr/bin/journalctl.
+Only what provision/node/systemd.py and provision/logview.py ask for. State lies in /run/standin, which a boot
+empties. Copied there as /usr/bin/systemctl and /usr/bin/journalctl.
 """
 
 import json
@@ -38,7 +38,7 @@ def write(name, **changes):
 
 def say(name, text):
     with open(path(name, "manager"), "a") as file:
-        file.write("{}: {}\n".format(name, text))
+        file.write(f"{name}: {text}\n")
 
 
 def settings(name):
@@ -95,6 +95,7 @@ def run(name):
             return
         write(name, active="activating")
         time.sleep(0.2)
+    write(name, active="failed", result="start-limit-hit")
 
 
 def start(name):
@@ -103,13 +104,10 @@ def start(name):
     if os.path.exists(path(name, "asked")):
         os.unlink(path(name, "asked"))
     write(name, **dict(IDLE, active="activating"))
-    subprocess.Popen(
-        [sys.executable, "-IS", __file__, "--run", name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=open(path(name, "manager"), "a"),
-        start_new_session=True,
-    )
+    with open(path(name, "manager"), "a") as log:
+        argv = [sys.executable, "-IS", __file__, "--run", name]
+        null = subprocess.DEVNULL
+        subprocess.Popen(argv, stdin=null, stdout=null, stderr=log, start_new_session=True)
     while state(name)["active"] == "activating":
         time.sleep(0.02)
 
@@ -118,7 +116,6 @@ def stop(name):
     open(path(name, "asked"), "w").close()
     pid = state(name)["pid"]
     if pid:
-        write(name, active="deactivating")
         os.kill(pid, signal.SIGTERM)
     while state(name)["active"] in ("active", "activating", "deactivating"):
         time.sleep(0.02)
@@ -126,7 +123,7 @@ def stop(name):
 
 def show(name):
     found = state(name)
-    print("Id={}".format(name))
+    print(f"Id={name}")
     print("ActiveState={active}\nSubState=x\nMainPID={pid}\nResult={result}".format(**found))
     print("ExecMainCode={code}\nExecMainStatus={status}\nNRestarts={restarts}\n".format(**found))
 
@@ -182,7 +179,7 @@ def journalctl(words):
     files = [path(name, "log")] + ([path(name, "manager")] if manager else [])
     files = [file for file in files if os.path.exists(file)]
     if files:
-        os.execvp("tail", ["tail", "-q", "-n", lines] + (["-F"] if follow else []) + files)
+        os.execvp("tail", ["tail", "-q", "-n", lines] + (["-F"] if follow else []) + files)  # noqa: S606
 
 
 os.makedirs(RUN, exist_ok=True)

@@ -65,7 +65,7 @@ class Scripted(System):
     """Answers commands from a list; remembers what was asked."""
 
     def __init__(self, answers: dict[str, list[Result]]) -> None:
-        super().__init__()
+        super().__init__("/no-such-root")  # no file of this machine answers
         self.answers = answers
         self.asked: list[list[str]] = []
 

@@ -1,0 +1,257 @@
+"""``oeprov plan`` and a converged ``oeprov bootstrap`` over many hosts, beside Ansible and pyinfra.
+
+    python benchmarks/plan_hosts.py [--hosts 10 50 100] [--repetitions 3] [--only NAME ...]
+
+As root. The hosts are network namespaces with an sshd of their own on this machine (tests/hosts/ssh_hosts.py),
+so that they share its cores with whoever looks at them: processor time is given apart for both sides. All hosts
+are of kind cpu and converged; a stand-in lies where the runtime is installed (tests/hosts/converged.py).
+Every run begins without open connections; files and bytecode are in the caches, by a first run on one host.
+The rows are explained below the table. Results go to benchmarks/results/plan_hosts.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+
+import converged  # noqa: E402
+from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
+
+PEERS = ROOT / "build" / "peers"
+RESULTS = ROOT / "benchmarks" / "results" / "plan_hosts.md"
+SSH_CONFIG = ROOT / "provision" / "ssh_config"
+SLOW = ("ansible", "ansible-roles")  # one repetition where they would take minutes
+ROWS = {
+    "plan": "`oeprov plan`: looks at everything and plans",
+    "bootstrap": "`oeprov bootstrap --yes` on hosts that have all: the same look, nothing to do, no Ansible",
+    "ansible": "`ansible-playbook benchmarks/peers/plan_hosts.yml`: the same facts by setup, package_facts, slurp "
+    "and shell, in 6 tasks; forks = hosts, pipelining, ControlPersist",
+    "ansible-roles": "`ansible-playbook playbooks/bootstrap.yml`: our own roles on hosts that have all",
+    "pyinfra": "`pyinfra INVENTORY benchmarks/peers/plan_hosts_pyinfra.py`: the same facts, in 9 commands; all hosts "
+    "in parallel",
+    "ssh-python": "`ssh HOST python3 -I -S -c pass`, 64 at once: no tool that runs Python on the hosts can be faster",
+    "ssh-true": "`ssh HOST true`, 64 at once: no tool that connects by OpenSSH can be faster",
+}
+
+
+@dataclass
+class Cost:
+    """What one run took, in seconds."""
+
+    wall: float
+    controller: float
+    hosts: float
+
+
+class Bench:
+    """Commands over one set of hosts."""
+
+    def __init__(self, directory: Path, hosts: SshHosts) -> None:
+        self.directory = directory
+        self.hosts = hosts
+        self.inventory = converged.inventory(directory / "inventory.yml", hosts)
+        self.pyinfra = directory / "pyinfra_inventory.py"
+        data = {
+            "ssh_user": "root",
+            "ssh_key": str(hosts.key),
+            "ssh_known_hosts_file": str(hosts.known_hosts),
+            "ssh_strict_host_key_checking": "yes",
+        }
+        self.pyinfra.write_text(f"hosts = ({[host.address for host in hosts]!r}, {data!r})\n")
+
+    def runs(self) -> dict[str, Callable[[], None]]:
+        """Row → what it runs."""
+        oeprov = str(Path(sys.executable).with_name("oeprov"))
+        playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+        inventory = ["-i", str(self.inventory)]
+        forks = ["--forks", str(len(self.hosts))]
+        return {
+            "plan": lambda: self._command([oeprov, "plan", *inventory]),
+            "bootstrap": lambda: self._command([oeprov, "bootstrap", "--yes", *inventory]),
+            "pyinfra": lambda: self._command(
+                [str(PEERS / "bin" / "pyinfra"), "-y", "--parallel", str(len(self.hosts)), str(self.pyinfra)]
+                + [str(ROOT / "benchmarks" / "peers" / "plan_hosts_pyinfra.py")]
+            ),
+            "ansible": lambda: self._command(
+                [playbook, *inventory, *forks, str(ROOT / "benchmarks" / "peers" / "plan_hosts.yml")]
+            ),
+            "ansible-roles": lambda: self._command(
+                [playbook, *inventory, *forks, str(ROOT / "playbooks" / "bootstrap.yml")]
+            ),
+            "ssh-python": lambda: self._ssh("python3 -I -S -c pass"),
+            "ssh-true": lambda: self._ssh("true"),
+        }
+
+    def measure(self, run: Callable[[], None]) -> Cost:
+        """One run, from the first process to the end of the last on either side."""
+        shutil.rmtree(self.directory / "run", ignore_errors=True)
+        (self.directory / "run").mkdir()
+        controller, hosts = _children_cpu(), self._hosts_cpu()
+        begun = time.perf_counter()
+        run()
+        wall = time.perf_counter() - begun
+        _end_orphans()
+        time.sleep(0.5)  # the hosts take leave of their logins
+        return Cost(wall, _children_cpu() - controller, self._hosts_cpu() - hosts)
+
+    def _hosts_cpu(self) -> float:
+        return sum(host.cpu_seconds() for host in self.hosts)
+
+    def _command(self, argv: list[str]) -> None:
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.directory / "run" / "cp"),
+            "ANSIBLE_CACHE_PLUGIN": "memory",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        run = self.directory / "run"
+        with (self.directory / "output.txt").open("w") as output:
+            done = subprocess.run(argv, cwd=run, env=environment, stdout=output, stderr=output, check=False)
+        if done.returncode:
+            raise SystemExit(
+                f"{argv}: exit status {done.returncode}\n{(output.name and Path(output.name).read_text())[-3000:]}"
+            )
+
+    def _ssh(self, command: str) -> None:
+        def one(host: SshHost) -> None:
+            argv = ["ssh", "-F", str(SSH_CONFIG), "-oBatchMode=yes", *self.hosts.ssh_options()]
+            subprocess.run([*argv, f"root@{host.address}", command], stdin=subprocess.DEVNULL, check=True)
+
+        with ThreadPoolExecutor(max_workers=64) as pool:
+            list(pool.map(one, self.hosts))
+
+
+def _children_cpu() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _adopt_orphans() -> None:
+    """Make processes whose parents have ended ours, so that Ansible's connections can be ended and counted."""
+    subreaper = 36  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(subreaper, 1, 0, 0, 0)
+
+
+def _end_orphans() -> None:
+    """End ssh connections that were left open for a next run."""
+    mine = Path(f"/proc/self/task/{os.getpid()}/children")
+    for pid in map(int, mine.read_text().split()):
+        if "ssh" in Path(f"/proc/{pid}/comm").read_text():
+            os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def install_peers() -> str:
+    """pyinfra in an environment of its own; its version."""
+    python = PEERS / "bin" / "python"
+    if not (PEERS / "bin" / "pyinfra").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "pyinfra>=3,<4"], check=True)
+    code = "import importlib.metadata; print(importlib.metadata.version('pyinfra'))"
+    return subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def tables(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: list[int]) -> list[Table]:
+    """One table of medians: wall seconds, with the ratio to ``plan``, and processor seconds of both sides."""
+    table = Table(title=f"seconds (processor seconds of controller + hosts), {os.cpu_count()} cores")
+    table.add_column("")
+    for count in counts:
+        table.add_column(f"{count} hosts", justify="right")
+        table.add_column("× plan", justify="right")
+    for row in rows:
+        cells = []
+        for count in counts:
+            costs = found[row, count]
+            wall = statistics.median(cost.wall for cost in costs)
+            ours = statistics.median(cost.wall for cost in found.get(("plan", count), costs))
+            controller = statistics.median(cost.controller for cost in costs)
+            hosts = statistics.median(cost.hosts for cost in costs)
+            cells += [f"{wall:.2f} ({controller:.1f} + {hosts:.1f})", f"{wall / ours:.2f}"]
+        table.add_row(row, *cells)
+    return [table]
+
+
+def main() -> None:
+    """Print the table and save it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, nargs="+", default=[10, 50, 100])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan_hosts.md")
+    options = parser.parse_args()
+    why = why_not()
+    if why:
+        raise SystemExit(why)
+    pyinfra = install_peers() if "pyinfra" in options.only else ""
+    _adopt_orphans()
+    found: dict[tuple[str, int], list[Cost]] = {}
+    with tempfile.TemporaryDirectory(prefix="oeprov-bench-") as name:
+        directory = Path(name)
+        layer = converged.layer(directory / "layer")
+        for count in options.hosts:
+            with SshHosts(directory / f"hosts{count}", count, layer=layer) as hosts:
+                bench = Bench(directory, hosts)
+                if count == options.hosts[0]:
+                    for row in options.only:
+                        bench.measure(bench.runs()[row])
+                for repetition in range(options.repetitions):
+                    for row in options.only:
+                        if repetition and row in SLOW and count > options.hosts[0]:
+                            continue
+                        cost = bench.measure(bench.runs()[row])
+                        found.setdefault((row, count), []).append(cost)
+                        print(f"{count} {row}: {cost}", file=sys.stderr, flush=True)
+                    _end_orphans()
+    made = tables(found, options.only, options.hosts)
+    Console().print(*made)
+    if options.save:
+        save(made, options.only, pyinfra)
+
+
+def save(made: list[Table], rows: list[str], pyinfra: str) -> None:
+    """Write the results file."""
+    import ansible.release
+
+    console = Console(width=110, record=True, file=Path(os.devnull).open("w"))
+    console.print(*made)
+    processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    words = "\n".join(f"- `{row}`: {ROWS[row]}" for row in rows)
+    ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()
+    RESULTS.write_text(
+        f"# Looking at many hosts\n\n{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} × "
+        f"{processor.split(':')[1].strip()}, {memory} GiB, Linux {platform.release()}; ansible-core "
+        f"{ansible.release.__version__}, pyinfra {pyinfra}, {ssh}\n\n    {' '.join(['python', *sys.argv])}\n\n"
+        f"```\n{console.export_text()}```\n\n{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,449 @@
+"""Training with parameter servers on hosts: real SSH and Ansible, stand-ins for systemd and the runtime."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_processes import make_environment
+from ssh_hosts import SshHost, SshHosts, why_not
+from test_training_supervisor import until
+
+from provision import jobs, jobview, training
+from provision.converge import Look
+from provision.errors import TrainingError
+from provision.inventory import Inventory, load
+from provision.jobs import Job
+from provision.jobspec import LaunchOptions
+from provision.node.state import DaxDevice, Mount, State
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+
+SERVER = '''#!/usr/bin/python3 -IS
+"""Stands in for oe_runtime.server: listens, says so, counts."""
+import json, os, signal, socket, stat, sys
+words = sys.argv[3:]
+flags = dict(zip(words, words[1:]))
+assert sys.argv[1:3] == ["-m", "oe_runtime.server"], sys.argv
+assert "--exit-with-parent" not in words
+assert os.geteuid() != 0
+token = os.stat(flags["--token-file"])
+assert stat.S_IMODE(token.st_mode) == 0o600 and token.st_uid == os.geteuid()
+for name in ("--storage-path", "--checkpoint-dir"):
+    if name in flags:
+        open(os.path.join(flags[name], "scratch"), "w").close()
+if os.path.exists("/run/refuse"):
+    sys.exit("error: " + open("/run/refuse").read())
+listening = socket.create_server((flags["--host"], int(flags["--port"])))
+index = int(flags["--index"])
+def put(path, value):
+    with open(path + ".tmp", "w") as file:
+        json.dump(value, file)
+    os.rename(path + ".tmp", path)
+put(flags["--metrics-file"], {"storage": flags["--storage"], "memory": {"dram": 3 << 20, "pmem": 5 << 20,
+    "index": 1 << 20, "rss": 0}, "tables": [{"name": "C1", "rows": 1000 + index}],
+    "rates": {"pulled_keys_per_s": 2345.0, "pushed_keys_per_s": 1234.0}})
+put(flags["--ready-file"], {"pid": os.getpid(), "host": flags["--host"],
+    "port": listening.getsockname()[1], "index": index, "count": int(flags["--count"]),
+    "storage": flags["--storage"], "is_pmem": False})
+print("server", index, "listens", flush=True)
+def end(*_):
+    print("server", index, "ends: SIGTERM", flush=True)
+    os.unlink(flags["--ready-file"])
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+while True:
+    signal.pause()
+'''
+INVENTORY = """\
+all:
+  vars:
+    oeprov_cluster: hosts
+    training_data: generate:800
+    ansible_user: root
+    ansible_ssh_common_args: >-
+      -o UserKnownHostsFile={known_hosts} -o IdentityFile={key} -o IdentitiesOnly=yes
+  children:
+    parameter_servers:
+      vars: {{parameter_server_host: 0.0.0.0}}
+      hosts:
+        {servers}
+    workers:
+      hosts:
+        {worker}
+"""
+NUMACTL = '#!/bin/sh\nshift\nexec "$@"'
+LOCAL_WORKER = (
+    "controller: {{ansible_connection: local, oeprov_kind: local, pmem_mode: none, runtime_venv: {venv}}}"
+)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    layer = tmp_path_factory.mktemp("layer")
+    for name in ("systemctl", "journalctl"):
+        path = layer / "usr" / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "systemd_standin.py", path)
+        path.chmod(0o755)
+    python = layer / "opt" / "oeprov" / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(SERVER)
+    python.chmod(0o755)
+    layer.chmod(0o755)
+    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
+        yield found
+
+
+class Cluster:
+    """Two hosts for servers, the worker here, and a state directory."""
+
+    def __init__(self, hosts: SshHosts, directory: Path, worker: str = "waits") -> None:
+        self.hosts = hosts
+        self.directory = directory
+        self.state_dir = directory / "state"
+        self.venv = make_environment(directory / "venv", worker=worker)
+        self.more: dict[str, str] = {}
+        self.worker = LOCAL_WORKER.format(venv=self.venv)
+        self.states: dict[str, State] = {}
+
+    def inventory(self) -> Inventory:
+        lines = [
+            f"{host.name}: {{ansible_host: {host.address}, oeprov_kind: re6p, "
+            f"{self.more.get(host.name, 'pmem_mode: none')}}}"
+            for host in self.hosts
+        ]
+        path = self.directory / "inventory.yml"
+        text = INVENTORY.format(
+            known_hosts=self.hosts.known_hosts,
+            key=self.hosts.key,
+            servers="\n        ".join(lines),
+            worker=self.worker,
+        )
+        path.write_text(text)
+        return load(path, state_dir=self.state_dir)
+
+    def launch(self, **options: Any) -> int:
+        return training.launch(self.inventory(), LaunchOptions(**options), state_dir=self.state_dir)
+
+    def refused(self, **options: Any) -> str:
+        with pytest.raises(TrainingError) as caught:
+            self.launch(**options)
+        assert jobs.all_jobs(self.state_dir) == []
+        self.assert_clean()
+        return str(caught.value)
+
+    def tell(self, host: SshHost, command: str) -> str:
+        """Standard output of a command in a login of the host."""
+        argv = ["ssh", "-F", "/dev/null", *self.hosts.ssh_options(), f"root@{host.address}", command]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def job(self) -> Job:
+        return jobs.all_jobs(self.state_dir)[-1]
+
+    def report(self) -> dict[str, Any]:
+        return jobview.report(self.job())
+
+    def assert_clean(self) -> None:
+        """No unit, directory or process of a job is left on any host."""
+        for host in self.hosts:
+            left = host.enter(
+                "sh", "-c", "ls /etc/systemd/system/oeprov-* /var/lib/oeprov/jobs 2>/dev/null || :"
+            )
+            assert left.replace("/var/lib/oeprov/jobs:", "").strip() == "", left
+            assert host.enter("sh", "-c", "pgrep -f [o]e_runtime.server || :").strip() == ""
+
+
+@pytest.fixture
+def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.chdir(tmp_path)
+    found = Cluster(hosts, tmp_path)
+    monkeypatch.setattr(training, "look", lambda inventory: Look(states=found.states))
+    yield found
+    for job in jobs.all_jobs(found.state_dir):
+        (job.run_dir / "waiting").unlink(missing_ok=True)
+        if any(item.alive for item in job.state().processes):
+            training.stop(found.state_dir, job.id)
+    for host in hosts:
+        host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart")
+
+
+def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = cluster.hosts
+    cluster.more[one.name] = "pmem_mode: none, parameter_server_count: 2"
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    shown = capsys.readouterr().out
+    assert f"server-0 on {one.name} listens on {one.address}:" in shown
+    token = job.token_file.read_text().strip()
+    for host, names in ((one, ["server-0", "server-1"]), (two, ["server-2"])):
+        where = f"/var/lib/oeprov/jobs/{job.id}"
+        assert host.enter("cat", f"{where}/token").strip() == token
+        listed = host.enter("ls", "/etc/systemd/system/multi-user.target.wants")
+        for name in names:
+            assert f"oeprov-{job.id}-{name}.service" in listed, "it comes back after a reboot"
+            assert token not in host.enter("cat", f"/etc/systemd/system/oeprov-{job.id}-{name}.service")
+        assert token not in host.enter("sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
+    worker = next(item for item in job.spec().processes if item.role == "worker")
+    flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
+    assert flags["--checkpoint-transfer"] == "wire"
+    started = next(line for line in job.metrics_file.read_text().splitlines() if '"start"' in line)
+    endpoints = json.loads(started)["servers"].split(",")
+    assert [item.rpartition(":")[0] for item in endpoints] == [one.address, one.address, two.address]
+
+    report = cluster.report()
+    assert report["state"] == "running"
+    assert report["rows"] == {"C1": 3003}
+    server = report["processes"][0]
+    assert (server["state"], server["endpoint"]) == ("runs", endpoints[0])
+    assert (server["pulled_keys_per_s"], server["pushed_keys_per_s"]) == (2345.0, 1234.0)
+    assert (server["dram_bytes"], server["pmem_bytes"]) == (4 << 20, 5 << 20)
+    assert jobview.status(cluster.state_dir) == 0
+    shown = capsys.readouterr().out
+    for words in ("server-2", two.name, "2,345", "1,234", "4 MiB", "5 MiB", "1,002"):
+        assert words in shown
+
+    assert training.stop(cluster.state_dir, None) == 0
+    shown = capsys.readouterr().out
+    assert f"{one.name}: stopped server-0, server-1" in shown
+    assert f"oeprov resume {job.id}" in shown
+    assert job.state().message == "stopped at step 3, which is saved"
+    cluster.assert_clean()
+    assert "server 0 ends: SIGTERM" in job.log("server-0").read_text()
+    assert cluster.report()["rows"] == {"C1": 3003}, "the last counters are kept"
+    assert training.stop(cluster.state_dir, job.id) == 0
+    assert "is not running: it is interrupted" in capsys.readouterr().out
+
+    assert cluster.launch(resume=job.id) == 0
+    shown = capsys.readouterr().out
+    assert "goes on from step 3" in shown
+    assert f"{job.id} is done" in shown
+    cluster.assert_clean()
+
+
+def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
+    one, two = cluster.hosts
+    cluster.tell(one, "mkdir -p /mnt/pmem0 && mount -t tmpfs none /mnt/pmem0")  # where its logins see it
+    two.enter("sh", "-c", "mkdir -p /etc/oeprov; echo MEMKIND_DAX_KMEM_NODES=1 >/etc/oeprov/memory.env")
+    cluster.states[one.name] = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
+    cluster.states[two.name] = State(dax=[DaxDevice(chardev="dax0.0")])
+    cluster.more[one.name] = "pmem_mode: fsdax"
+    try:
+        two.enter("sh", "-c", f"echo '{NUMACTL}' >/usr/bin/numactl; chmod 755 /usr/bin/numactl")
+        cluster.more[two.name] = "pmem_mode: system-ram"
+        assert cluster.launch(detach=True) == 0
+        job = cluster.job()
+        until(job.run_dir / "waiting")
+        unit = one.enter("cat", f"/etc/systemd/system/oeprov-{job.id}-server-0.service")
+        assert "--storage pmem_libpmem" in unit
+        assert f"--storage-path /mnt/pmem0/oeprov/{job.id}/server-0" in unit
+        assert "RequiresMountsFor=/mnt/pmem0" in unit
+        assert "scratch" in cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}/server-0")
+        unit = two.enter("cat", f"/etc/systemd/system/oeprov-{job.id}-server-1.service")
+        assert "numactl --membind=${MEMKIND_DAX_KMEM_NODES} " in unit
+        assert "daxdev-reconfigure@dax0.0.service" in unit
+        # The same storage is refused to another job, also by its host when it is not known here.
+        with pytest.raises(TrainingError, match=f"job {job.id} is running with the same storage directory"):
+            cluster.launch()
+        (cluster.directory / "other").mkdir()
+        other = Cluster(cluster.hosts, cluster.directory / "other")
+        other.more = cluster.more
+        with pytest.raises(TrainingError) as caught:
+            other.launch()
+        assert f"host {one.name}: job {job.id} runs on /mnt/pmem0 already (server-0)" in str(caught.value)
+        assert jobs.all_jobs(other.state_dir) == []
+        assert [item["state"] for item in cluster.report()["processes"]] == ["runs"] * 3, "the first goes on"
+    finally:
+        training.stop(cluster.state_dir, None)
+        left = cluster.tell(one, "ls /mnt/pmem0/oeprov").strip()
+        cluster.tell(one, "umount /mnt/pmem0")
+        two.enter("rm", "/etc/oeprov/memory.env")
+    assert left == "", "what servers kept there went with them"
+    cluster.assert_clean()
+
+
+def test_what_a_host_lacks_is_said_and_nothing_is_left(cluster: Cluster) -> None:
+    two = cluster.hosts[1]
+    cluster.more[two.name] = "pmem_mode: system-ram"
+    words = cluster.refused()
+    assert f"host {two.name}: /etc/oeprov/memory.env is missing; run: oeprov bootstrap" in words
+    cluster.more[two.name] = "pmem_mode: fsdax"
+    assert f"host {two.name}: nothing is mounted at /mnt/pmem0; run: oeprov bootstrap" in cluster.refused()
+    cluster.states[two.name] = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
+    assert f"host {two.name}: /mnt/pmem0 is not mounted; run: oeprov bootstrap" in cluster.refused()
+    cluster.more[two.name] = "pmem_mode: none, runtime_venv: /opt/none"
+    assert f"host {two.name}: /opt/none/bin/python is missing" in cluster.refused()
+
+
+def test_busy_port_is_named_with_who_has_it(cluster: Cluster) -> None:
+    two = cluster.hosts[1]
+    cluster.more[two.name] = "pmem_mode: none, parameter_server_port: 22"
+    words = cluster.refused()
+    assert f"host {two.name}: server-1: port 22 on 0.0.0.0 cannot be used: sshd (pid " in words
+    assert "listens there; free it, or choose another parameter_server_port" in words
+
+
+def test_server_that_does_not_start_says_why(cluster: Cluster) -> None:
+    two = cluster.hosts[1]
+    two.enter("sh", "-c", "echo table C1 is cursed >/run/refuse")
+    words = cluster.refused()
+    assert (
+        f"host {two.name}: server-1 did not start: it ended with exit status 1: table C1 is cursed" in words
+    )
+
+
+def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    two = cluster.hosts[1]
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    two.stop()
+    try:
+        report = cluster.report()
+        states = {item["name"]: item["state"] for item in report["processes"]}
+        assert states == {"server-0": "runs", "server-1": "does not answer", "worker-0": "runs"}
+        assert jobview.status(cluster.state_dir) == 0
+        shown = capsys.readouterr().out
+        assert f"{two.name}: {two.address} port 22 refuses connections" in shown
+        assert training.stop(cluster.state_dir, None) == 1
+        shown = capsys.readouterr().out
+        assert f"{two.name} could not be told to stop its part: {two.address} port 22 refuses" in shown
+        assert f"when it answers again: oeprov stop {job.id}" in " ".join(shown.split())
+        assert [item.alive for item in job.state().processes] == [False, True, False]
+    finally:
+        two.start()
+    two.enter("systemctl", "boot")
+    assert [item["state"] for item in cluster.report()["processes"]] == ["ended", "came back empty", "ended"]
+    assert training.stop(cluster.state_dir, job.id) == 0
+    assert f"{two.name}: stopped server-1" in capsys.readouterr().out
+    cluster.assert_clean()
+
+
+def test_lost_server_ends_the_job_with_its_name(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    two = cluster.hosts[1]
+    cluster.venv = make_environment(cluster.directory / "again", worker="loses-server")
+    cluster.worker = LOCAL_WORKER.format(venv=cluster.venv)
+    thread = threading.Thread(target=lambda: kill_server(cluster, two))
+    thread.start()
+    assert cluster.launch() == 1
+    thread.join()
+    job = cluster.job()
+    message = job.state().message
+    assert f"server-1 on {two.name} (pid " in message
+    assert "its process ended (code=killed, status=9/KILL)" in message
+    assert "the worker says: lost server" in message
+    assert f"oeprov resume {job.id}" in capsys.readouterr().out
+    cluster.assert_clean()
+
+
+def kill_server(cluster: Cluster, host: SshHost) -> None:
+    deadline = time.monotonic() + 60
+    while not (found := list(cluster.state_dir.glob("jobs/*/run/waiting"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    host.enter("sh", "-c", "pkill -KILL -f '[o]e_runtime.server'")
+    time.sleep(1.5)
+    found[0].unlink()
+
+
+def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = cluster.hosts
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    os.kill(job.state().supervisor_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while job.state().processes[-1].alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    report = cluster.report()
+    assert (report["state"], report["message"]) == ("interrupted", "its launcher ended without a word")
+    assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
+    jobview.status(cluster.state_dir)
+    assert f"its servers are still up; take them away with: oeprov stop {job.id}" in capsys.readouterr().out
+    assert training.stop(cluster.state_dir, None) == 0
+    shown = capsys.readouterr().out
+    assert f"{one.name}: stopped server-0" in shown
+    assert f"{two.name}: stopped server-1" in shown
+    cluster.assert_clean()
+    assert cluster.launch(resume="") == 0, "from the checkpoint that the worker wrote when its launcher died"
+    assert "goes on from step 3" in capsys.readouterr().out
+
+
+def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    follow = subprocess.Popen(
+        [sys.executable, "-m", "provision.cli", "logs", "-f", "--state-dir", str(cluster.state_dir)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follow.stdout is not None
+    first = follow.stdout.readline()
+    assert "listens" in first
+    wait_for(lambda: tails(cluster) == 2)
+    (
+        interrupted := subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "provision.cli",
+                "logs",
+                "-f",
+                "-p",
+                "server-1",
+                "--state-dir",
+                str(cluster.state_dir),
+            ],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    )
+    assert interrupted.stdout is not None
+    assert interrupted.stdout.readline() == "server 1 listens\n", "one process alone has no name before it"
+    wait_for(lambda: tails(cluster) == 3)
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.wait(20)
+    wait_for(lambda: tails(cluster) == 2)
+    assert training.stop(cluster.state_dir, None) == 0
+    rest, _ = follow.communicate(timeout=20)
+    assert follow.returncode == 0
+    assert "server-0   | server 0 ends: SIGTERM" in rest
+    assert "server-1   | server 1 ends: SIGTERM" in rest
+    wait_for(lambda: tails(cluster) == 0)
+
+
+def tails(cluster: Cluster) -> int:
+    """How many commands follow a log on the hosts."""
+    found = [host.enter("sh", "-c", "pgrep -x tail || :").split() for host in cluster.hosts]
+    return sum(map(len, found))
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_worker_hosts_are_refused(cluster: Cluster) -> None:
+    cluster.worker += "\n        gpu-2: {ansible_host: 192.0.2.9, oeprov_kind: cpu}"
+    words = cluster.refused()
+    assert "group workers has 2 hosts (controller, gpu-2); this version trains with one worker host" in words
