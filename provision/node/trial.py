@@ -183,8 +183,8 @@ def _write_units(system: System, limit: int) -> None:
     system.write(_UNITS + TIMER, _HEAD + timer)
     system.write(_UNITS + _SERVICE, _HEAD + service)
     system.remove(EXPIRED)
-    system.check(["systemctl", "daemon-reload"])
-    system.check(["systemctl", "enable", TIMER])
+    # Not started now: only the next boot is to have it.
+    system.check(["systemctl", "--no-reload", "enable", TIMER])
 
 
 def confirm_if_pending(system: System) -> str:
@@ -289,9 +289,10 @@ def _remember(system: System, record: Dict[str, Any]) -> None:
 def _clean(system: System) -> None:
     """Takes the timer and the one-time entry away; CommandError when the timer would still end this boot."""
     if system.exists(_UNITS + TIMER):
-        system.run(["systemctl", "disable", "--now", TIMER])
+        system.run(["systemctl", "stop", TIMER])
         if system.run(["systemctl", "is-active", TIMER]).out.strip() == "active":
             raise CommandError("{} cannot be stopped: it would reboot this machine".format(TIMER))
+        system.run(["systemctl", "--no-reload", "disable", TIMER])
         system.remove(_UNITS + TIMER)
         system.remove(_UNITS + _SERVICE)
         system.run(["systemctl", "daemon-reload"])

@@ -164,6 +164,7 @@ class Machine(Tree):
         pass
 
     def systemctl(self, words: list[str]) -> str | Result:
+        words = [word for word in words if word != "--no-reload"]
         if words[0] == "is-system-running":
             return self.system_state + "\n"
         if words[0] == "is-active":
@@ -171,9 +172,11 @@ class Machine(Tree):
         if words[0] == "enable":
             self._changes()
             self.put("/etc/systemd/system/sysinit.target.wants/" + words[-1], "")
-        if words[0] == "disable":
+        if words[0] == "stop":
             self._changes()
             self.timer = False
+        if words[0] == "disable":
+            self._changes()
             Path(self.path("/etc/systemd/system/sysinit.target.wants/" + words[-1])).unlink(missing_ok=True)
         return ""
 
