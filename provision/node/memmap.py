@@ -15,7 +15,7 @@ from .part import Part
 from .state import MemoryRange, State
 from .step import Action, Applied, Desired, Step
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _GRAIN = 2 << 20  # what the kernel maps memory by
 NOKASLR = "nokaslr"
 VOLATILE = (
@@ -33,12 +33,13 @@ def parse(value: str) -> List[Tuple[int, int]]:
     """(start, size) bytes of ``SIZE!OFFSET[,SIZE!OFFSET]``; ValueError when it is something else."""
     found = []
     for part in value.split(","):
-        match = re.fullmatch(r"(\d+)([KMG])!(\d+)([KMG])", part)
+        # As the kernel reads numbers: decimal or 0x…, with a unit.
+        match = re.fullmatch(r"(0x[0-9a-fA-F]+|\d+)([KMGT]?)!(0x[0-9a-fA-F]+|\d+)([KMGT]?)", part)
         if match is None:
             raise ValueError("{!r} is not SIZE!OFFSET such as 1008G!257G".format(part))
         size, offset = (
-            int(match.group(1)) * _UNITS[match.group(2)],
-            int(match.group(3)) * _UNITS[match.group(4)],
+            int(match.group(1), 0) * _UNITS[match.group(2)],
+            int(match.group(3), 0) * _UNITS[match.group(4)],
         )
         found.append((offset, size))
     return found
@@ -99,13 +100,18 @@ def plan(state: State, desired: Desired) -> Part:
         return _plan_system_ram(state, desired, words)
     # Of what runs already, the boot log may be gone: then it stays.
     running = [word for word in state.kernel.cmdline if is_memmap(word)]
-    value = desired.pmem_memmap or compute(state) or (running[0].split("=", 1)[1] if running else "")
+    kept = running[0].split("=", 1)[1] if len(running) == 1 else ""
+    value = desired.pmem_memmap or compute(state) or kept
     if not value:
         problem = (
             "memmap cannot be computed: neither the boot log nor the memory map shows a node without CPUs; "
             "set pmem_memmap (1008G!257G is for ecs.re7p.16xlarge only)"
         )
         return Part(problems=[problem])
+    try:
+        parse(value)
+    except ValueError as error:
+        return Part(problems=["memmap={}: {}".format(value, error)])
     return _plan_fsdax(state, desired, words, value)
 
 

@@ -1,5 +1,7 @@
 """Parsers on the formats that the tools print, as far as they are documented."""
 
+import pytest
+
 from provision.node import daxctl, filesystem, gpu, ipmctl, kernel, memmap, mount, numa, observe, packages
 from provision.node.state import MemoryRange, State
 
@@ -86,6 +88,10 @@ def test_srat_lines_of_the_documented_16xlarge_give_its_memmap() -> None:
 
 def test_memmap_keeps_units_exact() -> None:
     assert memmap.parse("1008G!257G") == [(257 * GIB, 1008 * GIB)]
+    assert memmap.parse("0x40000000!4096M") == [(4 * GIB, GIB)]
+    for text in ("1008G", "1008G$257G", "1008Q!257G", "08G!1G"):
+        with pytest.raises(ValueError, match="!|literal"):
+            memmap.parse(text)
     assert memmap.parse("512M!4G,1G!8G") == [(4 * GIB, GIB // 2), (8 * GIB, GIB)]
     ranges = [MemoryRange(4 * GIB, 4 * GIB + (128 << 20), 1, "srat")]
     assert memmap.compute(State(ranges=ranges, numa=[numa.NumaNode(0, 1, 1, [0])])) == "128M!4G"
