@@ -90,7 +90,7 @@ def test_memmap_keeps_units_exact() -> None:
     assert memmap.parse("1008G!257G") == [(257 * GIB, 1008 * GIB)]
     assert memmap.parse("0x40000000!4096M") == [(4 * GIB, GIB)]
     for text in ("1008G", "1008G$257G", "1008Q!257G", "08G!1G"):
-        with pytest.raises(ValueError, match="!|literal"):
+        with pytest.raises(ValueError, match=r"!|literal"):
             memmap.parse(text)
     assert memmap.parse("512M!4G,1G!8G") == [(4 * GIB, GIB // 2), (8 * GIB, GIB)]
     ranges = [MemoryRange(4 * GIB, 4 * GIB + (128 << 20), 1, "srat")]
