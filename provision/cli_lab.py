@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="Virtual nodes with persistent memory (QEMU), to try everything on without hardware.",
+    epilog="Example:  oeprov lab up  and then  oeprov plan -i inventory/lab.yml",
 )
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `oeprov lab list` shows it.")]
 
@@ -38,8 +39,7 @@ def _size(option: str, text: str) -> int:
 
 
 @app.command(
-    epilog="Examples:  oeprov lab up --nodes 2 --pmem 2G  |  oeprov lab up --variant re7p --memory 2G\n\n"
-    "and then  oeprov plan -i inventory/lab.yml"
+    epilog="Examples:  oeprov lab up --nodes 2 --pmem 2G  |  oeprov lab up --variant re7p --memory 2G"
 )
 def up(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 2,
@@ -76,8 +76,7 @@ def up(
 ) -> int:
     """Bring up virtual nodes, wait until they let ssh in, and write an inventory of them.
 
-    The first time it builds a disk image of Debian 12 (some minutes, as root). Nodes that are there are
-    started.
+    The first time it builds a disk image of Debian 12: some minutes, as root. Nodes that are there are started.
     """
     sizes = {"pmem": _size("--pmem", pmem), "memory": _size("--memory", memory)}
     lab = _lab(state_dir, inventory)

@@ -23,6 +23,13 @@ COMMANDS = [
     ["inventory", "check"],
     ["inventory", "show"],
     ["inventory", "schema"],
+    ["lab"],
+    ["lab", "up"],
+    ["lab", "down"],
+    ["lab", "list"],
+    ["lab", "ssh"],
+    ["lab", "power-cut"],
+    ["lab", "start"],
 ]
 
 
