@@ -76,7 +76,7 @@ def up(
 ) -> int:
     """Bring up virtual nodes, wait until they let ssh in, and write an inventory of them.
 
-    The first time it builds a disk image of Debian 12: some minutes, as root. Nodes that are there are started.
+    The first time it builds a disk image (some minutes, as root). Nodes that are off are started.
     """
     sizes = {"pmem": _size("--pmem", pmem), "memory": _size("--memory", memory)}
     lab = _lab(state_dir, inventory)
