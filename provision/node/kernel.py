@@ -101,9 +101,8 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
     if not needs_install(state, desired):
         return []
     wanted = target(state, desired)
-    commands = install_commands(
-        state.os, Package(wanted, desired.kernel_source, desired.kernel_repository_url)
-    )
+    urls = desired.kernel_repository_url, desired.kernel_archive_url
+    commands = install_commands(state.os, Package(wanted, desired.kernel_source, *urls))
     if state.bootloader.has_grubby and state.kernel.running:
         # The package makes itself the default; a trial must be able to fall back to the old one.
         commands.append(["grubby", "--set-default", "/boot/vmlinuz-" + state.kernel.running])

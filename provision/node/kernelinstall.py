@@ -63,7 +63,8 @@ class Package(NamedTuple):
 
     release: str
     source: str = "distribution"
-    repository_url: str = ""
+    repository_url: str = ""  # mirror of the kernel's repository
+    archive_url: str = ""  # mirror of the distribution's own packages
 
 
 def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
@@ -77,20 +78,30 @@ def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
     package = ELREPO.get(wanted.source, "kernel")
     # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
     name = package + "-" + re.sub(r"\.(x86_64|aarch64)$", "", wanted.release) if wanted.release else package
-    argv = [manager, "install", "-y"]
-    commands = []
-    if wanted.source in ELREPO:
+    commands, options = _repositories(wanted)
+    if wanted.source in ELREPO and not wanted.repository_url:
         major = os.version.split(".")[0]
         url = "https://www.elrepo.org/elrepo-release-{0}.el{0}.elrepo.noarch.rpm".format(major)
-        if wanted.repository_url:
-            argv += ["--repofrompath=oeprov-kernel," + wanted.repository_url]
-            argv += ["--enablerepo=oeprov-kernel"]
-        else:
-            commands.append([manager, "install", "-y", url])
-            argv += ["--enablerepo=elrepo-kernel"]
-    elif wanted.repository_url:
-        argv += ["--repofrompath=oeprov-kernel," + wanted.repository_url]
-    return commands + [argv + [name]]
+        commands.append([manager, "install", "-y", url])
+        options.append("--enablerepo=elrepo-kernel")
+    return commands + [[manager, "install", "-y"] + options + [name]]
+
+
+def _repositories(wanted: Package) -> Tuple[List[List[str]], List[str]]:
+    """(command that writes the mirrors' repository file, options that use it); yum 3 knows no other way."""
+    text, options = "", []
+    if wanted.archive_url:
+        # The distribution's own addresses are gone, and one that does not answer fails the whole command.
+        options += ["--disablerepo=*", "--enablerepo=oeprov-archive"]
+        text += _repository("oeprov-archive", wanted.archive_url)
+    if wanted.repository_url:
+        options.append("--enablerepo=oeprov-kernel")
+        text += _repository("oeprov-kernel", wanted.repository_url)
+    return ([["write", "/etc/yum.repos.d/oeprov.repo", text]] if text else []), options
+
+
+def _repository(name: str, url: str) -> str:
+    return "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
 
 
 def room(system: System, release: str) -> Tuple[int, int]:
@@ -158,7 +169,7 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         problem = room_problem(*(room(system, running) + (before,)))
         if problem:
             raise CommandError(problem)
-        wanted = Package(release, args["source"], args["repository_url"])
+        wanted = Package(release, args["source"], args["repository_url"], args["archive_url"])
         _run_install(system, OsInfo(**args["os"]), wanted)
     added = [item for item in installed_releases(system) if item not in before]
     release = release or (added or before)[-1]
@@ -180,6 +191,9 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
     loader = bootloader.observe(system)
     menu = system.read(loader.config_path) if loader.kind else ""
     for argv in install_commands(os, wanted):
+        if argv[0] == "write":
+            system.write(argv[1], argv[2])
+            continue
         extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
         # An index that cannot be refreshed (no network) may still be good enough to install from.

@@ -292,6 +292,8 @@ class El(Tree):
             )
         self.write("/boot/grub2/grubenv", "kernelopts=root=/dev/sda1 ro\nsaved_entry=1b2c\n")
         self.write("/etc/default/grub", "GRUB_DEFAULT=saved\n")
+        self.put("/proc/sys/kernel/osrelease", OLD)
+        self.put("/proc/sys/kernel/random/boot_id", "one")
 
     def which(self, name: str) -> str:
         return "/sbin/" + name if name.startswith(("grub", "dracut")) else ""
@@ -308,6 +310,10 @@ class El(Tree):
             out = f"/boot/vmlinuz-{self.default}\n"
         if argv[:2] == ["grubby", "--set-default"]:
             self.default = argv[2].replace("/boot/vmlinuz-", "")
+        if argv[:2] == ["yum", "install"]:
+            for name in (f"vmlinuz-{NEW}", f"initramfs-{NEW}.img"):
+                self.put("/boot/" + name, "x")
+            self.default = NEW  # as the package's scripts do
         for word in argv:
             if word.startswith("--args="):
                 for name in self.list(BLS):

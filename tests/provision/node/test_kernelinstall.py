@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boot_machine import NEW, OLD, Machine
+from boot_machine import NEW, OLD, El, Machine
 
 from provision.node import bootloader, kernelinstall
 from provision.node.apply import apply
@@ -128,6 +128,19 @@ def test_commands_of_each_distribution() -> None:
     assert kernelinstall.install_commands(rocky, Package(release)) == [
         ["dnf", "install", "-y", "kernel-5.14.0-427.13.1.el9_4"]
     ]
+
+
+def test_el_installs_from_the_mirrors_and_keeps_its_default(tmp_path: Path) -> None:
+    system = El(tmp_path)
+    os = {**OS, "id": "centos", "version": "7", "package_manager": "yum"}
+    urls = {"repository_url": "https://mirror/el7", "archive_url": "https://mirror/vault"}
+    applied = install(system, NEW, source="elrepo-lt", os=os, **urls)
+    assert applied.message == f"installed kernel {NEW}; {OLD} stays the default"
+    assert system.default == OLD
+    text = system.read("/etc/yum.repos.d/oeprov.repo")
+    assert "baseurl=https://mirror/vault\nenabled=0\n" in text
+    options = ["--disablerepo=*", "--enablerepo=oeprov-archive", "--enablerepo=oeprov-kernel"]
+    assert ["yum", "install", "-y", *options, "kernel-lt-" + NEW] in system.asked
 
 
 def test_an_unnamed_default_is_named(machine: Machine) -> None:

@@ -253,8 +253,6 @@ def test_where_entries_are_files_the_trial_is_one_more(tmp_path: Path) -> None:
     system = El(tmp_path)
     for name in ("vmlinuz-", "initramfs-"):
         system.write(f"/boot/{name}{NEW}" + (".img" if name == "initramfs-" else ""), "x")
-    system.put("/proc/sys/kernel/osrelease", OLD)
-    system.put("/proc/sys/kernel/random/boot_id", "one")
     trial.prepare_reboot(system, reboot_args(NEW, arguments=["memmap=1G!4G"]))
     text = system.read(f"{BLS}/oeprov-trial.conf")
     assert f"linux /vmlinuz-{NEW}\n" in text
