@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from provision.lab.lab import Lab, Node
+from provision.lab.lab import Lab
+from provision.lab.node import Node
 
 __all__ = ["Lab", "Node"]

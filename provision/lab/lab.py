@@ -6,11 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
-import shlex
 import shutil
 import socket
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,141 +19,14 @@ from provision.errors import LabError
 from provision.lab import image, machine, programs
 from provision.lab import labels as label_area
 from provision.lab.machine import Machine, Report
+from provision.lab.node import Node
 
 _FIRST_SSH_PORT = 2221
 _BLOCK = 128 << 20  # memory is plugged in blocks of this size
-BOOT_SECONDS = 300
 
 
 def _silent(_line: str) -> None:
     pass
-
-
-class Node:
-    """One virtual node of a lab."""
-
-    def __init__(self, lab: Lab, spec: Machine) -> None:
-        self._lab, self.spec = lab, spec
-
-    @property
-    def name(self) -> str:
-        """Its name in the inventory, and its host name."""
-        return self.spec.name
-
-    @property
-    def ssh_port(self) -> int:
-        """Port of 127.0.0.1 that leads to its sshd."""
-        return self.spec.ssh_port
-
-    @property
-    def directory(self) -> Path:
-        """Where its disk, its modules and its console log lie."""
-        return self._lab.directory / "nodes" / self.name
-
-    @property
-    def console(self) -> Path:
-        """What it wrote on its serial console, over all boots."""
-        return self.directory / "console.log"
-
-    @property
-    def pid(self) -> int:
-        """Process id of its QEMU; 0: it is off."""
-        return machine.pid(self.directory)
-
-    def ssh_command(self, *, tty: bool = False, options: Sequence[str] = ()) -> list[str]:
-        """Command line of an ssh to it; host key checking is on. With ``tty``, ssh may ask and show."""
-        lab = self._lab
-        settings = [
-            "StrictHostKeyChecking=yes",
-            f"UserKnownHostsFile={lab.known_hosts}",
-            "IdentitiesOnly=yes",
-        ]
-        settings += ["GlobalKnownHostsFile=/dev/null", "LogLevel=ERROR", "ServerAliveInterval=15"]
-        settings += ["ConnectTimeout=10", *([] if tty else ["BatchMode=yes"])]
-        argv = ["ssh", "-F", "/dev/null", "-p", str(self.ssh_port), "-i", str(lab.key), *options]
-        return [*argv, *(word for setting in settings for word in ("-o", setting)), "root@127.0.0.1"]
-
-    def run(
-        self, command: str | Sequence[str], *, stdin: str = "", timeout: float = 300
-    ) -> tuple[int, str, str]:
-        """(exit status, output, errors) of a command on the node: a shell line, or a list of words.
-
-        255 is also ssh's own failure, 124 that the time was over.
-        """
-        line = command if isinstance(command, str) else shlex.join(command)
-        try:
-            done = subprocess.run(
-                [*self.ssh_command(), line],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-            )
-        except subprocess.TimeoutExpired:
-            return 124, "", f"no end within {timeout} s"
-        return done.returncode, done.stdout, done.stderr
-
-    def check(self, command: str | Sequence[str], *, stdin: str = "", timeout: float = 300) -> str:
-        """Output of a command that must succeed; LabError with what it said when it does not."""
-        code, out, err = self.run(command, stdin=stdin, timeout=timeout)
-        if code:
-            said = (err or out).strip() or "it said nothing"
-            raise LabError(f"{self.name}: {command} ended with {code}: {said}")
-        return out
-
-    def boot_id(self) -> str:
-        """Identifier of the boot that it runs."""
-        return self.check("cat /proc/sys/kernel/random/boot_id").strip()
-
-    def wait_ssh(self, seconds: float = BOOT_SECONDS, after: str = "") -> None:
-        """Return once the node lets us in; with ``after`` (a boot_id), once it does so in another boot.
-
-        Raises LabError with the console's last line when that takes more than ``seconds``.
-        """
-        end = time.monotonic() + seconds
-        while True:
-            if not self.pid:
-                raise LabError(
-                    f"{self.name} is off; `oeprov lab start {self.name}` (console: {self.console})"
-                )
-            if self._greets():
-                code, out, _ = self.run("cat /proc/sys/kernel/random/boot_id", timeout=60)
-                if code == 0 and out.strip() != after:
-                    return
-            if time.monotonic() > end:
-                text = self.console.read_text(errors="replace") if self.console.exists() else ""
-                last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing")
-                where = f"its console ({self.console}) says"
-                raise LabError(f"{self.name} has no ssh after {seconds:.0f} s; {where}: {last}")
-            time.sleep(0.5)
-
-    def _greets(self) -> bool:
-        """Whether an sshd answers; cheaper than an ssh that fails."""
-        try:
-            with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=5) as connection:
-                connection.settimeout(5)
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
-
-    def start(self) -> None:
-        """Power on, if it is off; does not wait."""
-        if not self.pid:
-            machine.start(self.spec, self._lab.accelerator(), self.directory)
-
-    def power_cut(self) -> None:
-        """Cut the power: nothing gets written any more; the modules keep what they hold."""
-        machine.kill(self.directory)
-
-    def shutdown(self, seconds: float = 120) -> None:
-        """Press the power button and wait; LabError when it is still on after ``seconds``."""
-        if not machine.power_button(self.directory, seconds):
-            raise LabError(f"{self.name} is still on {seconds:.0f} s after its power button was pressed")
-
-    def cable(self, plugged: bool) -> None:
-        """Plug the network cable in or pull it: established connections stall, they are not reset."""
-        machine.qmp(self.directory, "set_link", name="net0", up=plugged)
 
 
 class Lab:
@@ -197,7 +67,11 @@ class Lab:
     @property
     def nodes(self) -> list[Node]:
         """The nodes, running or not; none when the lab is down."""
-        return [Node(self, Machine(**spec)) for spec in self._state().get("nodes", [])]
+        return [self._node(Machine(**spec)) for spec in self._state().get("nodes", [])]
+
+    def _node(self, spec: Machine) -> Node:
+        directory = self.directory / "nodes" / spec.name
+        return Node(spec, directory, self.key, self.known_hosts, self.accelerator)
 
     def node(self, name: str) -> Node:
         """The node of that name; LabError names those that there are."""
@@ -235,12 +109,18 @@ class Lab:
             raise LabError(f"two sockets are for variants bare-metal and re6p, not {variant}")
         shape = Machine("", 0, variant, memory, pmem, cpus, sockets, 0)
         with self._locked():
-            found = self._image()
-            self._make_nodes(nodes, shape, found)
+            self._check_shape(nodes, shape)
             self.accelerator()
-            for node in self.nodes:
-                node.start()
-            self._write_inventory()
+            base = self._image() if nodes > len(self.nodes) else None
+            # A port is taken only once QEMU runs: no other lab may choose one meanwhile.
+            with _lock(self.images / "ports", self._report):
+                if base:
+                    self._make_nodes(nodes, shape, base)
+                for node in self.nodes:
+                    node.start()
+            self.inventory.parent.mkdir(parents=True, exist_ok=True)
+            text = inventory_text([node.spec for node in self.nodes], self.key, self.known_hosts)
+            self.inventory.write_text(text)
         self._report("waiting for ssh")
         for node in self.nodes:
             node.wait_ssh()
@@ -265,40 +145,43 @@ class Lab:
         return machine.accelerator(lambda: self._image().kernel, remembered, self._report)
 
     def _image(self) -> image.Image:
-        self.images.mkdir(parents=True, exist_ok=True)
         found = image.find(self.images)
         if found:
             return found
         with _lock(self.images / "lock", self._report):
             return image.find(self.images) or image.build(self.images, self._report)
 
-    def _make_nodes(self, count: int, shape: Machine, base: image.Image) -> None:
+    def _check_shape(self, count: int, shape: Machine) -> None:
+        """LabError when what is there cannot be made into what is wanted."""
         there = self.nodes
         for node in there:
             if replace(shape, name=node.name, index=node.spec.index, ssh_port=node.ssh_port) != node.spec:
                 raise LabError("a lab with other nodes is there; remove it first: `oeprov lab down`")
         if count < len(there):
-            raise LabError(
-                f"the lab has {len(there)} nodes; to have fewer, remove it first: `oeprov lab down`"
-            )
+            down = "to have fewer, remove it first: `oeprov lab down`"
+            raise LabError(f"the lab has {len(there)} nodes; {down}")
+        path = self.inventory
+        if path.exists() and not path.read_text().startswith(_HEADER):
+            raise LabError(f"{path} is there and was not written by the lab; give another --inventory FILE")
+
+    def _make_nodes(self, count: int, shape: Machine, base: image.Image) -> None:
         if not self.key.exists():
             programs.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "oeprov lab", "-f", self.key])
-        specs = [node.spec for node in there]
+        specs = [node.spec for node in self.nodes]
         taken = {spec.ssh_port for spec in specs}
-        for index in range(len(there) + 1, count + 1):
+        for index in range(len(specs) + 1, count + 1):
             port = _free_port(taken)
             taken.add(port)
             spec = replace(shape, name=f"lab-{index}", index=index, ssh_port=port)
-            Path(self.directory / "nodes" / spec.name).mkdir(parents=True, exist_ok=True)
-            self._make_node(Node(self, spec), base)
+            self._make_node(self._node(spec), base)
             specs.append(spec)
         self._write_state({"inventory": str(self.inventory), "nodes": [asdict(spec) for spec in specs]})
-        self.known_hosts.write_text("".join(_known_host(Node(self, spec)) for spec in specs))
+        self.known_hosts.write_text("".join(_known_host(self._node(spec)) for spec in specs))
 
     def _make_node(self, node: Node, base: image.Image) -> None:
         directory, spec = node.directory, node.spec
-        for leftover in directory.iterdir():
-            leftover.unlink()
+        shutil.rmtree(directory, ignore_errors=True)  # of an `up` that was killed
+        directory.mkdir(parents=True)
         programs.run(
             [
                 "qemu-img",
@@ -327,13 +210,6 @@ class Lab:
         )
         shutil.copy(self.key.with_suffix(".pub"), directory / "authorized_keys")
 
-    def _write_inventory(self) -> None:
-        path = self.inventory
-        if path.exists() and not path.read_text().startswith(_HEADER):
-            raise LabError(f"{path} is there and was not written by the lab; give another --inventory FILE")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(inventory_text([node.spec for node in self.nodes], self.key, self.known_hosts))
-
     def _state(self) -> dict[str, Any]:
         path = self.directory / "lab.json"
         try:
@@ -354,13 +230,13 @@ class Lab:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.directory.mkdir(parents=True, exist_ok=True)
         with _lock(self.directory / "lock", self._report):
             yield
 
 
 @contextlib.contextmanager
 def _lock(path: Path, report: Report) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ import faults
 import pytest
 
 from provision.lab import Lab, Node
-from provision.lab.lab import BOOT_SECONDS
+from provision.lab.node import BOOT_SECONDS
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 GIB = 1 << 30

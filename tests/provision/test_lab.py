@@ -15,6 +15,7 @@ from provision import inventory, share
 from provision.errors import LabError
 from provision.lab import Lab, image, labels, machine, programs
 from provision.lab import lab as lab_module
+from provision.lab import node as node_module
 from provision.lab.machine import Machine
 from provision.node import ipmctl as node_ipmctl
 
@@ -220,7 +221,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(programs, "run", run)
     monkeypatch.setattr(Lab, "_image", lambda self: built)
     monkeypatch.setattr(Lab, "accelerator", lambda self: machine.EMULATION)
-    monkeypatch.setattr(lab_module.Node, "wait_ssh", lambda self, *_: None)
+    monkeypatch.setattr(node_module.Node, "wait_ssh", lambda self, *_: None)
     monkeypatch.setattr(machine, "start", lambda *_: None)
     return Lab(tmp_path / "lab", inventory=tmp_path / "lab.yml")
 
@@ -253,6 +254,7 @@ class TestState:
         lab.inventory.write_text("all: {}\n")
         with pytest.raises(LabError, match="was not written by the lab; give another --inventory FILE"):
             lab.up(nodes=1, pmem=GIB)
+        assert not lab.nodes, "said before anything was made"
         assert lab.inventory.read_text() == "all: {}\n"
         lab.down()
         assert lab.inventory.exists()
