@@ -108,7 +108,11 @@ def run(
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
             extravars=dict(variables),
-            envvars={**_environment(), "ANSIBLE_MODULE_UTILS": str(_module_utils(private))},
+            envvars={
+                **_environment(),
+                "ANSIBLE_MODULE_UTILS": str(_module_utils(private)),
+                "OEPROV_STATE_DIR": str(state_dir.absolute()),
+            },
             settings={"pexpect_timeout": 1},
             tags=",".join(tags),
             ident="run",

@@ -42,9 +42,8 @@ _TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.12")
 _OLD_TOOLS = ("exceptiongroup", "tomli", "typing-extensions")
 _TIMEOUT = 3600
 
-# Builds a wheel on a host: (tar archive of the sources, directory of build tools, path for the log) → where
-# the wheel is now. Raises OeprovError.
-Elsewhere = Callable[[Path, Path, Path], Path]
+# Builds a wheel on a host: (archive of sources and build tools, path for the log) → where the wheel is now.
+Elsewhere = Callable[[Path, Path], Path]
 
 
 @cache
@@ -163,11 +162,12 @@ def _files(root: Path, names: tuple[str, ...]) -> list[Path]:
     return sorted(found)
 
 
-def archive(root: Path, path: Path) -> None:
-    """A tar archive of the sources, as pip needs them to build the wheel."""
+def archive(root: Path, tools: Path, path: Path) -> None:
+    """A tar archive for a host to build: ``source/`` is what is built, ``tools/`` what pip builds with."""
     with tarfile.open(path, "w:gz", compresslevel=1) as file:
         for source in _files(root, _SOURCES):
-            file.add(source, source.relative_to(root).as_posix(), recursive=False)
+            file.add(source, f"source/{source.relative_to(root).as_posix()}", recursive=False)
+        file.add(tools, "tools")
 
 
 def _build_here(root: Path, into: Path, log: Path) -> None:
@@ -205,15 +205,16 @@ def _said(log: Path, what: str) -> str:
 
 
 def _build_there(root: Path, key: str, into: Path, log: Path, elsewhere: Elsewhere) -> None:
-    sources, tools = into.parent / "sources.tar.gz", into.parent / "tools"
-    archive(root, sources)
+    packed, tools = into.parent / "build.tar.gz", into.parent / "tools"
+    tools.mkdir()
     python = key.rpartition("-py")[2]
     old = _OLD_TOOLS if int(python.split(".")[1]) < 11 else ()
     # Pure Python, all of them: what is fetched here works there, where nothing may come from PyPI.
     only = ["--only-binary=:all:", "--platform=any", f"--python-version={python}", "--implementation=py"]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--abi=none", "-d", str(tools)]
     _logged([*pip, *_TOOLS, *old], log, "built: its build tools could not be fetched")
-    made = elsewhere(sources, tools, log)
+    archive(root, tools, packed)
+    made = elsewhere(packed, log)
     made.rename(into / made.name)
 
 

@@ -16,7 +16,7 @@ from .state import OsInfo, State
 from .step import Desired
 
 WHEELS = "/var/lib/oeprov/wheels"
-# How the message begins that asks for a build; provision/carry.py brings the wheel then.
+# How the message begins that asks for a build; provision/delivery.py brings the wheel then.
 WHEEL_WANTED = "the wheel is not on the host: "
 CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt
 _LEVELS = (
@@ -93,12 +93,12 @@ def wheel_file(system: System, build: str) -> str:
     raise CommandError(WHEEL_WANTED + build)
 
 
-def make(system: System, os_info: OsInfo, python: str, sources: str, tools: str, into: str) -> str:
-    """Builds a wheel on this host and gives its path below ``into``.
+def make(system: System, os_info: OsInfo, python: str, packed: str, into: str) -> str:
+    """Builds a wheel on this host below ``into`` and gives its path.
 
-    ``sources`` is a tar archive of what is built, ``tools`` a directory of wheels of the Python build tools
-    (nothing comes from PyPI); compilers and libraries come from the distribution and stay. CommandError has
-    the last lines of what failed; all output is in ``into``/log.
+    ``packed`` is a tar archive with ``source/`` and the wheels of Python's build tools in ``tools/``: nothing
+    comes from PyPI. Compilers and libraries come from the distribution and stay. CommandError has the
+    last lines of what failed; all output is in ``into``/log.
     """
     names = build_packages(os_info.family)
     if not names or not os_info.package_manager:
@@ -106,11 +106,10 @@ def make(system: System, os_info: OsInfo, python: str, sources: str, tools: str,
     install_packages(system, os_info.package_manager, names)
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
-    source, venv = os.path.join(into, "source"), os.path.join(into, "venv")
+    source, tools, venv = (os.path.join(into, name) for name in ("source", "tools", "venv"))
     pip = [os.path.join(venv, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
-    os.mkdir(system.path(source))
     for argv in (
-        ["tar", "-xf", sources, "-C", source],
+        ["tar", "-xf", packed, "-C", into],
         [python, "-m", "venv", venv],
         pip + ["install", "--no-index", "--find-links", tools, "scikit-build-core", "pybind11"],
         pip + ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", into, source],

@@ -52,7 +52,7 @@ def elsewhere(root: Path) -> str:
     return f"debian-11-x86_64-py3.9-{wheel.digest_of(root)[:16]}"
 
 
-def never(sources: Path, tools: Path, log: Path) -> Path:
+def never(packed: Path, log: Path) -> Path:
     raise AssertionError(NEVER)
 
 
@@ -109,11 +109,19 @@ def test_the_digest_is_of_the_runtime_alone(checkout: Path) -> None:
 
 
 def test_sources_that_travel_are_all_that_the_build_takes(tmp_path: Path) -> None:
-    wheel.archive(REPOSITORY, tmp_path / "sources.tar.gz")
-    with tarfile.open(tmp_path / "sources.tar.gz") as file:
+    tools = tmp_path / "wheels"
+    tools.mkdir()
+    (tools / "tool.whl").write_text("")
+    wheel.archive(REPOSITORY, tools, tmp_path / "build.tar.gz")
+    with tarfile.open(tmp_path / "build.tar.gz") as file:
         names = set(file.getnames())
-    assert {"pyproject.toml", "CMakeLists.txt", "oe_runtime/core/CMakeLists.txt", "provision/cli.py"} <= names
-    assert "roles/runtime/tasks/main.yml" in names
+    wanted = (
+        "pyproject.toml",
+        "oe_runtime/core/CMakeLists.txt",
+        "provision/cli.py",
+        "roles/runtime/tasks/main.yml",
+    )
+    assert {"tools/tool.whl", *(f"source/{name}" for name in wanted)} <= names
     assert not [name for name in names if re.search(r"(^|/)(\.|__pycache__|tests/|build/)|\.so$", name)]
 
 
@@ -229,9 +237,9 @@ def test_another_kind_of_host_builds_its_own(
     fetched: list[list[str]] = []
     monkeypatch.setattr(wheel, "_logged", lambda argv, log, what: fetched.append(argv))
 
-    def there(sources: Path, tools: Path, log: Path) -> Path:
-        assert tarfile.is_tarfile(sources)
-        return put_wheel(tools.parent)
+    def there(packed: Path, log: Path) -> Path:
+        assert tarfile.is_tarfile(packed)
+        return put_wheel(packed.parent)
 
     found = wheel.provide(elsewhere(checkout), tmp_path / "state", there)
     assert found.parent.parent.name == "debian-11-x86_64-py3.9"

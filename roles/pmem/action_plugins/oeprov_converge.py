@@ -9,10 +9,11 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from provision import settings
+from provision import delivery, settings
 from provision.errors import OeprovError
 from provision.inventory import host_of
 
+STATE_DIR = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
 CONNECTION = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
 
 
@@ -31,9 +32,13 @@ class ActionModule(ActionBase):
         arguments.setdefault("run", variables.get("oeprov_run", {}))
         consent = self._templar.template(variables.get("pmem_consent", []))
         arguments.setdefault("consent", [str(item) for item in consent])
-        return self._execute_module(
-            module_name="oeprov_converge", module_args=arguments, task_vars=task_vars, tmp=tmp
-        )
+
+        def module() -> dict[str, Any]:
+            return self._execute_module(
+                module_name="oeprov_converge", module_args=arguments, task_vars=task_vars, tmp=tmp
+            )
+
+        return delivery.with_wheel(self, variables, STATE_DIR, arguments["desired"], module)
 
     def _desired(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
         found = {
@@ -41,9 +46,8 @@ class ActionModule(ActionBase):
             for key in (*settings.KNOWN, *CONNECTION)
             if key in variables
         }
-        state_dir = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
         try:
-            host = host_of(name, variables.get("group_names", []), found, state_dir=state_dir)
+            host = host_of(name, variables.get("group_names", []), found, state_dir=STATE_DIR)
         except OeprovError as error:
             raise AnsibleActionFail(str(error)) from None
         return host.desired().to_dict()
