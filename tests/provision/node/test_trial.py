@@ -186,6 +186,23 @@ def test_another_controller_can_confirm(machine: Machine) -> None:
     assert machine.running == OLD  # it is not the default yet
 
 
+@pytest.mark.parametrize("changes", range(1, 7))
+def test_a_power_cut_after_the_confirmation_is_no_failed_trial(machine: Machine, changes: int) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.changes_left = changes
+    with pytest.raises(PowerCut):
+        trial.confirm(machine)
+    machine.power()
+    assert machine.running == OLD
+    trial.confirm_if_pending(machine)
+    assert not machine.exists(kernel.FAILED)
+    bootstrap(machine, wanted(NEW))
+    machine.boot()
+    assert machine.running == NEW
+    assert_nothing_left(machine)
+
+
 def test_an_unhealthy_boot_is_not_confirmed(machine: Machine) -> None:
     assert module(machine, wanted(NEW))
     machine.boot()
