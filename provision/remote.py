@@ -27,7 +27,7 @@ _CONFIG = Path(__file__).with_name("ssh_config")
 _TETHER = """\
 exec 3<&0
 setsid sh -c "$0" </dev/null & child=$!
-( while read -r line; do :; done <&3; kill -TERM -- "-$child" ) 2>/dev/null & watch=$!
+( while read -r line; do :; done <&3; kill -s TERM -- "-$child" ) 2>/dev/null & watch=$!
 wait "$child"; code=$?
 kill "$watch" 2>/dev/null
 exit "$code"
