@@ -29,8 +29,9 @@ def observe(system: System) -> Bootloader:
     directory = "/boot/" + name
     environment = bootentry.parse_grubenv(system.read(directory + "/grubenv"))
     entries = bls_entries(system, environment)
+    config = _config_path(system, directory)
     if not entries:
-        entries = [menu.entry for menu in bootentry.parse_menu(system.read(directory + "/grub.cfg"))]
+        entries = [menu.entry for menu in bootentry.parse_menu(system.read(config))]
     return Bootloader(
         kind="grub",
         defaults_file=files[DEFAULTS],
@@ -41,12 +42,19 @@ def observe(system: System) -> Bootloader:
         has_grubby=bool(system.which("grubby")),
         bls=bool(system.list(BLS)),
         mkconfig=name + "-mkconfig",
-        config_path=directory + "/grub.cfg",
+        config_path=config,
         entries=entries,
         saved_entry=environment.get("saved_entry", ""),
         next_entry=environment.get("next_entry", ""),
         overrides={path: text for path, text in files.items() if path != DEFAULTS},
     )
+
+
+def _config_path(system: System, directory: str) -> str:
+    """Path of grub.cfg; EL 7 and 8 keep that of EFI machines on the EFI partition."""
+    path = directory + "/grub.cfg"
+    link = system.link("/etc/grub2-efi.cfg")
+    return path if system.exists(path) or not link else os.path.normpath("/etc/" + link)
 
 
 def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:

@@ -199,7 +199,7 @@ def reboot_step(
             "absent_arguments": change.remove,
             "pmem_stays": pmem_stays,
             # Half the time that a reboot may take: the way back must fit into it too.
-            "trial_limit": min(900, desired.kernel_reboot_timeout // 2),
+            "trial_limit": max(120, min(900, desired.kernel_reboot_timeout // 2)),
             "failure_key": release if new else bootloader.key(add, remove),
         },
     )

@@ -236,3 +236,14 @@ def test_grubby_changes_entries_and_the_default(tmp_path: Path) -> None:
     assert bootloader.set_default(system, NEW) is True
     assert bootloader.set_default(system, NEW) is False
     assert system.default == NEW
+
+
+def test_the_menu_of_efi_machines_is_found(machine: Machine, tmp_path: Path) -> None:
+    menu = machine.read("/boot/grub/grub.cfg")
+    Path(machine.path("/boot/grub/grub.cfg")).unlink()
+    machine.put("/boot/efi/EFI/centos/grub.cfg", menu)
+    (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/centos/grub.cfg")
+    loader = bootloader.observe(machine)
+    assert loader.config_path == "/boot/efi/EFI/centos/grub.cfg"
+    assert bootloader.trial_path(loader) == "/boot/efi/EFI/centos/custom.cfg"
+    assert len(loader.entries) == 5
