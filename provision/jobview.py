@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
     """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
     shown = [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
     console = Console(stderr=True) if as_json else Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # a file or a pipe has no edge that lines must end at
     with console.status("looking at the hosts"):
         reports = [report(job) for job in shown]
     if as_json:
@@ -98,9 +101,10 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
 def _process_table(item: dict[str, Any]) -> Table:
     table = Table(title=item["job"], box=None, pad_edge=False, title_justify="left")
     for name in ("process", "host", "pid", "state", "endpoint"):
-        table.add_column(name, no_wrap=name != "state")
+        wraps = name in ("state", "endpoint")  # where the terminal is narrow
+        table.add_column(name, no_wrap=not wraps, overflow="fold")
     for name in ("rows", "DRAM", "PMem", "pulled keys/s", "pushed keys/s"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     silent = set()
     for entry in item["processes"]:
         host = entry["host"]

@@ -294,7 +294,8 @@ class Supervisor:
         everyone: list[Child | HostServer | HostWorker] = [*self.children, *self.units]
         if isinstance(self.worker, HostWorker):
             everyone.append(self.worker)
-        states = [self.stopped.get(item.spec.name) or item.state() for item in everyone]
+        found = {item.spec.name: self.stopped.get(item.spec.name) or item.state() for item in everyone}
+        states = [found[spec.name] for spec in self.spec.processes if spec.name in found]
         self.job.write_state(
             JobState(
                 phase=phase,

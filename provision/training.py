@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -275,11 +276,11 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
         console.print(f"job {job.id} is not running: it is {state.phase}")
     else:
         with console.status(f"stopping {job.id}: the worker writes a checkpoint"):
-            process.send(state.supervisor_pid, state.supervisor_started)
+            asked = process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
                 time.sleep(TICK)
-            lines = _stop_orphans(job)
-        for line in lines or _stopped_units(job):
+            lines = _stopped_units(job) if asked else _stop_orphans(job)
+        for line in lines:
             console.print(line, highlight=False, soft_wrap=True)
         last_screen(job, _outcome(job.state()), state_dir, console)
     if as_json:
@@ -301,19 +302,18 @@ def _stop_orphans(job: Job) -> list[str]:
     state = job.state()
     if not any(item.unit and item.alive for item in state.processes):
         return []
-    hosts, lines = Fleet(job, job.spec()), []
+    hosts, lines, told = Fleet(job, job.spec()), [], {}
     for role in ("worker", "parameter_server"):
         answers = hosts.stop(role)
+        told.update(answers)
         lines += fleet.describe(answers)
         names = {item.name for item in state.processes if item.role == role}
         ended = fleet.ended([item for item in state.processes if item.name in names], answers)
         others = [item for item in state.processes if item.name not in names]
         state = state.model_copy(update={"processes": [*others, *ended]})
-    message = state.message
-    left = fleet.message_of({**answers})
-    if left:
-        message = f"{message}; {left}"
-    job.write_state(state.model_copy(update={"message": message}))
+    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message)
+    left = fleet.message_of(told)
+    job.write_state(state.model_copy(update={"message": f"{earlier}; {left}" if left else earlier}))
     return lines
 
 
@@ -332,12 +332,17 @@ def _wait_for_orphans(job: Job) -> None:
 
 
 def _stopped_units(job: Job) -> list[str]:
-    """One line a host: the units that its supervisor has stopped there."""
-    by_host: dict[str, list[str]] = {}
+    """One line a host: what its supervisor has stopped there, and what it could not."""
+    by_host: dict[tuple[str, bool], list[str]] = {}
     for item in job.state().processes:
-        if item.unit and not item.alive:
-            by_host.setdefault(item.host, []).append(item.name)
-    return [f"[green]✓[/] {host}: stopped {', '.join(names)}" for host, names in by_host.items()]
+        if item.unit:
+            by_host.setdefault((item.host, item.alive), []).append(item.name)
+    lines = []
+    for (host, alive), found in by_host.items():
+        names = ", ".join(found)
+        what = f"{names} could not be stopped and may still run" if alive else f"stopped {names}"
+        lines.append(f"[{'red]✗' if alive else 'green]✓'}[/] {host}: {what}")
+    return lines
 
 
 def _outcome(state: JobState) -> Outcome:

@@ -202,7 +202,7 @@ def _wait_ready(
         except (ValueError, KeyError, TypeError):
             pass
         unit = systemd.show(system, [item["unit"]])[item["unit"]]
-        if not unit.up or unit.restarts:
+        if not unit.up or unit.restarts or unit.failing:
             raise CommandError("{} did not start: {}".format(item["name"], how_it_ended(system, unit)))
         if time.time() > deadline:
             said = last_words(systemd.journal(system, unit.name, 20, manager=False))
@@ -216,7 +216,7 @@ def _wait_ready(
 
 def how_it_ended(system: System, unit: systemd.Unit) -> str:
     """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
-    said = last_words(systemd.journal(system, unit.name, 20, manager=False))
+    own = systemd.journal(system, unit.name, 20, manager=False)
     lines = systemd.journal(system, unit.name, 60)
     exits = [match.group(1) for match in map(systemd.EXITED.search, lines) if match]
     if unit.exit_code < 0:
@@ -233,14 +233,15 @@ def how_it_ended(system: System, unit: systemd.Unit) -> str:
         how = "systemd says {}".format(unit.result)
     if unit.result == "oom-kill":
         how += " (the host ran out of memory)"
+    said = last_words(own, errors_only="killed" in how)
     return how + (": " + said if said else "")
 
 
-def last_words(lines: List[str]) -> str:
-    """The last line that begins with ``error:``, else the last line."""
+def last_words(lines: List[str], errors_only: bool = False) -> str:
+    """The last line that begins with ``error:``, else the last line of any kind."""
     said = [line.strip() for line in lines if line.strip()]
     errors = [line[len("error:") :].strip() for line in said if line.lower().startswith("error:")]
-    return (errors or said or [""])[-1]
+    return (errors or ([] if errors_only else said) or [""])[-1]
 
 
 def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:

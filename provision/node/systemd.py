@@ -28,6 +28,11 @@ class Unit(NamedTuple):
         return self.active in ("active", "activating", "reloading")
 
     @property
+    def failing(self) -> bool:
+        """Its process has failed, and systemd waits to start it again."""
+        return self.active == "activating" and not self.pid and self.result not in ("", "success")
+
+    @property
     def ending(self) -> bool:
         """It was told to end and has not ended yet."""
         return self.active == "deactivating"

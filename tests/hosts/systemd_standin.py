@@ -116,7 +116,10 @@ def stop(name):
     open(path(name, "asked"), "w").close()
     pid = state(name)["pid"]
     if pid:
-        os.kill(pid, signal.SIGTERM)
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            write(name, active="inactive", pid=0)
     while state(name)["active"] in ("active", "activating", "deactivating"):
         time.sleep(0.02)
 
@@ -154,8 +157,11 @@ def systemctl(words):
             elif os.path.lexists(link):
                 os.unlink(link)
     elif verb == "boot":  # not of the real one: what a boot does
+        for entry in os.listdir(RUN):
+            os.unlink(os.path.join(RUN, entry))
         for name in sorted(os.listdir(os.path.join(UNITS, "multi-user.target.wants"))):
-            start(name)
+            if name.startswith("oeprov-"):
+                start(name)
     elif verb != "daemon-reload":
         sys.exit("stand-in: " + " ".join(words))
 

@@ -62,6 +62,13 @@ for step in range(first + 1, 9):
             os.kill(int(open(os.path.join(run, "victim")).read()), signal.SIGKILL)
             say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
             sys.exit(1)
+        if behaviour == "loses-server":
+            waiting = os.path.join(run, "waiting")
+            open(waiting, "w").close()
+            while os.path.exists(waiting):
+                time.sleep(0.05)
+            say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
+            sys.exit(1)
         if behaviour == "waits":
             open(os.path.join(run, "waiting"), "w").close()
             stop.wait()
