@@ -5,11 +5,12 @@ export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
-.PHONY: help setup demo test test-lab test-core sanitize lint format wheel clean
+.PHONY: help setup demo test test-hosts test-lab test-core sanitize lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
+	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; half an hour and more)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
@@ -27,6 +28,10 @@ demo: setup
 test: test-core
 	@tools/setup.sh test
 	$(BIN)/python -m pytest
+
+test-hosts: setup
+	@tools/setup.sh test
+	$(BIN)/python -m pytest -m 'hosts and slow' tests/hosts
 
 test-lab: setup
 	@tools/setup.sh test

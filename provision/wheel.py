@@ -15,6 +15,7 @@ import importlib.util
 import io
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from provision.node.observe import observe_os
 
 # What is compiled, and what decides how: hosts do not use the rest of the wheel.
 _RUNTIME = ("CMakeLists.txt", "pyproject.toml", "oe_runtime")
+# Tables of pyproject.toml, each to the next one; the others are for tests and linters.
+_DECIDING = re.compile(rb"^\[(?:build-system|project|tool\.scikit-build)\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 # All that pip needs to build the wheel.
 _SOURCES = (*_RUNTIME, "LICENSE", "README.md", "ansible.cfg", "inventory", "playbooks", "provision", "roles")
 _TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.12")
@@ -67,6 +70,8 @@ def digest_of(root: Path) -> str:
     total = hashlib.sha256()
     for path in _files(root, _RUNTIME):
         content = path.read_bytes()
+        if path.name == "pyproject.toml":
+            content = b"".join(_DECIDING.findall(content))
         total.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         total.update(content)
     return total.hexdigest()

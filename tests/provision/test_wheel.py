@@ -108,6 +108,21 @@ def test_the_digest_is_of_the_runtime_alone(checkout: Path) -> None:
     assert len({first, second, wheel.digest_of(checkout)}) == 3
 
 
+def test_of_pyproject_only_what_decides_the_build_counts(checkout: Path) -> None:
+    path = checkout / "pyproject.toml"
+    path.write_text(
+        '[build-system]\nrequires = [\n  "a",\n]\n\n[project]\nversion = "1"\n\n[tool.ruff]\nx = 1\n'
+    )
+    first = wheel.digest_of(checkout)
+    path.write_text(path.read_text().replace("x = 1", "x = 2"))
+    assert wheel.digest_of(checkout) == first
+    for old, new in (('"a"', '"b"'), ('version = "1"', 'version = "2"')):
+        path.write_text(path.read_text().replace(old, new))
+        assert wheel.digest_of(checkout) != first
+        path.write_text(path.read_text().replace(new, old))
+    assert wheel.digest_of(checkout) == first
+
+
 def test_sources_that_travel_are_all_that_the_build_takes(tmp_path: Path) -> None:
     tools = tmp_path / "wheels"
     tools.mkdir()

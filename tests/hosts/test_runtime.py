@@ -1,0 +1,169 @@
+"""The runtime on hosts with a Debian of their own: packages, wheel, environment, a server that serves."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bare_debian
+import numpy as np
+import pytest
+import yaml
+from bare_debian import BareDebian
+
+from oe_runtime import Client, TableSpec
+from provision import wheel
+from provision.node.runtime import STAMP
+
+REPOSITORY = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+VENV = "/opt/oeprov/venv"
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(bool(bare_debian.why_not()), reason=bare_debian.why_not() or "never"),
+]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[BareDebian]:
+    with BareDebian(tmp_path / "host") as made:
+        inventory = {
+            "all": {
+                "vars": {"oeprov_cluster": "runtime"},
+                "children": {
+                    "parameter_servers": {"hosts": {"server": None}},
+                    "workers": {"hosts": {"here": None}},
+                },
+                "hosts": {
+                    "server": {"oeprov_kind": "cpu", **made.inventory()},
+                    "here": {
+                        "oeprov_kind": "local",
+                        "ansible_connection": "local",
+                        "runtime_extra": "none",
+                        "pmem_mode": "none",
+                    },
+                },
+            }
+        }
+        (tmp_path / "inventory.yml").write_text(yaml.safe_dump(inventory))
+        yield made
+
+
+def run(directory: Path, *argv: str, expect: int = 0) -> str:
+    """Run a program as anybody would, from outside the repository; gives its output."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    done = subprocess.run(
+        [str(BIN / argv[0]), *argv[1:]],
+        cwd=directory,
+        env={
+            **environment,
+            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+            "OEPROV_STATE_DIR": str(directory / "state"),
+            "OEPROV_INVENTORY": str(directory / "inventory.yml"),
+            "COLUMNS": "200",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout
+
+
+def playbook(directory: Path, *words: str, expect: int = 0) -> str:
+    name = str(REPOSITORY / "playbooks" / "bootstrap.yml")
+    return run(
+        directory, "ansible-playbook", "-i", "inventory.yml", name, "--limit", "server", *words, expect=expect
+    )
+
+
+def stamp(host: BareDebian) -> dict[str, object]:
+    found: dict[str, object] = json.loads(host.run(f"cat {VENV}/{STAMP}"))
+    return found
+
+
+def serve(host: BareDebian) -> None:
+    """A server of the host's environment keeps rows for a client here."""
+    ready = "/run/ready.json"
+    argv = [
+        *("ssh", *host.ssh_options(), "-i", str(host.key), "-p", str(host.port), "root@127.0.0.1"),
+        f"exec {VENV}/bin/python -m oe_runtime.server --port 0 --ready-file {ready} --exit-with-parent",
+    ]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as server:
+        text = host.run(f"until cat {ready} 2>/dev/null; do sleep 0.1; done")
+        with Client([f"127.0.0.1:{json.loads(text)['port']}"]) as client:
+            table = client.create_table(TableSpec("t", 4))
+            rows = client.pull_rows(table, np.arange(100))
+            assert rows.shape == (100, 4)
+            assert len(np.unique(rows)) > 100
+        assert server.stdin is not None
+        server.stdin.close()
+        assert server.wait(30) == 0
+
+
+def test_a_bare_host_becomes_a_parameter_server_and_what_breaks_there_is_repaired(
+    host: BareDebian, tmp_path: Path
+) -> None:
+    # Nothing may come from PyPI.
+    host.run(
+        "mkdir -p /root/.config/pip && printf '[global]\\nno-index = true\\n' >/root/.config/pip/pip.conf"
+    )
+    planned = run(tmp_path, "oeprov", "plan", expect=2)
+    assert "install oeprov in /opt/oeprov/venv" in planned
+    assert "python3-numpy" in planned
+    shown = run(tmp_path, "oeprov", "bootstrap", "--yes")
+    assert "2 hosts converged" in shown
+    wheels = list((tmp_path / "state" / "wheels").rglob("*.whl"))
+    assert [path.parent.parent.name for path in wheels] == [wheel.own_key()]
+    assert stamp(host)["wheel"] == f"{wheel.own_key()}-{wheel.digest()[:16]}"
+    assert host.run("ls /var/lib/oeprov").split() == []  # the wheel is not kept on the host
+    serve(host)
+    assert "nothing to do" in run(tmp_path, "oeprov", "bootstrap", "--yes")
+    assert "changed=0" in playbook(tmp_path)
+
+    # Another build is a step of its own, and packages are left alone for it.
+    other = {"wheel": f"{wheel.own_key()}-0000000000000000", "made": True, "finished": True}
+    host.run(f"printf '%s' '{json.dumps(other)}' >{VENV}/{STAMP}")
+    assert "another build than the one here" in run(tmp_path, "oeprov", "plan", expect=2).replace("\n", " ")
+    assert "changed=1" in playbook(tmp_path, "--tags", "runtime")
+
+    # Power was cut while pip wrote, and dpkg was interrupted while a package was being removed.
+    host.run("apt-get remove -y python3-numpy && : >/var/lib/dpkg/updates/0001")
+    host.run(f"printf '%s' '{json.dumps({**other, 'finished': False})}' >{VENV}/{STAMP}")
+    host.run(f"rm -rf {VENV}/lib/python3*/site-packages/pip && : >{VENV}/half")
+    assert "dpkg was interrupted" in host.run("apt-get install -y hello 2>&1 || true")
+    assert "changed=1" in playbook(tmp_path, "--tags", "runtime")
+    assert host.run(f"ls {VENV}").split() == ["bin", "include", "lib", "lib64", "pyvenv.cfg"]
+    serve(host)
+    assert "changed=0" in playbook(tmp_path)
+
+
+def test_a_host_of_another_release_builds_for_its_kind(host: BareDebian, tmp_path: Path) -> None:
+    host.run("sed -i 's/^VERSION_ID=.*/VERSION_ID=\"99\"/' /etc/os-release")
+    planned = run(tmp_path, "oeprov", "plan", expect=2)
+    assert "one host of debian-99-" in planned.replace("\n", " ")
+    out = playbook(tmp_path, "--tags", "runtime")
+    assert "server: builds the runtime for its kind of system" in out
+    assert "changed=1" in out
+    (found,) = (tmp_path / "state" / "wheels").rglob("*.whl")
+    assert found.parent.parent.name == wheel.own_key().replace("-12-", "-99-")
+    assert host.run("ls -A ~/.ansible/tmp").split() == []
+    serve(host)
+    assert "changed=0" in playbook(tmp_path, "--tags", "runtime")
+
+
+def test_a_build_that_fails_on_a_host_shows_where_the_log_is(host: BareDebian, tmp_path: Path) -> None:
+    host.run("sed -i 's/^VERSION_ID=.*/VERSION_ID=\"99\"/' /etc/os-release")
+    cmake = "/usr/local/bin/cmake"
+    host.run(f"printf '#!/bin/sh\\necho no such compiler >&2\\nexit 1\\n' >{cmake} && chmod +x {cmake}")
+    out = playbook(tmp_path, "--tags", "runtime", expect=2).replace("\n", " ")
+    assert "the runtime could not be built on server: `" in out
+    (log,) = (tmp_path / "state" / "logs").glob("wheel-debian-99-*.log")
+    assert str(log) in out
+    assert "no such compiler" in log.read_text()
+    assert not list((tmp_path / "state").rglob("*.whl"))
+    assert "No such file" in host.run(f"ls {VENV} 2>&1 || true")
