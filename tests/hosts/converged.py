@@ -57,7 +57,7 @@ def entry(host: SshHost, extra: str = "") -> str:
 
 
 def inventory(path: Path, hosts: SshHosts, entries: str = "") -> Path:
-    """An inventory of all hosts as parameter servers of kind cpu; ``entries`` in the place of its host lines."""
+    """All hosts as parameter servers of kind cpu; ``entries`` in the place of the inventory's host lines."""
     lines = entries or "".join(entry(host) for host in hosts)
     names = [line.split(":")[0].strip() for line in lines.splitlines()]
     members = "".join(f"        {name}:\n" for name in names)

@@ -9,8 +9,11 @@ process, or its end, takes everything away.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -33,6 +36,7 @@ StrictModes no
 _NEEDED = ("ip", "unshare", "nsenter", "sshd", "ssh", "ssh-keygen", "mount", "chroot")
 # A host that is cut off has an address on the link that nobody has: packets to it vanish.
 _NOBODY = "02:00:00:00:00:01"
+_COUNTER = itertools.count()
 
 
 def why_not() -> str:
@@ -77,6 +81,10 @@ class SshHost:
         """Kill its sshd and every login: connections to it are refused."""
         self.tell("stop")
 
+    def freeze(self) -> None:
+        """Let its sshd accept connections and never answer."""
+        os.kill(self._sshd(), signal.SIGSTOP)
+
     def tell(self, command: str) -> None:
         """Give the host's process one command and wait until it is done."""
         self.send(command)
@@ -97,8 +105,6 @@ class SshHost:
 
     def wait_ssh(self, seconds: float = 20) -> None:
         """Wait until the sshd sends its greeting."""
-        import socket
-
         end = time.monotonic() + seconds
         while True:
             try:
@@ -113,9 +119,20 @@ class SshHost:
 
     def cpu_seconds(self) -> float:
         """Processor time of its sshd and of everything that has ended below it."""
-        sshd = _child(_child(self.process.pid))  # sh → unshare → sshd
-        fields = Path(f"/proc/{sshd}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self._sshd()}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def _sshd(self) -> int:
+        return _child(_child(self.process.pid))  # sh → unshare → sshd
+
+    def written(self) -> str:
+        """Every file that was written to its disk since it was made, with time and size."""
+        disk = str(self.directory / "disk" / "upper")
+        argv = ["nsenter", f"--target={self.process.pid}", "--mount", "find", disk]
+        argv += ["-printf", "%P %s %T@\\n"]
+        return "".join(
+            sorted(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines(True))
+        )
 
     def enter(self, *argv: str) -> str:
         """Standard output of a command in the host's own root, run from outside: no SSH involved."""
@@ -130,8 +147,8 @@ class SshHost:
 class SshHosts:
     """``count`` running hosts; a context manager. ``directory`` gets keys and logs, on this machine's disk.
 
-    ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what a
-    test needs there.
+    ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what
+    a test needs there.
     """
 
     def __init__(
@@ -142,7 +159,7 @@ class SshHosts:
         self.known_hosts = directory / "known_hosts"
         self._layer = str(layer or "")
         self._switch: subprocess.Popen[str] | None = None
-        self._interface = f"oep{os.getpid() % 100000}"
+        self._interface = f"oep{os.getpid()}.{next(_COUNTER)}"[-15:]
         self._hosts: list[SshHost] = []
         self._names = [f"{prefix}{index:03d}" for index in range(1, count + 1)]
 
@@ -278,4 +295,5 @@ def _await_namespaces(pids: set[int]) -> None:
 def _free_network() -> str:
     """The first two numbers of a private /16 that this machine has no address in."""
     used = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
-    return next(net for second in range(213, 255) if f" {(net := f'10.{second}')}." not in used)
+    seconds = [213 + (os.getpid() + index) % 40 for index in range(40)]
+    return next(net for second in seconds if f" {(net := f'10.{second}')}." not in used)
