@@ -91,6 +91,14 @@ def needs_boot(state: State, desired: Desired) -> bool:
     return needs_install(state, desired) or not _from_source(state.kernel.running, desired)
 
 
+def boots(state: State, desired: Desired) -> str:
+    """Release that the next boot is to start; empty when it is not known before it is installed."""
+    wanted = target(state, desired)
+    if wanted or needs_install(state, desired):
+        return wanted
+    return ([item for item in state.kernel.installed if _from_source(item, desired)] or [""])[-1]
+
+
 def _from_source(release: str, desired: Desired) -> bool:
     """Whether the release may come from the wanted source; ELRepo's carry its name."""
     return "elrepo" in release if desired.kernel_source in ELREPO else True
@@ -174,7 +182,7 @@ def reboot_step(
     """The reboot, with what must hold after it; ``pmem_stays``: no persistent memory comes or goes by it."""
     add, remove = bootloader.pending(state, change)
     new = needs_boot(state, desired)
-    release = target(state, desired) if new else state.kernel.running
+    release = boots(state, desired) if new else state.kernel.running
     what, commands = "reboot", []
     if trial:
         what = "boot {} once on trial".format(release or "the new kernel")
@@ -224,7 +232,7 @@ def required_options(desired: Desired) -> List[str]:
 def problems(state: State, desired: Desired) -> List[str]:
     """Why no kernel that will run can do what is wanted, or why the way there is not safe."""
     found = []
-    release = target(state, desired) or ("" if desired.kernel_version else state.kernel.running)
+    release = boots(state, desired) if needs_boot(state, desired) else state.kernel.running
     if release:
         found += _too_old(release, state, desired)
         config = state.kernel.config.get(release)

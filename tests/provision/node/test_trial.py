@@ -218,6 +218,15 @@ def test_an_unhealthy_boot_is_not_confirmed(machine: Machine) -> None:
     assert_nothing_left(machine)
 
 
+def test_nobody_waits_longer_than_the_trial_lasts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_SETTLE_SECONDS", 1e9)
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.system_state = "starting"
+    machine.put("/proc/uptime", "285.00 1.00\n")
+    assert trial.confirm_if_pending(machine).endswith("trial passed")
+
+
 def test_persistent_memory_must_come_back(machine: Machine) -> None:
     for path, text in PMEM.items():
         machine.put(path, text)
