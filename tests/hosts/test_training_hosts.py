@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_processes import make_environment
+from fake_processes import WORKER, make_environment
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
@@ -37,6 +37,12 @@ SERVER = '''#!/usr/bin/python3 -IS
 import json, os, signal, socket, stat, sys
 words = sys.argv[3:]
 flags = dict(zip(words, words[1:]))
+if sys.argv[2] == "oe_runtime.train":
+    worker = open("/opt/oeprov/worker.py").read()
+    resume = ["--resume"] * ("--resume" in words)
+    sys.argv = ["train", flags["--servers"], flags["--run-dir"], "waits", *resume]
+    exec(worker)
+    sys.exit()
 assert sys.argv[1:3] == ["-m", "oe_runtime.server"], sys.argv
 assert "--exit-with-parent" not in words
 assert os.geteuid() != 0
@@ -103,6 +109,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
     python.parent.mkdir(parents=True)
     python.write_text(SERVER)
     python.chmod(0o755)
+    end_with_parent = next(line for line in WORKER.splitlines() if "os.read(0, 1)" in line)
+    (layer / "opt" / "oeprov" / "worker.py").write_text(WORKER.replace(end_with_parent, ""))
     layer.chmod(0o755)
     with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
         yield found
@@ -118,13 +126,14 @@ class Cluster:
         self.venv = make_environment(directory / "venv", worker=worker)
         self.more: dict[str, str] = {}
         self.worker = LOCAL_WORKER.format(venv=self.venv)
+        self.servers: list[SshHost] = list(hosts)
         self.states: dict[str, State] = {}
 
     def inventory(self) -> Inventory:
         lines = [
             f"{host.name}: {{ansible_host: {host.address}, oeprov_kind: re6p, "
             f"{self.more.get(host.name, 'pmem_mode: none')}}}"
-            for host in self.hosts
+            for host in self.servers
         ]
         path = self.directory / "inventory.yml"
         text = INVENTORY.format(
@@ -439,11 +448,43 @@ def tails(cluster: Cluster) -> int:
     return sum(map(len, found))
 
 
-def wait_for(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+def wait_for(found: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    run = f"/var/lib/oeprov/jobs/{job.id}/run"
+    wait_for(lambda: "waiting" in cluster.tell(two, f"ls {run}"))
+    wait_for(lambda: cluster.report()["step"] == 3, 60)
+    report = cluster.report()
+    assert (report["state"], report["checkpoint_step"]) == ("running", 2)
+    worker = report["processes"][-1]
+    assert (worker["name"], worker["host"], worker["state"]) == ("worker-0", two.name, "runs")
+    assert worker["pid"] > 0
+    unit = cluster.tell(two, f"cat /etc/systemd/system/oeprov-{job.id}-worker-0.service")
+    assert f"--servers {one.address}:" in unit
+    assert "Restart" not in unit, "a worker that failed is resumed by people"
+    assert training.stop(cluster.state_dir, None) == 0
+    shown = capsys.readouterr().out
+    assert f"{two.name}: stopped worker-0" in shown
+    assert job.state().message == "stopped at step 3, which is saved"
+    assert cluster.tell(two, f"ls {run}/checkpoints").split() == ["step-0000000002", "step-0000000003"]
+    assert cluster.tell(two, "ls /etc/systemd/system | grep oeprov || :") == ""
+
+    assert cluster.launch(resume="", as_json=True) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["state"], report["step"]) == ("done", 8)
+    assert report["eval"]["auc"] == 0.75
+    cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+    cluster.assert_clean()
 
 
 def test_two_worker_hosts_are_refused(cluster: Cluster) -> None:

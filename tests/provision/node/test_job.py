@@ -1,0 +1,187 @@
+"""What a host says of a job's units, from canned answers."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from provision.node import job, memory, port, systemd
+from provision.node.command import CommandError, Result, System
+from provision.node.systemd import Unit
+
+SHOW = """\
+Id=oeprov-j-server-0.service
+ActiveState=active
+SubState=running
+MainPID=812
+Result=success
+ExecMainCode=0
+ExecMainStatus=0
+NRestarts=0
+
+Id=oeprov-j-server-1.service
+ActiveState=failed
+SubState=failed
+MainPID=0
+Result=signal
+ExecMainCode=2
+ExecMainStatus=9
+NRestarts=2
+"""
+
+
+class Canned(System):
+    """A root directory and answers by command."""
+
+    def __init__(self, root: Path, answers: dict[str, str] | None = None) -> None:
+        super().__init__(str(root))
+        self.answers = answers or {}
+        self.ran: list[str] = []
+
+    def which(self, name: str) -> str:
+        return "/usr/bin/" + name
+
+    def run(self, argv: list[str], timeout: float = 60, environment: dict[str, str] | None = None) -> Result:
+        line = " ".join(argv)
+        self.ran.append(line)
+        for words, out in self.answers.items():
+            if words in line:
+                return Result(argv, 0, out, "")
+        return Result(argv, 0, "", "")
+
+
+def test_units_of_systemctl_show() -> None:
+    first, second = systemd.parse_show(SHOW)
+    assert first == Unit("oeprov-j-server-0.service", "active", 812, 0, "success", 0)
+    assert first.up
+    assert second == Unit("oeprov-j-server-1.service", "failed", 0, 2, "signal", -9)
+    assert not second.up
+    assert Unit("x", "activating", 0, 0, "exit-code", 1).failing, "systemd waits to start it again"
+    assert not Unit("x", "activating", 0, 0, "success", 0).failing
+
+
+def test_units_of_one_job_are_not_those_of_another(tmp_path: Path) -> None:
+    directory = tmp_path / "etc" / "systemd" / "system"
+    directory.mkdir(parents=True)
+    for name in (
+        "oeprov-a-20261121-server-0.service",
+        "oeprov-a-20261121-server-10.service",
+        "oeprov-a-20261121-worker-0.service",
+        "oeprov-a-20261121-2-server-0.service",
+        "oeprov-system-ram.service",
+        "oeprov-a-20261121-server-0.service.d",
+    ):
+        (directory / name).touch()
+    system = Canned(tmp_path)
+    assert systemd.ours(system, "a-20261121") == [
+        "oeprov-a-20261121-server-0.service",
+        "oeprov-a-20261121-server-10.service",
+        "oeprov-a-20261121-worker-0.service",
+    ]
+    assert len(systemd.ours(system)) == 4
+
+
+@pytest.mark.parametrize(
+    ("unit", "own", "manager", "words"),
+    [
+        (
+            Unit("u", "failed", result="exit-code", exit_code=1),
+            "note: x\nerror: port 1 is taken\nbye",
+            "",
+            "it ended with exit status 1: port 1 is taken",
+        ),
+        (Unit("u", "failed", result="signal", exit_code=-9), "listens", "", "it was killed by signal 9"),
+        (
+            Unit("u", "failed", result="oom-kill", exit_code=-9),
+            "",
+            "",
+            "it was killed by signal 9 (the host ran out of memory)",
+        ),
+        (
+            Unit("u", "active", pid=5, restarts=1, result="success"),
+            "error: old\nlistens",
+            "u: Main process exited, code=killed, status=6/ABRT\n",
+            "its process ended (code=killed, status=6/ABRT): old",
+        ),
+        (
+            Unit("u", "failed", result="exit-code"),
+            "error: memory nodes 1 are not online",
+            "",
+            "it could not be started: memory nodes 1 are not online",
+        ),
+        (Unit("u", "failed", result="start-limit-hit"), "", "", "systemd says start-limit-hit"),
+        (Unit("u", "inactive", result="success"), "server 0 of 1 ended", "", "it ended: server 0 of 1 ended"),
+    ],
+)
+def test_how_a_unit_ended(tmp_path: Path, unit: Unit, own: str, manager: str, words: str) -> None:
+    system = Canned(tmp_path, {"_SYSTEMD_UNIT=u": own, "-u u": manager})
+    assert job.how_it_ended(system, unit) == words
+
+
+def test_memory_by_node() -> None:
+    text = (
+        "55d0 default file=/usr/bin/python3 mapped=3 N0=3 kernelpagesize_kB=4\n"
+        "7f00 bind:1 anon=513 dirty=513 active=0 N0=1 N1=512 kernelpagesize_kB=4\n"
+        "7f80 bind:1 anon=2 N1=2 kernelpagesize_kB=2048\n"
+        "7ff0 default stack\n"
+    )
+    assert memory.parse_numa_maps(text) == {0: 4 * 4096, 1: 512 * 4096 + 2 * 2048 * 1024}
+
+
+def test_port_that_is_taken_and_by_whom() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert port.blocked("127.0.0.1", number) == "Address already in use"
+        assert port.blocked("0.0.0.0", number) == "Address already in use"  # noqa: S104
+        assert f"(pid {os.getpid()}" in port.holder(System(), number)
+    assert port.blocked("127.0.0.1", number) == ""
+    assert port.holder(System(), number) == ""
+    assert port.blocked("192.0.2.1", 7000) == "the host has no such address"
+
+
+def test_stop_without_a_job_touches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j").mkdir(parents=True)
+    keep = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j" / "mine"
+    keep.touch()
+    system = Canned(tmp_path)
+    done = job.stop(system, {"directory": "/var/lib/oeprov/jobs/j"})
+    assert done == {"stopped": {}, "removed": False}
+    assert keep.exists(), "a directory that holds no record of a job is somebody else's"
+    assert system.ran == []
+
+
+def test_stop_keeps_a_run_with_its_checkpoints(tmp_path: Path) -> None:
+    directory = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j"
+    checkpoint = directory / "run" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    (directory / "units.json").write_text("[]")
+    job.stop(Canned(tmp_path), {"directory": "/var/lib/oeprov/jobs/j"})
+    assert checkpoint.is_dir()
+
+
+def test_scratch_of_others_is_never_removed(tmp_path: Path) -> None:
+    """Only directories named after the process, below one named after the job, go with a unit."""
+    for path in ("mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-0", "srv/data"):
+        (tmp_path / path).mkdir(parents=True)
+    directories = [
+        f"/{path}" for path in ("mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-0", "srv/data")
+    ]
+    record = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j" / "units.json"
+    record.parent.mkdir(parents=True)
+    item = {"name": "server-0", "role": "parameter_server", "unit": "oeprov-j-server-0.service"}
+    record.write_text(json.dumps([{**item, "directories": directories, "mount": "/mnt/pmem0"}]))
+    job.stop(Canned(tmp_path), {"directory": "/var/lib/oeprov/jobs/j"})
+    assert not (tmp_path / "mnt/pmem0/oeprov/j").exists()
+    assert (tmp_path / "mnt/pmem0/oeprov/k/server-0").is_dir()
+    assert (tmp_path / "srv/data").is_dir()
+    assert not record.exists()
+
+
+def test_a_unit_that_does_not_end_is_an_error(tmp_path: Path) -> None:
+    system = Canned(tmp_path, {"systemctl show": SHOW.split("\n\n")[0]})
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").touch()
+    with pytest.raises(CommandError, match=r"did not end: oeprov-j-server-0\.service"):
+        job.stop(system, {"directory": "/var/lib/oeprov/jobs/j"})
