@@ -207,32 +207,32 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
 
 
 def _finish_earlier(system: System) -> None:
-    """Lets dpkg finish what an earlier run was killed in; CommandError when that is not ours, or fails."""
+    """Lets dpkg configure what an earlier run was killed in; CommandError when that was not about kernels.
+
+    What was killed while it was unpacked stays so, and is installed once more.
+    """
     deadline = time.time() + _LOCK_SECONDS
     while True:
         broken = _half_installed(system)
         if not broken:
             return
-        done = None
-        if all(name.startswith("linux-") for name in broken):
-            done = system.run(["dpkg", "--configure", "-a"], timeout=3600, environment=_ENVIRONMENT)
-            # The package manager of the killed run may still be at work.
-            if "lock" in done.err and time.time() < deadline:
-                time.sleep(5)
-                continue
-        broken = _half_installed(system)
-        if broken:
+        if not all(name.startswith("linux-") for name in broken):
             raise CommandError(
                 "dpkg has half-installed packages already: {}; repair them first (dpkg --configure "
-                "-a){}".format(", ".join(broken), ": " + done.explain() if done else "")
+                "-a)".format(", ".join(broken))
             )
+        done = system.run(["dpkg", "--configure", "-a"], timeout=3600, environment=_ENVIRONMENT)
+        # The package manager of the killed run may still be at work.
+        if "lock" not in done.err or time.time() > deadline:
+            return
+        time.sleep(5)
 
 
 def _half_installed(system: System) -> List[str]:
     """Packages that dpkg began to install and did not finish."""
     text = system.run(["dpkg-query", "-W", "-f", "${Package}\\t${db:Status-Status}\\n"]).out
     rows = [line.split("\t") for line in text.splitlines()]
-    done = ("installed", "config-files", "not-installed")
+    done = ("installed", "config-files", "not-installed", "triggers-awaited", "triggers-pending")
     return [row[0] for row in rows if len(row) == 2 and row[1] not in done]
 
 
@@ -241,7 +241,10 @@ def _remove_half_installed(system: System) -> str:
     names = _half_installed(system)
     if not names:
         return "; nothing was left half-installed"
-    system.run(["apt-get", "purge", "-y"] + names, timeout=1800, environment=_ENVIRONMENT)
+    # One that was not unpacked to the end cannot be removed by apt.
+    for argv in (["apt-get", "purge", "-y"], ["dpkg", "--purge", "--force-remove-reinstreq"]):
+        if _half_installed(system):
+            system.run(argv + names, timeout=1800, environment=_ENVIRONMENT)
     left = _half_installed(system)
     if left:
         return "; half-installed packages are left: {} (dpkg --purge them)".format(", ".join(left))

@@ -75,6 +75,7 @@ class Machine(Tree):
         self.panics: set[str] = set()  # releases and arguments that do not come up
         self.unloadable: set[str] = set()  # releases that GRUB cannot load
         self.half: list[str] = []  # packages that dpkg did not finish
+        self.unpacking = False  # dpkg was killed before it could configure
         self.full = False  # /boot is full when an initial ramdisk is written
         self.mkconfig_fails = False
         self.system_state = "running"
@@ -188,7 +189,7 @@ class Machine(Tree):
 
     def dpkg(self, words: list[str]) -> str:
         assert words == ["--configure", "-a"]
-        if not self.full:
+        if not self.full and not self.unpacking:
             for name in self.half:
                 self.add_kernel(name.replace("linux-image-", ""))
             self.half = []
@@ -209,6 +210,7 @@ class Machine(Tree):
             self.put("/boot/vmlinuz-" + release, "x" * 1000)
             self.half = names
             return Result([], 100, "", "cpio: write error: No space left on device\nE: Sub-process failed")
+        self.half = [name for name in self.half if name not in names]
         self.add_kernel(release)
         self.grub_mkconfig(["-o", "/boot/grub/grub.cfg"])
         return ""

@@ -101,7 +101,9 @@ def test_a_menu_that_was_cut_off_is_put_back(machine: Machine) -> None:
     assert machine.read("/boot/grub/grub.cfg") == menu
 
 
-def test_what_a_killed_run_left_is_finished(machine: Machine) -> None:
+@pytest.mark.parametrize("unpacking", [True, False])
+def test_what_a_killed_run_left_is_finished(machine: Machine, unpacking: bool) -> None:
+    machine.unpacking = unpacking
     machine.put("/boot/vmlinuz-" + NEW, "x" * 1000)
     machine.half = ["linux-image-" + NEW]
     assert kernelinstall.installed_releases(machine) == [OLD]
