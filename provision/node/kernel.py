@@ -49,9 +49,12 @@ def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) ->
     available = ""
     if desired.kernel_version == "newest" and os.package_manager == "apt":
         available = parse_apt_candidate(system.run(["apt-cache", "depends", meta_package(os)]).out)
+    running = running_release(system)
+    # Without its entry in the menu an installation did not come to its end.
+    entered = [item.release for item in loader.entries] + [running]
     state = KernelState(
-        running=running_release(system),
-        installed=installed_releases(system),
+        running=running,
+        installed=[item for item in installed_releases(system) if item in entered or not loader.entries],
         available=available,
         default=default,
         cmdline=system.read("/proc/cmdline").split(),

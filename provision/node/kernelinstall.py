@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from . import bootloader
+from . import bootentry, bootloader
 from .command import CommandError, System
 from .state import OsInfo
 from .step import Applied
@@ -171,10 +171,17 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
             raise CommandError(problem)
         wanted = Package(release, args["source"], args["repository_url"], args["archive_url"])
         _run_install(system, OsInfo(**args["os"]), wanted)
+    elif args["os"]["package_manager"] == "apt":
+        _finish_earlier(system)
     added = [item for item in installed_releases(system) if item not in before]
     release = release or (added or before)[-1]
-    # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
     loader = bootloader.observe(system)
+    if loader.kind and not loader.has_grubby and bootentry.find(loader.entries, release) is None:
+        bootloader.regenerate(system, loader)
+        loader = bootloader.observe(system)
+        if bootentry.find(loader.entries, release) is None:
+            raise CommandError("{} has no entry of kernel {}".format(loader.config_path, release))
+    # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
     check_installed(system, release, args["options"])

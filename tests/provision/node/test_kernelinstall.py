@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from boot_machine import NEW, OLD, El, Machine
 
-from provision.node import bootloader, kernelinstall
+from provision.node import bootloader, kernel, kernelinstall
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
 from provision.node.kernelinstall import Package
 from provision.node.state import OsInfo
-from provision.node.step import Applied, Step
+from provision.node.step import Applied, Desired, Step
 
 OS = {"id": "debian", "version": "12", "architecture": "x86_64", "package_manager": "apt"}
 
@@ -110,6 +110,19 @@ def test_what_a_killed_run_left_is_finished(machine: Machine, unpacking: bool) -
     install(machine)
     assert machine.half == []
     assert kernelinstall.installed_releases(machine) == [OLD, NEW]
+
+
+def test_a_run_killed_before_the_menu_was_made_is_finished(machine: Machine) -> None:
+    machine.add_kernel(NEW)
+    machine.half = ["linux-image-" + NEW]
+    loader = bootloader.observe(machine)
+    assert kernel.observe(machine, OsInfo(), Desired(), loader).installed == [OLD]
+    install(machine)
+    assert machine.half == []
+    loader = bootloader.observe(machine)
+    assert kernel.observe(machine, OsInfo(), Desired(), loader).installed == [OLD, NEW]
+    machine.boot()
+    assert machine.running == OLD
 
 
 def test_half_installed_packages_of_others_are_left_to_them(machine: Machine) -> None:
