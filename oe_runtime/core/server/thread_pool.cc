@@ -1,6 +1,7 @@
 #include "oe_runtime/core/server/thread_pool.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace oe {
 
@@ -95,7 +96,9 @@ void ThreadPool::ParallelFor(size_t count, const std::function<void(size_t)>& bo
   WorkOn(job.get());
   std::unique_lock<std::mutex> lock(job->mutex);
   job->all_done.wait(lock, [&] { return job->done == job->count; });
-  if (job->error) std::rethrow_exception(job->error);
+  // Out of the job, which a helper may be the last to let go of: the error is the caller's alone, who may
+  // still be reading it then.
+  if (job->error) std::rethrow_exception(std::exchange(job->error, nullptr));
 }
 
 }  // namespace oe
