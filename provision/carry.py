@@ -22,9 +22,10 @@ _LOADER = """\
 import sys
 if sys.version_info < (3, 6):
     sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
-import json, marshal, zlib
+import gc, json, marshal, os, zlib
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+gc.disable()
 sent = marshal.loads(sys.stdin.buffer.read())
 bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
 class Later(type(sys)):
@@ -37,17 +38,19 @@ class Later(type(sys)):
 # The package imports these at the top, and only what changes a host uses most of them.
 for name in ("hashlib", "platform", "shutil", "subprocess", "tempfile", "uuid", "zipfile"):
     sys.modules[name] = Later(name)
-modules = marshal.loads(zlib.decompress(sent["code" if bytecode else "text"]))
+modules = sent["code" if bytecode else "text"]
 class Finder:
     def find_spec(self, name, path=None, target=None):
         return ModuleSpec(name, self, is_package="." not in name) if name in modules else None
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        code = modules[module.__name__]
+        code = zlib.decompress(modules[module.__name__])
         exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
 import_module("oeprov_node." + sent["module"]).main(json.loads(sent["wanted"]))
+sys.stdout.flush()
+os._exit(0)  # tidying up takes longer than much of the above
 """
 
 
@@ -57,12 +60,10 @@ def _package() -> dict[str, Any]:
     text, code = {}, {}
     for path in sorted(share.node_package().glob("*.py")):
         name = "oeprov_node" if path.stem == "__init__" else f"oeprov_node.{path.stem}"
-        text[name] = path.read_bytes()
+        text[name] = zlib.compress(path.read_bytes())
         # Not compiled here each time: the loader knows where Python keeps its bytecode.
-        code[name] = marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))
-    # Version 2 of the format is known to every Python 3.
-    packed = {name: zlib.compress(marshal.dumps(item, 2)) for name, item in (("text", text), ("code", code))}
-    return {"bytecode": _BYTECODE, **packed}
+        code[name] = zlib.compress(marshal.dumps(SourceFileLoader(name, str(path)).get_code(name)))
+    return {"bytecode": _BYTECODE, "text": text, "code": code}
 
 
 def command(python: str) -> list[str]:
@@ -73,4 +74,5 @@ def command(python: str) -> list[str]:
 
 def payload(module: str, wanted: Mapping[str, Any]) -> bytes:
     """What ``command`` reads: it calls ``main(wanted)`` of that module of the node package."""
+    # Version 2 of the format is known to every Python 3.
     return marshal.dumps({**_package(), "module": module, "wanted": json.dumps(wanted)}, 2)
