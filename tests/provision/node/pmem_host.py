@@ -80,6 +80,7 @@ class Host(System):
         super().__init__(self.root)
         self.files: dict[str, str] = {}
         self.links: dict[str, str] = {}
+        self.known: dict[str, str] = {}  # resolved paths
         self.mounts: list[tuple[str, str]] = []
         self.arguments = ["quiet"]
         self.files["/etc/fstab"] = "# /etc/fstab\nUUID=root /\text4 errors=remount-ro 0 1\n"
@@ -95,12 +96,16 @@ class Host(System):
 
     def resolve(self, path: str) -> str:
         """The path without symbolic links."""
-        found = "/"
-        for part in path.strip("/").split("/"):
-            found = posixpath.normpath(posixpath.join(found, part))
+        if path not in self.known:
+            parent, name = posixpath.split(path.rstrip("/"))
+            if not name:
+                return "/"
+            base = self.resolve(parent)
+            found = posixpath.dirname(base) if name == ".." else f"{base.rstrip('/')}/{name}"
             if found in self.links:
-                found = self.resolve(posixpath.join(posixpath.dirname(found), self.links[found]))
-        return found
+                found = self.resolve(posixpath.normpath(f"{posixpath.dirname(found)}/{self.links[found]}"))
+            self.known[path] = found
+        return self.known[path]
 
     def read(self, path: str) -> str:
         """As a System reads."""
@@ -125,6 +130,7 @@ class Host(System):
 
     def render(self) -> None:
         """Make /sys, /dev and /proc anew."""
+        self.known = {}
         for store in (self.files, self.links):
             for path in [item for item in store if item.startswith(("/sys", "/dev"))]:
                 del store[path]
@@ -372,6 +378,7 @@ class Host(System):
     def _systemctl(self, words: list[str]) -> tuple[int, str]:
         if words[0] == "show":
             return 0, self.units
+        self.known = {}
         if words[0] == "enable":
             self.links[daxctl.ENABLED] = "../" + daxctl.UNIT_NAME
         if words[0] == "disable":
