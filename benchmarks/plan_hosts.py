@@ -2,10 +2,12 @@
 
     python benchmarks/plan_hosts.py [--hosts 10 50 100] [--repetitions 3] [--only NAME ...]
 
-As root. The hosts are network namespaces with an sshd of their own on this machine (tests/hosts/ssh_hosts.py),
-so that they share its cores with whoever looks at them: processor time is given apart for both sides. All hosts
-are of kind cpu and converged; a stand-in lies where the runtime is installed (tests/hosts/converged.py).
-Every run begins without open connections; files and bytecode are in the caches, by a first run on one host.
+As root. The hosts are network namespaces with an sshd of their own on this machine
+(tests/hosts/ssh_hosts.py), so that they share its cores with whoever looks at them: processor time is given
+apart for both sides. All hosts are of kind cpu and converged; a stand-in lies where the runtime is installed
+(tests/hosts/converged.py), and their Python is the controller's, so that oeprov's code arrives compiled.
+Every run begins without open connections, and with warm caches, by a run that is not counted. Numbers are
+medians; Ansible, which takes minutes, runs once over the fewest and the most hosts.
 The rows are explained below the table. Results go to benchmarks/results/plan_hosts.md.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import io
 import os
 import platform
 import shutil
@@ -41,17 +44,17 @@ from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
 PEERS = ROOT / "build" / "peers"
 RESULTS = ROOT / "benchmarks" / "results" / "plan_hosts.md"
 SSH_CONFIG = ROOT / "provision" / "ssh_config"
-SLOW = ("ansible", "ansible-roles")  # one repetition where they would take minutes
+SLOW = ("ansible", "ansible-roles")  # minutes: once, and only over the fewest and the most hosts
 ROWS = {
     "plan": "`oeprov plan`: looks at everything and plans",
     "bootstrap": "`oeprov bootstrap --yes` on hosts that have all: the same look, nothing to do, no Ansible",
-    "ansible": "`ansible-playbook benchmarks/peers/plan_hosts.yml`: the same facts by setup, package_facts, slurp "
-    "and shell, in 6 tasks; forks = hosts, pipelining, ControlPersist",
+    "pyinfra": "`pyinfra INVENTORY benchmarks/peers/plan_hosts_pyinfra.py`: the same facts, in 9 commands, "
+    "all hosts in parallel",
+    "ansible": "`ansible-playbook benchmarks/peers/plan_hosts.yml`: the same facts by setup, package_facts, "
+    "slurp and shell, in 6 tasks; forks = hosts, pipelining, ControlPersist",
     "ansible-roles": "`ansible-playbook playbooks/bootstrap.yml`: our own roles on hosts that have all",
-    "pyinfra": "`pyinfra INVENTORY benchmarks/peers/plan_hosts_pyinfra.py`: the same facts, in 9 commands; all hosts "
-    "in parallel",
-    "ssh-python": "`ssh HOST python3 -I -S -c pass`, 64 at once: no tool that runs Python on the hosts can be faster",
-    "ssh-true": "`ssh HOST true`, 64 at once: no tool that connects by OpenSSH can be faster",
+    "ssh-python": "`ssh HOST python3 -I -S -c pass`, 64 at once: the least for a tool that runs Python there",
+    "ssh-true": "`ssh HOST true`, 64 at once: the least for a tool that connects by OpenSSH",
 }
 
 
@@ -80,18 +83,18 @@ class Bench:
         }
         self.pyinfra.write_text(f"hosts = ({[host.address for host in hosts]!r}, {data!r})\n")
 
-    def runs(self) -> dict[str, Callable[[], None]]:
-        """Row → what it runs."""
+    def runs(self, *, warm_up: bool = False) -> dict[str, Callable[[], None]]:
+        """Row → what it runs; ``warm_up``: the slow ones on one host only."""
         oeprov = str(Path(sys.executable).with_name("oeprov"))
         playbook = str(Path(sys.executable).with_name("ansible-playbook"))
         inventory = ["-i", str(self.inventory)]
-        forks = ["--forks", str(len(self.hosts))]
+        pyinfra = [str(self.pyinfra), str(ROOT / "benchmarks" / "peers" / "plan_hosts_pyinfra.py")]
+        forks = ["--forks", str(len(self.hosts)), *(["--limit", self.hosts[0].name] if warm_up else [])]
         return {
             "plan": lambda: self._command([oeprov, "plan", *inventory]),
             "bootstrap": lambda: self._command([oeprov, "bootstrap", "--yes", *inventory]),
             "pyinfra": lambda: self._command(
-                [str(PEERS / "bin" / "pyinfra"), "-y", "--parallel", str(len(self.hosts)), str(self.pyinfra)]
-                + [str(ROOT / "benchmarks" / "peers" / "plan_hosts_pyinfra.py")]
+                [str(PEERS / "bin" / "pyinfra"), "-y", "--parallel", str(len(self.hosts)), *pyinfra]
             ),
             "ansible": lambda: self._command(
                 [playbook, *inventory, *forks, str(ROOT / "benchmarks" / "peers" / "plan_hosts.yml")]
@@ -130,9 +133,8 @@ class Bench:
         with (self.directory / "output.txt").open("w") as output:
             done = subprocess.run(argv, cwd=run, env=environment, stdout=output, stderr=output, check=False)
         if done.returncode:
-            raise SystemExit(
-                f"{argv}: exit status {done.returncode}\n{(output.name and Path(output.name).read_text())[-3000:]}"
-            )
+            said = Path(output.name).read_text()[-3000:]
+            raise SystemExit(f"{argv}: exit status {done.returncode}\n{said}")
 
     def _ssh(self, command: str) -> None:
         def one(host: SshHost) -> None:
@@ -149,7 +151,7 @@ def _children_cpu() -> float:
 
 
 def _adopt_orphans() -> None:
-    """Make processes whose parents have ended ours, so that Ansible's connections can be ended and counted."""
+    """Become the parent of orphans, so that Ansible's connections can be ended and counted."""
     subreaper = 36  # PR_SET_CHILD_SUBREAPER
     ctypes.CDLL(None).prctl(subreaper, 1, 0, 0, 0)
 
@@ -158,10 +160,16 @@ def _end_orphans() -> None:
     """End ssh connections that were left open for a next run."""
     mine = Path(f"/proc/self/task/{os.getpid()}/children")
     for pid in map(int, mine.read_text().split()):
-        if "ssh" in Path(f"/proc/{pid}/comm").read_text():
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "ssh":
             os.kill(pid, signal.SIGTERM)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+            os.waitpid(pid, 0)
+
+
+def _bury_hosts() -> None:
+    """Take note of the ends of hosts that were closed, so that they do not count for the next run."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def install_peers() -> str:
@@ -176,8 +184,8 @@ def install_peers() -> str:
     ).stdout.strip()
 
 
-def tables(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: list[int]) -> list[Table]:
-    """One table of medians: wall seconds, with the ratio to ``plan``, and processor seconds of both sides."""
+def made_of(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: list[int]) -> Table:
+    """Medians: wall seconds, with the ratio to ``plan``, and processor seconds of both sides."""
     table = Table(title=f"seconds (processor seconds of controller + hosts), {os.cpu_count()} cores")
     table.add_column("")
     for count in counts:
@@ -186,14 +194,17 @@ def tables(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: li
     for row in rows:
         cells = []
         for count in counts:
-            costs = found[row, count]
+            costs = found.get((row, count), [])
+            if not costs:
+                cells += ["–", "–"]
+                continue
             wall = statistics.median(cost.wall for cost in costs)
             ours = statistics.median(cost.wall for cost in found.get(("plan", count), costs))
             controller = statistics.median(cost.controller for cost in costs)
             hosts = statistics.median(cost.hosts for cost in costs)
             cells += [f"{wall:.2f} ({controller:.1f} + {hosts:.1f})", f"{wall / ours:.2f}"]
         table.add_row(row, *cells)
-    return [table]
+    return table
 
 
 def main() -> None:
@@ -212,6 +223,7 @@ def main() -> None:
     pyinfra = install_peers() if "pyinfra" in options.only else ""
     _adopt_orphans()
     found: dict[tuple[str, int], list[Cost]] = {}
+    ends = (min(options.hosts), max(options.hosts))
     with tempfile.TemporaryDirectory(prefix="oeprov-bench-") as name:
         directory = Path(name)
         layer = converged.layer(directory / "layer")
@@ -220,27 +232,27 @@ def main() -> None:
                 bench = Bench(directory, hosts)
                 if count == options.hosts[0]:
                     for row in options.only:
-                        bench.measure(bench.runs()[row])
+                        bench.measure(bench.runs(warm_up=True)[row])
                 for repetition in range(options.repetitions):
                     for row in options.only:
-                        if repetition and row in SLOW and count > options.hosts[0]:
+                        if row in SLOW and (repetition or count not in ends):
                             continue
                         cost = bench.measure(bench.runs()[row])
                         found.setdefault((row, count), []).append(cost)
                         print(f"{count} {row}: {cost}", file=sys.stderr, flush=True)
-                    _end_orphans()
-    made = tables(found, options.only, options.hosts)
-    Console().print(*made)
+            _bury_hosts()
+    table = made_of(found, options.only, options.hosts)
+    Console().print(table)
     if options.save:
-        save(made, options.only, pyinfra)
+        save(table, options.only, pyinfra)
 
 
-def save(made: list[Table], rows: list[str], pyinfra: str) -> None:
+def save(table: Table, rows: list[str], pyinfra: str) -> None:
     """Write the results file."""
     import ansible.release
 
-    console = Console(width=110, record=True, file=Path(os.devnull).open("w"))
-    console.print(*made)
+    text = io.StringIO()
+    Console(width=110, file=text).print(table)
     processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     words = "\n".join(f"- `{row}`: {ROWS[row]}" for row in rows)
@@ -248,8 +260,8 @@ def save(made: list[Table], rows: list[str], pyinfra: str) -> None:
     RESULTS.write_text(
         f"# Looking at many hosts\n\n{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} × "
         f"{processor.split(':')[1].strip()}, {memory} GiB, Linux {platform.release()}; ansible-core "
-        f"{ansible.release.__version__}, pyinfra {pyinfra}, {ssh}\n\n    {' '.join(['python', *sys.argv])}\n\n"
-        f"```\n{console.export_text()}```\n\n{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
+        f"{ansible.release.__version__}, pyinfra {pyinfra}, {ssh}\n\n"
+        f"    {' '.join(['python', *sys.argv])}\n\n```\n{text.getvalue()}```\n\n{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``oeprov plan`` looks at, gathered by pyinfra's facts; reads of a kind are put together in one command."""
+"""What ``oeprov plan`` looks at, gathered by pyinfra's facts; reads of a kind are one command."""
 
 from pyinfra import host
 from pyinfra.facts.deb import DebPackages
