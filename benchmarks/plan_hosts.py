@@ -261,7 +261,8 @@ def save(table: Table, rows: list[str], pyinfra: str) -> None:
         f"# Looking at many hosts\n\n{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} × "
         f"{processor.split(':')[1].strip()}, {memory} GiB, Linux {platform.release()}; ansible-core "
         f"{ansible.release.__version__}, pyinfra {pyinfra}, {ssh}\n\n"
-        f"    {' '.join(['python', *sys.argv])}\n\n```\n{text.getvalue()}```\n\n{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
+        f"    {' '.join(['python', *sys.argv])}\n\n```\n{text.getvalue()}```\n\n"
+        f"{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
     )
 
 

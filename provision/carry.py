@@ -60,9 +60,9 @@ def _package() -> dict[str, Any]:
     text, code = {}, {}
     for path in sorted(share.node_package().glob("*.py")):
         name = "oeprov_node" if path.stem == "__init__" else f"oeprov_node.{path.stem}"
-        text[name] = zlib.compress(path.read_bytes())
+        text[name] = zlib.compress(path.read_bytes(), 1)
         # Not compiled here each time: the loader knows where Python keeps its bytecode.
-        code[name] = zlib.compress(marshal.dumps(SourceFileLoader(name, str(path)).get_code(name)))
+        code[name] = zlib.compress(marshal.dumps(SourceFileLoader(name, str(path)).get_code(name)), 1)
     return {"bytecode": _BYTECODE, "text": text, "code": code}
 
 

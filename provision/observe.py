@@ -44,6 +44,8 @@ def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be seen; in the inventory's order."""
     found: dict[str, Future[State | HostError]] = {}
     begun: dict[Future[State | HostError], float] = {}
+    # What is the same for all is made once, and not by every thread at the same time.
+    carry.payload("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
     with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
         for name, host in inventory.hosts.items():
             while len(begun) >= MOST_AT_ONCE:
