@@ -110,9 +110,9 @@ def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
                 repack(into)
             elif own:
                 _build_here(root, into, log)
+                _check_digest(build, root)
             else:
-                _build_there(root, key_of(build), into, log, elsewhere)
-            _check_digest(build, root)
+                _build_there(root, build, into, log, elsewhere)
             into.rename(directory)
     log.unlink(missing_ok=True)
     return next(directory.glob("*.whl"))
@@ -209,16 +209,17 @@ def _said(log: Path, what: str) -> str:
     return f"the runtime could not be {what}: {last} (all of it: {log})"
 
 
-def _build_there(root: Path, key: str, into: Path, log: Path, elsewhere: Elsewhere) -> None:
+def _build_there(root: Path, build: str, into: Path, log: Path, elsewhere: Elsewhere) -> None:
     packed, tools = into.parent / "build.tar.gz", into.parent / "tools"
     tools.mkdir()
-    python = key.rpartition("-py")[2]
+    python = key_of(build).rpartition("-py")[2]
     old = _OLD_TOOLS if int(python.split(".")[1]) < 11 else ()
     # Pure Python, all of them: what is fetched here works there, where nothing may come from PyPI.
     only = ["--only-binary=:all:", "--platform=any", f"--python-version={python}", "--implementation=py"]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--abi=none", "-d", str(tools)]
     _logged([*pip, *_TOOLS, *old], log, "built: its build tools could not be fetched")
     archive(root, tools, packed)
+    _check_digest(build, root)
     made = elsewhere(packed, log)
     made.rename(into / made.name)
 

@@ -90,12 +90,18 @@ def observe(system: System, venv: str, requirements: List[str], python: str = ""
     if stamp.made and stamp.finished and not requirements:
         # The usual case on servers, told without starting an interpreter.
         return found._replace(**_installed(system, venv))
+    probed = _probe(system, found, requirements)
+    return probed._replace(base=found.base, wheel=found.wheel, made=found.made, unfinished=found.unfinished)
+
+
+def _probe(system: System, found: Runtime, requirements: List[str]) -> Runtime:
+    """What the environment's own interpreter says of it."""
     # -I: neither the current directory nor PYTHON* variables decide what is found.
-    result = system.run([system.path(interpreter(venv)), "-I", "-c", _PROBE, json.dumps(requirements)])
+    argv = [system.path(interpreter(found.venv)), "-I", "-c", _PROBE, json.dumps(requirements)]
+    result = system.run(argv)
     if not result.ok:
         return found._replace(error=result.err.strip()[-300:] or "it fails")
-    probed = parse_probe(venv, result.out, found.writable)
-    return probed._replace(base=found.base, wheel=found.wheel, made=found.made, unfinished=found.unfinished)
+    return parse_probe(found.venv, result.out, found.writable)
 
 
 class _Stamp(NamedTuple):
@@ -299,9 +305,11 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
         system.check(_make(python, venv, args["offline"]), timeout=600)
     for argv in _pip(venv, wheel, requirements, bool(before.oeprov) and not create, args["offline"]):
         system.check(argv, timeout=3600)
-    missing = observe(system, venv, requirements).missing
-    if missing:
-        raise CommandError("pip ended well, but {} still lacks {}".format(venv, ", ".join(missing)))
+    after = _probe(system, Runtime(venv=venv), requirements)
+    if after.error or after.missing:
+        raise CommandError(
+            "pip ended well, but {} {}".format(venv, after.error or "still lacks " + ", ".join(after.missing))
+        )
     if build:
         _check(system, venv)
         os.sync()

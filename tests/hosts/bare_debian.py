@@ -99,7 +99,7 @@ class BareDebian:
                 raise RuntimeError(f"no sshd came up: {(self.directory / 'sshd.log').read_text()}")
             time.sleep(0.05)
         kind, key = (self.directory / "host_key.pub").read_text().split()[:2]
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {kind} {key}\\n")
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {kind} {key}\n")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -50,22 +50,32 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def bring(wheels: Path, name: str = BUILD, server: str = "print('usage')\n") -> None:
-    """Put a wheel of oeprov on the host: pip takes it for the real one."""
-    (wheels / name).mkdir(parents=True)
-    info = "oeprov-0.1.0.dist-info"
-    with zipfile.ZipFile(wheels / name / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
-        file.writestr("oe_runtime/__init__.py", "")
-        file.writestr("oe_runtime/server.py", server)
-        file.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: oeprov\nVersion: 0.1.0\nRequires-Dist: nope\n"
-        )
+def pack(directory: Path, name: str, files: dict[str, str], needs: str = "") -> None:
+    """A wheel of version 0.1.0 that pip takes for a real one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-0.1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
+    with zipfile.ZipFile(directory / f"{name}-0.1.0-py3-none-any.whl", "w") as file:
+        for path, text in files.items():
+            file.writestr(path, text)
+        file.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {needs}\n" if needs else ""))
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
 
 
-def install(venv: Path, system: System, name: str = BUILD) -> Applied:
-    args = {"venv": str(venv), "python": sys.executable, "build": name, "offline": True, "requirements": []}
+def bring(wheels: Path, name: str = BUILD, server: str = "print('usage')\n") -> None:
+    """Put oeprov's wheel on the host; it needs a distribution that only PyPI would have."""
+    pack(wheels / name, "oeprov", {"oe_runtime/__init__.py": "", "oe_runtime/server.py": server}, "numbers")
+
+
+def install(venv: Path, system: System, name: str = BUILD, framework: str = "") -> Applied:
+    args = {
+        "venv": str(venv),
+        "python": sys.executable,
+        "build": name,
+        "offline": not framework,
+        "requirements": [framework] if framework else [],
+    }
     return apply(Step("runtime", "install", "why", action="install_runtime", args=args), system)
 
 
@@ -106,6 +116,28 @@ def test_a_server_host_gets_the_wheel_and_nothing_from_elsewhere(tmp_path: Path,
     done = system.run([f"{venv}/bin/python", "-I", "-m", "oe_runtime.server"])
     assert done.out == "newer\n", done.err
     assert stamp(venv)["wheel"] == OTHER
+
+
+def test_a_worker_gets_its_framework_too_in_one_call(
+    tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv, system, index = tmp_path / "venv", Host(), tmp_path / "index"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    for name in ("framework", "numbers"):
+        pack(index, name, {f"{name}.py": ""})
+    bring(wheels)
+    assert install(venv, system, framework="framework>=0.1").changed
+    assert "include-system-site-packages = false" in (venv / "pyvenv.cfg").read_text()
+    assert len([line for line in system.commands if "-m pip" in line]) == 1
+    found = runtime.observe(system, str(venv), ["framework>=0.1", "numbers", "absent"], sys.executable)
+    assert found.missing == ["absent"]
+    assert (found.oeprov, found.wheel) == ("0.1.0", BUILD)
+    assert install(venv, system, framework="framework>=0.1").changed is False
+    # Another build of the same version, which pip by itself would not take.
+    bring(wheels, OTHER, "print('newer')\n")
+    assert install(venv, system, OTHER, framework="framework>=0.1").changed
+    assert system.run([f"{venv}/bin/python", "-I", "-m", "oe_runtime.server"]).out == "newer\n"
 
 
 @pytest.mark.parametrize("where", ["-m venv", "-m pip", "oe_runtime.server"])
