@@ -34,6 +34,8 @@ _SERVICE = "oeprov-trial.service"
 _ARGUMENT = "oeprov.trial="
 _SETTLE_SECONDS = 120.0
 _PMEM_SECONDS = 60.0
+# One of them is in every boot, however far it comes.
+_WANTED_BY = ("sysinit.target", "emergency.target")
 _HEAD = """\
 [Unit]
 Description=oeprov: return to the old kernel unless the boot on trial is confirmed
@@ -175,7 +177,9 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
 
 def _write_units(system: System, limit: int) -> None:
     """The timer that ends a boot on trial; it starts on no other boot."""
-    timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy=sysinit.target\n".format(limit)
+    timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy={}\n".format(
+        limit, " ".join(_WANTED_BY)
+    )
     service = (
         "\n[Service]\nType=oneshot\nExecStart=-/bin/cp /proc/cmdline {}\n"
         "ExecStart=/bin/systemctl --force reboot\n".format(EXPIRED)
