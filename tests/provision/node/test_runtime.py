@@ -89,7 +89,7 @@ def test_a_server_host_gets_the_wheel_and_nothing_from_elsewhere(tmp_path: Path,
     bring(wheels)
     assert install(venv, system) == Applied(True, f"installed oeprov in {venv}")
     assert "include-system-site-packages = true" in (venv / "pyvenv.cfg").read_text()
-    assert [line for line in system.commands if "pip" in line] == [
+    assert [line for line in system.commands if "-m pip" in line] == [
         f"{venv}/bin/python -m pip install --disable-pip-version-check --no-deps --no-index "
         f"--force-reinstall {wheels}/{BUILD}/oeprov-0.1.0-py3-none-any.whl"
     ]
