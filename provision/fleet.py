@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -55,11 +57,12 @@ class Fleet:
         """What every host says of the job's units; new events of a worker there are taken over."""
         if not self.processes:
             return {}
-        args = {**self.args(), "offset": self.mirrored}
+        offset = self.mirrored
+        args = {**self.args(), "offset": offset}
         answers = errand.on_all(self.hosts, "look", args, LOOK_SECONDS)
         for answer in answers.values():
             if isinstance(answer, dict):
-                self.mirror(answer)
+                self.mirror(answer, offset)
         return answers
 
     @property
@@ -75,11 +78,14 @@ class Fleet:
         path = self.job.metrics_file
         return path.stat().st_size if path.exists() else 0
 
-    def mirror(self, answer: Answer) -> None:
-        """Append what the worker's host had new."""
-        if self.worker is not None and answer.get("events"):
-            with self.job.metrics_file.open("a") as file:
-                file.write(answer["events"])
+    def mirror(self, answer: Answer, offset: int) -> None:
+        """Append what the worker's host had new after ``offset``, unless another process was quicker."""
+        if self.worker is None or not answer.get("events"):
+            return
+        with self.job.metrics_file.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_size == offset:
+                file.write(answer["events"].encode())
 
     def start_worker(self, spec: ProcessSpec, argv: list[str]) -> None:
         """Start the worker's unit; HostError says why it did not begin."""
@@ -199,7 +205,8 @@ class HostWorker:
         now = time.monotonic()
         if self.exit_code is not None or now < self._next:
             return self.exit_code
-        args = {**self.fleet.args(), "offset": self.fleet.mirrored}
+        offset = self.fleet.mirrored
+        args = {**self.fleet.args(), "offset": offset}
         try:
             answer = errand.run(self.fleet.hosts[self.spec.host], "look", args, LOOK_SECONDS)
         except HostError as error:
@@ -208,7 +215,7 @@ class HostWorker:
                 self.silent = True
         else:
             self._seen = time.monotonic()
-            self.fleet.mirror(answer)
+            self.fleet.mirror(answer, offset)
             found = answer["processes"].get(self.spec.name)
             if found is None:
                 self.exit_code, self.how = 1, "is gone: its unit was taken away"

@@ -44,13 +44,8 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
             console.print(_process_table(item))
             for line in _troubles(item):
                 console.print(line, highlight=False, soft_wrap=True)
-        if item["state"] not in ACTIVE and _left(item):
-            console.print(
-                f"[yellow]![/] its servers are still up; take them away with: oeprov stop {item['job']}"
-                f"{state_flag(state_dir)}, or go on with: oeprov resume {item['job']}{state_flag(state_dir)}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        for line in _advice(item, state_flag(state_dir)):
+            console.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -69,6 +64,20 @@ def report(job: Job) -> dict[str, Any]:
         "processes": processes,
         "rows": processview.rows(processes),
     }
+
+
+def _advice(item: dict[str, Any], flag: str) -> list[str]:
+    """What to type next for a job that ended before its time."""
+    if item["state"] not in ("failed", "interrupted"):
+        return []
+    lines = []
+    if _left(item):
+        lines.append(
+            f"[yellow]![/] its servers are still up; take them away with: oeprov stop {item['job']}{flag}"
+        )
+    if item["checkpoint_step"] is not None:
+        lines.append(f"go on from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
+    return lines
 
 
 def _left(item: dict[str, Any]) -> bool:

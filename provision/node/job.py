@@ -5,13 +5,15 @@ What was started is written down in ``units.json`` of the job's directory on the
 no more than that directory.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import pwd
 import shutil
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 from . import memory, port, process, systemd
 from .command import CommandError, System
@@ -30,6 +32,11 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     (files that must be there), address and port (of a server; port 0: any). Gives ``servers``, the ready
     files' content with each server's name. CommandError says why not; then nothing of them is left behind.
     """
+    with _alone(system):
+        return _start(system, args)
+
+
+def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     directory, units = args["directory"], args["units"]
     _check_place(system, args)
     _end(system, [item["unit"] for item in units])
@@ -43,8 +50,20 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"servers": _start_units(system, args), "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
-        stop(system, {"directory": directory, "units": names, "keep": again})
+        _stop(system, {"directory": directory, "units": names, "keep": again})
         raise
+
+
+@contextlib.contextmanager
+def _alone(system: System) -> Iterator[None]:
+    """One start or stop at a time: a launch that was broken off may still be starting here."""
+    with contextlib.ExitStack() as held:
+        try:
+            file = held.enter_context(open(system.path("/run/oeprov-job.lock"), "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # no /run, or not root: then nothing can be started either
+        yield
 
 
 def boot_id(system: System) -> str:
@@ -251,6 +270,11 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     directory. Gives ``stopped``: for each name, whether it ran, exit code, its last lines and last counters.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
+    with _alone(system):
+        return _stop(system, args)
+
+
+def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     directory = args["directory"]
     wanted = args.get("units")
     items = [
@@ -321,7 +345,7 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     ``args``: ``directory``; ``offset`` in the trainer's ``metrics.jsonl``, or -1 for none of it. Gives
     ``processes`` by name: active, up, pid, started, restarts, exit_code, how (it ended, in words), port,
     metrics (its own counters), nodes (bytes by memory node) and resident bytes; ``cpuless`` nodes of the
-    host; ``events``: new text of metrics.jsonl, at most 1 MiB; ``boot``: the boot's id.
+    host; ``events``: new text of metrics.jsonl, at most 16 MiB; ``boot``: the boot's id.
     """
     directory = args["directory"]
     items = recorded(system, directory)
@@ -373,7 +397,7 @@ def _tail(system: System, path: str, offset: int) -> str:
     try:
         with open(system.path(path), "rb") as file:
             file.seek(offset)
-            return file.read(1 << 20).decode("utf-8", "replace")
+            return file.read(16 << 20).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -396,6 +396,40 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     assert "goes on from step 3" in capsys.readouterr().out
 
 
+def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    until(job.run_dir / "waiting")
+    os.kill(job.state().supervisor_pid, signal.SIGKILL)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    command = [
+        str(Path(sys.executable).parent / "ansible-playbook"),
+        *(
+            "-i",
+            str(cluster.directory / "inventory.yml"),
+            str(REPOSITORY / "playbooks" / "stop_training.yml"),
+        ),
+        *("-e", f"training_job_directory=/var/lib/oeprov/jobs/{job.id}"),
+    ]
+    for changed in (1, 0):
+        done = subprocess.run(
+            command,
+            env={
+                **environment,
+                "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+                "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+                "PYTHONPATH": str(REPOSITORY),
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.count(f"changed={changed} ") == 2 + (not changed), done.stdout
+    cluster.assert_clean()
+    assert [item["state"] for item in cluster.report()["processes"]] == ["gone", "gone", "ended"]
+    assert training.stop(cluster.state_dir, job.id) == 0
+
+
 def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
     assert cluster.launch(detach=True) == 0
     job = cluster.job()
