@@ -209,7 +209,8 @@ class ServerSettings(_Settings):
     count: int = Field(default=1, ge=1, le=64, description="Server processes on the host.")
     host: Text = Field(
         default="",
-        description="Address to listen on; default: 127.0.0.1 on kind local, else the host's address.",
+        description="Address to listen on; default: 127.0.0.1 on kind local, else the host's address. "
+        "Workers reach a server on 0.0.0.0 at the host's address.",
     )
     port: Port = Field(
         default=0,
@@ -217,7 +218,8 @@ class ServerSettings(_Settings):
     )
     storage: Literal["auto", "dram", "pmem_libpmem"] = Field(
         default="auto",
-        description="Where rows live. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
+        description="Where rows live. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram; "
+        "with system-ram that is the memory node without CPUs.",
     )
     storage_size: Size = Field(default=0, description="Most that one server may use; 0: no limit.")
     threads: int = Field(
