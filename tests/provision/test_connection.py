@@ -1,0 +1,103 @@
+"""Ansible's connection variables: what ssh is given for them, and which are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from provision.connection import ssh_arguments
+from provision.errors import InventoryError
+from provision.inventory import Host, load
+from provision.remote import argv
+
+
+def one_host(tmp_path: Path, *lines: str) -> Host:
+    path = tmp_path / "inventory.yml"
+    own = "".join(f"      {line}\n" for line in lines)
+    path.write_text(
+        f"all:\n  hosts:\n    a:\n      oeprov_kind: cpu\n{own}  children:\n"
+        "    workers: {hosts: {a: }}\n    parameter_servers: {hosts: {a: }}\n"
+    )
+    return load(path).hosts["a"]
+
+
+def test_nothing_is_said_to_ssh_that_the_inventory_does_not_say(tmp_path: Path) -> None:
+    host = one_host(tmp_path)
+    assert host.ssh_arguments == ()
+    assert argv(host)[-2:] == ["--", "a"]
+
+
+def test_options_come_in_the_order_that_ansible_gives_them() -> None:
+    given = {
+        "ansible_ssh_args": "-C -o ControlMaster=auto",
+        "ansible_port": 2222,
+        "ansible_user": "me",
+        "ansible_ssh_private_key_file": "/keys/a key",
+        "ansible_ssh_common_args": "-o 'ProxyCommand=ssh -W %h:%p gate'",
+        "ansible_ssh_extra_args": "-v",
+        "ansible_host_key_checking": "no",
+    }
+    assert ssh_arguments(given) == (
+        *("-C", "-o", "ControlMaster=auto"),
+        *("-oStrictHostKeyChecking=no", "-oPort=2222", '-oIdentityFile="/keys/a key"', '-oUser="me"'),
+        *("-o", "ProxyCommand=ssh -W %h:%p gate", "-v"),
+    )
+
+
+def test_templates_and_home_directories(tmp_path: Path) -> None:
+    host = one_host(
+        tmp_path,
+        "known: /there",
+        "ansible_ssh_common_args: '-o UserKnownHostsFile={{ known }}'",
+        "ansible_ssh_private_key_file: ~/.ssh/one",
+    )
+    assert host.ssh_arguments == (
+        f'-oIdentityFile="{Path.home()}/.ssh/one"',
+        *("-o", "UserKnownHostsFile=/there"),
+    )
+
+
+def test_host_keys_are_checked_unless_the_inventory_says_otherwise(tmp_path: Path) -> None:
+    assert one_host(tmp_path, "ansible_host_key_checking: true").ssh_arguments == ()
+    off = one_host(tmp_path, "ansible_ssh_host_key_checking: false")
+    assert off.ssh_arguments == ("-oStrictHostKeyChecking=no",)
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        ("ansible_password: hunter2", "ansible_password: oeprov logs in with keys only"),
+        ("ansible_ssh_pass: hunter2", "ansible_ssh_pass: oeprov logs in with keys only"),
+        ("ansible_become_password: hunter2", "becomes root by `sudo -n`, without a password"),
+        ("ansible_become_method: su", "becomes root by `sudo -n`"),
+        ("ansible_become_user: admin", "becomes root and nobody else"),
+        ("ansible_become_flags: -i", "becomes root by `sudo -n`"),
+        ("ansible_ssh_executable: /opt/ssh", "runs the `ssh` that is on the PATH"),
+        ("ansible_ssh_host: 10.0.0.1", "is an old name; use ansible_host"),
+        ("ansible_ssh_user: me", "is an old name; use ansible_user"),
+        ("ansible_private_key_file: /key", "use ansible_ssh_private_key_file"),
+        ("ansible_ssh_common_args: '-o \"A'", "cannot be split into arguments"),
+        ("ansible_ssh_common_args: '{{ nobody }}'", "ansible_ssh_common_args: cannot be templated"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, line: str, piece: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        one_host(tmp_path, line)
+    assert str(tmp_path / "inventory.yml") in str(caught.value)
+    assert "host a" in str(caught.value)
+    assert piece in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ansible_become_method: sudo",
+        "ansible_become_user: root",
+        "ansible_become_flags: -H -S -n",
+        "ansible_password: ''",
+        "ansible_pipelining: true",
+        "ansible_ssh_retries: 3",
+    ],
+)
+def test_values_that_change_nothing_are_no_error(tmp_path: Path, line: str) -> None:
+    assert one_host(tmp_path, line).ssh_arguments == ()
