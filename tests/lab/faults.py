@@ -101,8 +101,8 @@ def _cpio(files: dict[str, bytes]) -> bytes:
 
 
 def fill_boot(node: Node, leave: int = 1 << 20) -> None:
-    """Fill the file system of /boot until ``leave`` bytes are free."""
-    size = f"$(($(df --output=avail -B1 /boot | tail -1) - {leave}))"
+    """Fill the file system of /boot until ``leave`` bytes are free, those reserved for root included."""
+    size = f"$(($(stat -f -c '%f * %S' /boot) - {leave}))"
     node.check(f"fallocate -l {size} /boot/filler && sync")
 
 
