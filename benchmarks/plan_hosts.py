@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts")]
 
 import converged  # noqa: E402
 from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
@@ -85,14 +85,14 @@ class Bench:
 
     def runs(self, *, warm_up: bool = False) -> dict[str, Callable[[], None]]:
         """Row → what it runs; ``warm_up``: the slow ones on one host only."""
-        oeprov = str(Path(sys.executable).with_name("oeprov"))
+        oeprov = [sys.executable, "-m", "provision.cli"]
         playbook = str(Path(sys.executable).with_name("ansible-playbook"))
         inventory = ["-i", str(self.inventory)]
         pyinfra = [str(self.pyinfra), str(ROOT / "benchmarks" / "peers" / "plan_hosts_pyinfra.py")]
         forks = ["--forks", str(len(self.hosts)), *(["--limit", self.hosts[0].name] if warm_up else [])]
         return {
-            "plan": lambda: self._command([oeprov, "plan", *inventory]),
-            "bootstrap": lambda: self._command([oeprov, "bootstrap", "--yes", *inventory]),
+            "plan": lambda: self._command([*oeprov, "plan", *inventory]),
+            "bootstrap": lambda: self._command([*oeprov, "bootstrap", "--yes", *inventory]),
             "pyinfra": lambda: self._command(
                 [str(PEERS / "bin" / "pyinfra"), "-y", "--parallel", str(len(self.hosts)), *pyinfra]
             ),
@@ -124,6 +124,7 @@ class Bench:
     def _command(self, argv: list[str]) -> None:
         environment = {
             **os.environ,
+            "PYTHONPATH": str(ROOT),
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.directory / "run" / "cp"),
             "ANSIBLE_CACHE_PLUGIN": "memory",
