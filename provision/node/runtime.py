@@ -175,15 +175,25 @@ def _lacks_wheel(runtime: Runtime, build: str) -> bool:
     return not runtime.oeprov or bool(build and runtime.wheel != build)
 
 
-def _make(python: str, venv: str, system_site: bool) -> List[str]:
-    return [python, "-m", "venv"] + (["--system-site-packages"] if system_site else []) + [venv]
+def _make(python: str, venv: str, offline: bool) -> List[str]:
+    return [python, "-m", "venv"] + (["--system-site-packages", "--without-pip"] if offline else []) + [venv]
 
 
-def _pip(venv: str, wheel: str, requirements: List[str], replace: bool, offline: bool) -> List[List[str]]:
-    """pip's command lines: ``replace`` an oeprov of the same version; ``offline``: the wheel and no more."""
+def _install(
+    venv: str, python: str, wheel: str, requirements: List[str], create: bool, offline: bool
+) -> List[List[str]]:
+    """Command lines; ``offline``: the wheel and no more, ``create``: into an environment that was just made.
+
+    With both, our wheel is unpacked as it is: it has no scripts and no dependencies that are not the
+    distribution's, and pip itself would be most of the work.
+    """
+    if offline and create:
+        place = os.path.join(venv, "lib", "python" + minor(python), "site-packages")
+        return [[interpreter(venv), "-m", "zipfile", "-e", wheel, place]] if wheel else []
     install = [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"]
     commands = []
-    if wheel and (replace or offline):
+    if wheel and not create:
+        # pip takes another build of the same version for the same.
         commands.append(install + ["--no-deps", "--no-index", "--force-reinstall", wheel])
     if not offline and (wheel or requirements):
         commands.append(install + ([wheel] if wheel else []) + requirements)
@@ -197,14 +207,15 @@ def plan(state: State, desired: Desired) -> List[Step]:
     why = _why(runtime, build, not local)
     if not why:
         return []
-    create = not runtime.exists or bool(_why_again(runtime))
+    offline = not local and not desired.runtime_requirements  # such a host needs nothing from PyPI
+    create = not runtime.exists or bool(_why_again(runtime)) or (offline and runtime.made)
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
-    offline = not local and not desired.runtime_requirements  # such a host needs nothing from PyPI
     wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
     commands = [["rm", "-rf", venv]] if create and runtime.exists else []
     commands += [_make(python_of(state.os, desired), venv, offline)] if create else []
-    commands += _pip(venv, wheel, names, bool(runtime.oeprov) and not create, offline)
+    base = runtime.base or state.os.python
+    commands += _install(venv, base, wheel, names, create, offline)
     if wheel and build and key_of(build) != desired.runtime_wheel_key:
         why += "; if it was not built before, one host of {} builds it and gets compilers".format(
             key_of(build)
@@ -294,7 +305,8 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
         return Applied(False, "{} has all that is needed".format(venv))
     if before.error and not before.made:
         raise CommandError("{}: cannot be used: {}".format(venv, before.error))
-    create = not before.exists or bool(_why_again(before))
+    offline = args["offline"]
+    create = not before.exists or bool(_why_again(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
     # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
     made = before.made or create
@@ -302,10 +314,10 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
         _write_stamp(system, venv, _Stamp(before.wheel, made, False))
     if create:
         _empty(system, venv)
-        system.check(_make(python, venv, args["offline"]), timeout=600)
-    for argv in _pip(venv, wheel, requirements, bool(before.oeprov) and not create, args["offline"]):
+        system.check(_make(python, venv, offline), timeout=600)
+    for argv in _install(venv, before.base, wheel, requirements, create, offline):
         system.check(argv, timeout=3600)
-    after = _probe(system, Runtime(venv=venv), requirements)
+    after = Runtime(venv=venv) if offline and create else _probe(system, Runtime(venv=venv), requirements)
     if after.error or after.missing:
         raise CommandError(
             "pip ended well, but {} {}".format(venv, after.error or "still lacks " + ", ".join(after.missing))
