@@ -15,6 +15,7 @@ from . import (
     numa,
     packages,
     runtime,
+    trial,
 )
 from .command import CommandError, System
 from .step import Action, Applied, Step
@@ -26,6 +27,7 @@ for _part in (
     directory,
     kernel,
     bootloader,
+    trial,
     gpu,
     mount,
     ndctl,
