@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faults import empty_boot, fill_boot, offer_bad_kernel
 from user import User
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
