@@ -102,8 +102,8 @@ def _cpio(files: dict[str, bytes]) -> bytes:
 
 def fill_boot(node: Node, leave: int = 1 << 20) -> None:
     """Fill the file system of /boot until ``leave`` bytes are free, those reserved for root included."""
-    size = f"$(($(stat -f -c '%f * %S' /boot) - {leave}))"
-    node.check(f"fallocate -l {size} /boot/filler && sync")
+    node.run("dd if=/dev/zero of=/boot/filler bs=1M")  # until there is no space left
+    node.check(f"truncate -s -{leave} /boot/filler && sync")
 
 
 def empty_boot(node: Node) -> None:
