@@ -72,9 +72,9 @@ def _advice(item: dict[str, Any], flag: str) -> list[str]:
         return []
     lines = []
     if _left(item):
-        lines.append(
-            f"[yellow]![/] its servers are still up; take them away with: oeprov stop {item['job']}{flag}"
-        )
+        silent = any(entry["state"] == "does not answer" for entry in item["processes"])
+        up = "may still be up; once their host answers, take" if silent else "are still up; take"
+        lines.append(f"[yellow]![/] its servers {up} them away with: oeprov stop {item['job']}{flag}")
     if item["checkpoint_step"] is not None:
         lines.append(f"go on from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
     return lines

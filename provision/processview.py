@@ -50,6 +50,8 @@ def _process(job: Job, item: ProcessState, answer: Answer | HostError | None) ->
             found.update(alive=False, state="gone", trouble="its unit is no longer on the host")
         else:
             counters, nodes, cpuless = seen["metrics"] or counters, seen["nodes"], answer["cpuless"]
+            if seen["up"] and counters.get("pid", seen["pid"]) != seen["pid"]:
+                counters = {}  # of the process before it
             found.update(alive=seen["up"], pid=seen["pid"], memory_bytes=seen["resident"] or None)
             found.update(_unit_state(item, seen, answer["boot"]))
             if seen["port"] and item.endpoint:

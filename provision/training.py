@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,12 +195,11 @@ def _prepare(
         )
     if run.outcome == "ok" and all(item.endpoint for item in units.values()):
         _write(job, "prepared", units)
-        names = ", ".join(inventory.hosts)
-        console.print(f"[green]✓[/] job {job.id}: {names} prepared ({time.monotonic() - begun:.1f} s)")
-        for item in units.values():
-            console.print(
-                f"[green]✓[/] {item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
-            )
+        try:
+            _say_prepared(job, inventory, units.values(), time.monotonic() - begun, console)
+        except OSError:  # whoever read our words has gone: nobody would look after the servers
+            _take_back(job, console, fresh=fresh)
+            raise
         run.log.unlink(missing_ok=True)
         return
     words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
@@ -208,6 +207,16 @@ def _prepare(
     if run.outcome == "canceled":
         raise TrainingError(f"stopped before training began; nothing was started{left}")
     raise TrainingError(f"the hosts could not be prepared: {words} (log: {run.log}){left}")
+
+
+def _say_prepared(
+    job: Job, inventory: Inventory, servers: Iterable[ProcessState], seconds: float, console: Console
+) -> None:
+    names = ", ".join(inventory.hosts)
+    console.print(f"[green]✓[/] job {job.id}: {names} prepared ({seconds:.1f} s)")
+    for item in servers:
+        where = f"{item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
+        console.print(f"[green]✓[/] {where}", highlight=False, soft_wrap=True)
 
 
 def _unit_state(item: jobs.ProcessSpec) -> ProcessState:

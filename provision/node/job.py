@@ -237,6 +237,9 @@ def how_it_ended(system: System, unit: systemd.Unit) -> str:
     """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
     own = systemd.journal(system, unit.name, 20, manager=False)
     lines = systemd.journal(system, unit.name, 60)
+    starts = [number for number, line in enumerate(lines) if line.startswith("Started ")]
+    if starts and not unit.restarts:
+        lines = lines[starts[-1] :]  # what went before was another start
     exits = [match.group(1) for match in map(systemd.EXITED.search, lines) if match]
     if unit.exit_code < 0:
         how = "it was killed by signal {}".format(-unit.exit_code)
@@ -361,7 +364,7 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "started": process.start_time(unit.pid) if unit.pid else 0,
             "restarts": unit.restarts,
             "exit_code": None if unit.up or unit.ending else unit.exit_code,
-            "how": how_it_ended(system, unit) if unit.restarts or not unit.up else "",
+            "how": how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
             "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
             "nodes": memory.by_node(system, unit.pid) if unit.pid else {},
