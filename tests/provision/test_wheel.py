@@ -284,7 +284,18 @@ def installed_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ]
         file.writestr(f"{info}/RECORD", "".join(rows) + f"{info}/RECORD,,\n")
     site = tmp_path / "prefix"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--prefix", str(site)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--ignore-installed",
+        "--prefix",
+        str(site),
+    ]
     subprocess.run([*pip, str(original)], check=True)
     packages = next(site.glob("lib/python*/site-packages"))
     monkeypatch.setattr(wheel.share, "root", lambda: packages / "provision" / "share")
