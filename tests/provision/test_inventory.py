@@ -157,7 +157,7 @@ def test_keys_that_the_sample_shows_as_defaults_are_the_defaults() -> None:
     for key, value in compared:
         default = known[key].get_default(call_default_factory=True)
         if key not in ("pmem_memmap", "pmem_mode", "pmem_directory", "pmem_size", "oeprov_kind"):
-            assert str(default) == value, key
+            assert str(default).lower() == value.lower(), key  # YAML writes false
     assert len(compared) >= 5
 
 
