@@ -69,20 +69,19 @@ def restored(values: Mapping[str, Any]) -> Host:
     from provision import settings
     from provision.inventory import Host
 
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    found: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    found.update(
+        pmem=settings.PmemSettings(),
+        kernel=settings.KernelSettings(),
+        runtime=settings.RuntimeSettings(),
+        gpu=settings.GpuSettings(),
+        server=settings.ServerSettings(),
+        worker=settings.WorkerSettings(),
+    )
     try:
-        return Host(
-            **{
-                **plain,
-                "kind": Kind(values["kind"]),
-                "pmem": settings.PmemSettings(),
-                "kernel": settings.KernelSettings(),
-                "runtime": settings.RuntimeSettings(),
-                "gpu": settings.GpuSettings(),
-                "server": settings.ServerSettings(),
-                "worker": settings.WorkerSettings(),
-            }
-        )
+        return Host(**{**found, "kind": Kind(found["kind"])})
     except (TypeError, KeyError, ValueError) as error:
         raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
 

@@ -172,7 +172,7 @@ def _record(system: System, directory: str, units: List[Dict[str, Any]]) -> None
 def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
     """What was started for the job on this host; units without a record are known by their names alone."""
     try:
-        found = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
+        found: List[Dict[str, Any]] = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
     except ValueError:
         found = []
     names = [item["unit"] for item in found]
@@ -206,7 +206,9 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
             servers.append(dict(found, name=item["name"], unit=item["unit"]))
         elif not begun.ok:
             unit = systemd.show(system, [item["unit"]])[item["unit"]]
-            raise CommandError("{} did not start: {}".format(item["name"], how_it_ended(system, unit)))
+            raise CommandError(
+                "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
+            )
     return servers
 
 
@@ -222,48 +224,17 @@ def _wait_ready(
             pass
         unit = systemd.show(system, [item["unit"]])[item["unit"]]
         if not unit.up or unit.restarts or unit.failing:
-            raise CommandError("{} did not start: {}".format(item["name"], how_it_ended(system, unit)))
+            raise CommandError(
+                "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
+            )
         if time.time() > deadline:
-            said = last_words(systemd.journal(system, unit.name, 20, manager=False))
+            said = systemd.last_words(systemd.journal(system, unit.name, 20, manager=False))
             raise CommandError(
                 "{} was not ready after {:.0f} s{}".format(
                     item["name"], seconds, "; its last line: " + said if said else ""
                 )
             )
         time.sleep(0.3)
-
-
-def how_it_ended(system: System, unit: systemd.Unit) -> str:
-    """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
-    own = systemd.journal(system, unit.name, 20, manager=False)
-    lines = systemd.journal(system, unit.name, 60)
-    starts = [number for number, line in enumerate(lines) if line.startswith("Started ")]
-    if starts and not unit.restarts:
-        lines = lines[starts[-1] :]  # what went before was another start
-    exits = [match.group(1) for match in map(systemd.EXITED.search, lines) if match]
-    if unit.exit_code < 0:
-        how = "it was killed by signal {}".format(-unit.exit_code)
-    elif unit.exit_code and unit.result in ("", "success", "exit-code"):
-        how = "it ended with exit status {}".format(unit.exit_code)
-    elif exits:
-        how = "its process ended ({})".format(exits[-1])
-    elif unit.result == "exit-code":
-        how = "it could not be started"
-    elif unit.result in ("", "success"):
-        how = "it ended"
-    else:
-        how = "systemd says {}".format(unit.result)
-    if unit.result == "oom-kill":
-        how += " (the host ran out of memory)"
-    said = last_words(own, errors_only="killed" in how)
-    return how + (": " + said if said else "")
-
-
-def last_words(lines: List[str], errors_only: bool = False) -> str:
-    """The last line that begins with ``error:``, else the last line of any kind."""
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line[len("error:") :].strip() for line in said if line.lower().startswith("error:")]
-    return (errors or ([] if errors_only else said) or [""])[-1]
 
 
 def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -364,7 +335,7 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "started": process.start_time(unit.pid) if unit.pid else 0,
             "restarts": unit.restarts,
             "exit_code": None if unit.up or unit.ending else unit.exit_code,
-            "how": how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
+            "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
             "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
             "nodes": memory.by_node(system, unit.pid) if unit.pid else {},

@@ -83,6 +83,39 @@ def journal(system: System, name: str, lines: int, manager: bool = True) -> List
     return result.out.splitlines() if result.ok else []
 
 
+def how_it_ended(system: System, unit: Unit) -> str:
+    """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
+    own = journal(system, unit.name, 20, manager=False)
+    lines = journal(system, unit.name, 60)
+    starts = [number for number, line in enumerate(lines) if line.startswith("Started ")]
+    if starts and not unit.restarts:
+        lines = lines[starts[-1] :]  # what went before was another start
+    exits = [match.group(1) for match in map(EXITED.search, lines) if match]
+    if unit.exit_code < 0:
+        how = "it was killed by signal {}".format(-unit.exit_code)
+    elif unit.exit_code and unit.result in ("", "success", "exit-code"):
+        how = "it ended with exit status {}".format(unit.exit_code)
+    elif exits:
+        how = "its process ended ({})".format(exits[-1])
+    elif unit.result == "exit-code":
+        how = "it could not be started"
+    elif unit.result in ("", "success"):
+        how = "it ended"
+    else:
+        how = "systemd says {}".format(unit.result)
+    if unit.result == "oom-kill":
+        how += " (the host ran out of memory)"
+    said = last_words(own, errors_only="killed" in how)
+    return how + (": " + said if said else "")
+
+
+def last_words(lines: List[str], errors_only: bool = False) -> str:
+    """The last line that begins with ``error:``, else the last line of any kind."""
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line[len("error:") :].strip() for line in said if line.lower().startswith("error:")]
+    return (errors or ([] if errors_only else said) or [""])[-1]
+
+
 def ours(system: System, job: str = "") -> List[str]:
     """Names of the units of a job that lie on this host; of every job when none is named."""
     middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"

@@ -117,7 +117,7 @@ def test_units_of_one_job_are_not_those_of_another(tmp_path: Path) -> None:
 )
 def test_how_a_unit_ended(tmp_path: Path, unit: Unit, own: str, manager: str, words: str) -> None:
     system = Canned(tmp_path, {"_SYSTEMD_UNIT=u": own, "-u u": manager})
-    assert job.how_it_ended(system, unit) == words
+    assert systemd.how_it_ended(system, unit) == words
 
 
 def test_memory_by_node() -> None:
