@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import shutil
 import sys
 import time
@@ -154,10 +155,15 @@ def _check_port(system: System, item: Dict[str, Any]) -> None:
     why = port.blocked(item["address"], item["port"])
     if why:
         who = port.holder(system, item["port"])
+        ours = re.search(r"oeprov-(\S+)-server-\d+[.]service", who)
         raise CommandError(
-            "{}: port {} on {} cannot be used: {}; free it, or choose another parameter_server_port (0: any "
-            "free one)".format(
-                item["name"], item["port"], item["address"], "{} listens there".format(who) if who else why
+            "{}: port {} on {} cannot be used: {}; {}, or choose another parameter_server_port (0: any free "
+            "one)".format(
+                item["name"],
+                item["port"],
+                item["address"],
+                "{} listens there".format(who) if who else why,
+                "oeprov stop " + ours.group(1) if ours else "free it",
             )
         )
 
