@@ -1,0 +1,173 @@
+"""Training with its server on a virtual node: status, logs, stop, resume, power cuts and reboots."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from user import User
+
+from provision.jobs import Job, all_jobs
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+ROWS = "generate:3000000:7"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "criteo_kaggle_7200.tsv.gz"
+
+
+class Trainer(User):
+    """Watches jobs too; these commands take no inventory."""
+
+    @property
+    def job(self) -> Job:
+        return all_jobs(self.directory / ".oeprov")[-1]
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "provision.cli", *words],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, *words: str, expect: int = 0) -> str:
+        begun = time.monotonic()
+        out, err = self.finish(self.begin(*words), expect)
+        self.times.append((" ".join(words), time.monotonic() - begun))
+        return out + err
+
+    def status(self) -> dict[str, Any]:
+        out, _ = self.finish(self.begin("status", self.job.id, "--json"))
+        (found,) = json.loads(out)["jobs"]
+        return dict(found)
+
+    def until(self, what: Callable[[dict[str, Any]], bool], seconds: float = 300) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while not what(found := self.status()):
+            assert time.monotonic() < end, found
+            time.sleep(1)
+        return found
+
+    def boot(self) -> None:
+        node = self.lab.node("lab-1")
+        node.start()
+        node.wait_ssh(600)
+
+
+@pytest.fixture(scope="module")
+def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    lab = new_lab(nodes=1, variant="bare-metal", pmem=1 << 30)
+    found = Trainer(
+        lab,
+        tmp_path_factory.mktemp("training"),
+        training_data=ROWS,
+        training_batch_size=512,
+        training_checkpoint_steps=20,
+        training_max_cardinality=2000,
+    )
+    found.oeprov("bootstrap", "--yes")
+    yield found
+    print("\n" + found.told())
+
+
+def far(found: dict[str, Any]) -> bool:
+    """It trains and has a checkpoint."""
+    return found["state"] == "running" and bool(found["checkpoint_step"])
+
+
+def nothing_left(user: Trainer) -> None:
+    assert user.on("lab-1", "ls /etc/systemd/system | grep oeprov-.*-server || :") == ""
+    assert user.on("lab-1", "pgrep -f [o]e_runtime.server || :") == ""
+    assert user.on("lab-1", "ls /mnt/pmem0/oeprov /var/lib/oeprov/jobs").split() == [
+        "/mnt/pmem0/oeprov:",
+        "/var/lib/oeprov/jobs:",
+    ]
+
+
+def test_watch_stop_and_resume(user: Trainer) -> None:
+    user.oeprov("launch-training", "--detach")
+    found = user.until(far)
+    server = found["processes"][0]
+    assert (server["name"], server["host"], server["state"]) == ("server-0", "lab-1", "runs")
+    assert re.fullmatch(r"127\.0\.0\.1:71\d\d", server["endpoint"]), "through the forwarded port"
+    assert server["pmem_bytes"] > 0, "rows are on /mnt/pmem0"
+    assert sum(found["rows"].values()) > 1000
+    assert "lab-1" in user.say("status")
+    unit = f"oeprov-{user.job.id}-server-0.service"
+    assert user.on("lab-1", f"systemctl is-enabled {unit}") == "enabled\n"
+    maps = user.on("lab-1", f"cat /proc/$(systemctl show -p MainPID --value {unit})/maps")
+    assert f"/mnt/pmem0/oeprov/{user.job.id}/server-0/" in maps
+
+    follow = user.begin("logs", "-f")
+    out = user.say("stop")
+    assert "lab-1: stopped server-0" in out
+    saved = user.status()["checkpoint_step"]
+    assert user.job.state().message == f"stopped at step {saved}, which is saved"
+    lines, _ = user.finish(follow, seconds=60)
+    assert re.search(r"^server-0 +\| .*SIGTERM", lines, re.MULTILINE)
+    nothing_left(user)
+
+    user.say("resume", "--detach")
+    user.until(lambda found: far(found) and found["checkpoint_step"] > saved)
+    assert f'"step": {saved}' in next(
+        line for line in user.job.metrics_file.read_text().splitlines() if '"resume"' in line
+    )
+
+
+def test_power_cut_then_resume(user: Trainer) -> None:
+    if user.status()["state"] != "running":
+        user.oeprov("launch-training", "--detach")
+    user.until(far)
+    user.lab.node("lab-1").power_cut()
+    found = user.until(lambda found: found["state"] == "failed", 180)
+    assert "server-0 on lab-1" in found["message"]
+    assert found["processes"][0]["state"] == "does not answer"
+    assert f"oeprov resume {user.job.id}" in user.say("status")
+    saved = found["checkpoint_step"]
+    refused = user.say("resume", expect=1)
+    assert "host lab-1 127.0.0.1 port " in refused
+    assert "nothing was started" in refused
+
+    user.boot()
+    user.until(lambda found: found["processes"][0]["state"] == "came back empty", 120)
+    user.say("resume", "--detach")
+    user.until(lambda found: far(found) and found["checkpoint_step"] > saved)
+
+
+def test_reboot_of_the_node_then_killed_launcher(user: Trainer) -> None:
+    if user.status()["state"] != "running":
+        user.oeprov("launch-training", "--detach")
+    user.until(far)
+    node = user.lab.node("lab-1")
+    boot = node.boot_id()
+    node.run("systemctl reboot")
+    user.until(lambda found: found["state"] == "failed", 180)
+    node.wait_ssh(600, after=boot)
+    user.say("resume", "--detach")
+    user.until(far)
+
+    supervisor = user.job.state().supervisor_pid
+    os.kill(supervisor, signal.SIGKILL)
+    user.until(lambda found: found["state"] == "interrupted" and not found["processes"][-1]["alive"], 120)
+    assert user.status()["processes"][0]["state"] == "runs"
+    assert "lab-1: stopped server-0" in user.say("stop", user.job.id)
+    nothing_left(user)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real rows are not here")
+def test_real_rows_to_the_end(user: Trainer) -> None:
+    user.set(training_data=str(DATA), training_batch_size=256, training_max_cardinality=0)
+    out = user.train("--epochs", "2")
+    assert (out["state"], out["step"]) == ("done", out["steps"])
+    assert 0.6 < out["eval"]["auc"] < 0.9
+    assert (Path(out["export"]) / "saved_model.pb").is_file()
+    nothing_left(user)
