@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""A training job on one host: its directories, token and units before it runs, the end of its processes after."""
+"""A training job on one host: directories, token and units before it runs, their end after."""
 
 from __future__ import absolute_import, division, print_function
 

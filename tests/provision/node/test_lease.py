@@ -62,7 +62,7 @@ def test_one_at_a_time(system: System) -> None:
     lease.acquire(system, MINE)
     with open(system.path(lease.LOCK), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(CommandError, match="at work on this host.*bootstrap-1"), lease.lock(system, 0.1):
+        with pytest.raises(CommandError, match=r"at work on this host.*bootstrap-1"), lease.lock(system, 0.1):
             pytest.fail("two at once")
     with lease.lock(system, 0.1):
         pass
