@@ -288,7 +288,12 @@ def inventory_text(specs: Sequence[Machine], key: Path, known_hosts: Path) -> st
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={known_hosts}",
         "parameter_server_host": "0.0.0.0",  # noqa: S104  the node's only network is QEMU's
     }
-    controller = {"ansible_connection": "local", "oeprov_kind": "local", "pmem_mode": "none"}
+    controller = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": "{{ ansible_playbook_python }}",
+        "oeprov_kind": "local",
+        "pmem_mode": "none",
+    }
     document = {
         "all": {
             "children": {

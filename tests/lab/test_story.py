@@ -35,11 +35,14 @@ def test_story(user: User) -> None:
     for mounts in user.everywhere("cat /proc/mounts"):
         assert re.search(r"^/dev/pmem0 /mnt/pmem0 ext4 .*\bdax=always\b", mounts, re.MULTILINE)
     assert "converged already: nothing to do" in user.oeprov("bootstrap")
+    assert re.findall(r"(?:changed|failed)=(\d+)", user.ansible("bootstrap")) == ["0"] * 6
 
     first = user.train()
     assert first["state"] == "done"
     assert 0.5 < first["eval"]["auc"] < 1
 
+    shown = user.ansible("pmem_mode", "-e", "pmem_mode=system-ram", "--limit", "lab-1", "--check", "--diff")
+    assert "make namespace0.0 a devdax namespace" in shown
     agreed = user.consents("pmem-mode", "system-ram")
     assert agreed, "a file system is given up by name only, our own too"
     user.oeprov("pmem-mode", "system-ram", "--yes", expect=1)

@@ -82,6 +82,27 @@ class User:
         self.times.append((" ".join(words), time.monotonic() - begun))
         return json.loads(out)
 
+    def ansible(self, playbook: str, *words: str) -> str:
+        """Output of one of our playbooks under plain `ansible-playbook`."""
+        begun = time.monotonic()
+        done = subprocess.run(
+            [
+                str(Path(sys.executable).parent / "ansible-playbook"),
+                "-i",
+                str(self.inventory),
+                str(REPOSITORY / "playbooks" / f"{playbook}.yml"),
+                *words,
+            ],
+            cwd=self.directory,
+            env={**self.environment, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        self.times.append((f"(ansible-playbook {playbook}.yml {' '.join(words)})", time.monotonic() - begun))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def consents(self, *words: str) -> list[str]:
         """The `--consent` options that a change needs, as its plan shows them."""
         pending = self.json(*words, "--check", expect=2)["pending"]
