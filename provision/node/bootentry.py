@@ -5,9 +5,8 @@ from typing import Dict, List, NamedTuple, Optional
 
 from .state import BootEntry
 
-# Entries that oeprov makes for one boot; they are never a machine's own.
+# The entry that oeprov makes for one boot; it is never a machine's own.
 TRIAL = "oeprov-trial"
-RETURN = "oeprov-return"
 _BEGIN, _END = "# oeprov-trial begin", "# oeprov-trial end"
 _HEAD = re.compile(
     r"""^\s*(menuentry|submenu)\s+(?:'(?P<single>[^']*)'|"(?P<double>[^"]*)")(?P<rest>.*)\{\s*$"""
@@ -128,17 +127,28 @@ def changed(words: List[str], add: List[str], remove: List[str]) -> List[str]:
     return kept + [word for word in add if word not in kept]
 
 
-def copy_entry(menu: Menu, name: str, title: str, arguments: List[str]) -> str:
-    """The entry once more for custom.cfg, under another name and with these kernel arguments."""
-    lines = ["menuentry '{}' --id {} {{".format(title, name)]
+def trial_entry(menu: Menu, title: str, arguments: List[str], old: Menu) -> str:
+    """An entry for custom.cfg that starts what ``menu`` starts, with these kernel arguments.
+
+    Where GRUB cannot load the kernel or its initial ramdisk it starts ``old`` instead. (GRUB's own way,
+    ``fallback``, knows entries by number only in 2.06, and numbers depend on the firmware.)
+    """
+    lines = ["menuentry '{}' --id {} {{".format(title, TRIAL), "\tset loaded=no"]
     for line in menu.body:
+        text = line.strip()
         match = _LINUX.match(line)
         if match:
-            words = [match.group("command"), match.group("kernel")] + arguments
-            line = "\t" + " ".join(words)
-        if line.strip() != "savedefault":
-            lines.append("\t" + line.strip())
-    return "\n".join(lines + ["}"])
+            words = " ".join([match.group("command"), match.group("kernel")] + arguments)
+            lines.append("\tif {}; then set loaded=yes; fi".format(words))
+        elif text.startswith("initrd"):
+            lines.append("\tif [ $loaded = yes ]; then")
+            lines.append("\t\tif {}; then set loaded=yes; else set loaded=no; fi".format(text))
+            lines.append("\tfi")
+        elif text != "savedefault":
+            lines.append("\t" + text)
+    lines.append("\tif [ $loaded = no ]; then")
+    lines += ["\t\t" + line.strip() for line in old.body if line.strip() != "savedefault"]
+    return "\n".join(lines + ["\tfi", "}"])
 
 
 def copy_bls(text: str, title: str, arguments: List[str]) -> str:

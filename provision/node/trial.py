@@ -6,7 +6,7 @@ takes both away. The old kernel and arguments come back by themselves after
 
 - a panic or an oops (``panic=15 oops=panic``),
 - an initial ramdisk without a root file system (initramfs-tools reads ``panic=`` too; dracut has options),
-- a kernel or an initial ramdisk that GRUB cannot load (``fallback``),
+- a kernel or an initial ramdisk that GRUB cannot load (not where boot entries are files of their own),
 - a boot that nobody confirmed in time: no network, emergency mode, a hanging service.
 
 A kernel that hangs before user space without a panic is not covered: that takes a watchdog in hardware which
@@ -21,8 +21,8 @@ import time
 from typing import Any, Dict, List, NamedTuple
 
 from . import bootentry, bootloader, kernel, kernelinstall
-from .bootentry import RETURN, TRIAL
-from .command import CommandError, System
+from .bootentry import TRIAL
+from .command import NOT_FOUND, CommandError, System
 from .state import Bootloader
 from .step import Action, Applied
 
@@ -142,7 +142,7 @@ def _trial_arguments(system: System, record: Dict[str, Any]) -> List[str]:
 
 
 def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> None:
-    """The entry for one boot, and with GRUB's own menu one to fall back to when it cannot be loaded."""
+    """The entry for one boot: a Boot Loader Specification file where entries are that, else in custom.cfg."""
     entry = bootentry.find(loader.entries, record["release"])
     if entry is None:
         raise CommandError(
@@ -165,14 +165,16 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
         )
     menus = {item.entry.id: item for item in bootentry.parse_menu(menu)}
     old = bootentry.find(loader.entries, record["from"])
-    block = bootentry.copy_entry(menus[entry.id], TRIAL, title, words)
-    if old is not None:
-        block += "\n" + bootentry.copy_entry(
-            menus[old.id], RETURN, "{} again (oeprov)".format(old.release), old.arguments
-        )
-        block += "\nset fallback=" + RETURN
+    if old is None:
+        raise CommandError("{} has no entry of kernel {}".format(loader.config_path, record["from"]))
+    block = bootentry.trial_entry(menus[entry.id], title, words, menus[old.id])
     path = bootloader.trial_path(loader)
-    system.write(path, bootentry.with_block(system.read(path), block))
+    before = system.read(path)
+    system.write(path, bootentry.with_block(before, block))
+    checked = system.run([bootloader.tool(loader, "script-check"), system.path(path)])
+    if not checked.ok and checked.code != NOT_FOUND:
+        system.write(path, before)
+        raise CommandError("the one-time entry for GRUB: " + checked.explain())
 
 
 def _write_units(system: System, limit: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from provision.node import bootentry
 from provision.node.command import NOT_FOUND, Result, System
+from provision.node.state import BootEntry
 
 OLD, NEW = "6.1.0-55-amd64", "6.1.0-56-amd64"
 CONFIG = "CONFIG_FS_DAX=y\nCONFIG_DEV_DAX_KMEM=m\nCONFIG_X86_PMEM_LEGACY=m\n"
@@ -239,14 +240,9 @@ class Machine(Tree):
         name = known.get("next_entry", "") or default
         if known.get("next_entry"):
             self._environment("next_entry", "")
-        custom = self.read("/boot/grub/custom.cfg")
-        entries = [item.entry for item in bootentry.parse_menu(menu + "\n" + custom)]
-        chosen = next((item for item in entries if name in (item.id, item.title)), entries[0])
-        if chosen.release in self.unloadable:
-            fallback = re.findall(r"^set fallback=(\S+)$", custom, re.MULTILINE)
-            if not fallback:
-                raise Stuck("GRUB waits at its menu")
-            chosen = next(item for item in entries if item.id == fallback[0])
+        menus = bootentry.parse_menu(menu + "\n" + self.read("/boot/grub/custom.cfg"))
+        found = next((item for item in menus if name in (item.entry.id, item.entry.title)), menus[0])
+        chosen = self._loaded(found)
         words = chosen.arguments
         if chosen.release in self.panics or set(words) & self.panics:
             if not any(re.fullmatch(r"panic=\d+", word) for word in words):
@@ -262,6 +258,16 @@ class Machine(Tree):
             raise Stuck("a boot on trial that nothing would end")
         self.timer = trial
         return True
+
+    def _loaded(self, menu: bootentry.Menu) -> BootEntry:
+        """What GRUB loads: of a trial the kernel that it tries, or the one that it starts instead."""
+        chosen = menu.entry
+        tried = re.search(r"if linux /vmlinuz-(\S+) (.*); then", "\n".join(menu.body))
+        if tried and tried.group(1) not in self.unloadable:
+            return chosen._replace(release=tried.group(1), arguments=tried.group(2).split())
+        if chosen.release in self.unloadable:
+            raise Stuck("GRUB waits at its menu")
+        return chosen
 
     def expire(self) -> None:
         """Nobody confirmed: the trial's timer ends the boot."""

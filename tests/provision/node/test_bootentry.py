@@ -1,7 +1,6 @@
 import pytest
 
 from provision.node import bootentry
-from provision.node.state import BootEntry
 
 # As grub-mkconfig of Debian 12 writes it; /boot is a file system of its own.
 MENU = """\
@@ -92,17 +91,26 @@ def test_the_default_release(default: str, saved: str, release: str) -> None:
     assert bootentry.default_release(ENTRIES, default, saved) == release
 
 
-def test_a_copy_of_an_entry_is_an_entry() -> None:
-    menu = next(item for item in bootentry.parse_menu(MENU) if item.entry.id == NEWEST)
-    words = bootentry.changed(menu.entry.arguments, ["memmap=1G!4G", "quiet"], ["console=ttyS0"])
-    text = bootentry.copy_entry(menu, "oeprov-trial", "on trial", words)
-    (copy,) = bootentry.parse_menu(text)
-    assert copy.entry == BootEntry(
-        "oeprov-trial", "on trial", "6.1.0-56-amd64", ["root=UUID=5832", "ro", "quiet", "memmap=1G!4G"]
+def test_the_entry_of_a_trial() -> None:
+    new, old = (
+        next(item for item in bootentry.parse_menu(MENU) if item.entry.id == name) for name in (NEWEST, OLDER)
     )
-    assert "load_video" in text
-    assert "initrd\t/initrd.img-6.1.0-56-amd64" in text
-    assert "savedefault" not in text
+    words = bootentry.changed(new.entry.arguments, ["memmap=1G!4G", "quiet"], ["console=ttyS0"])
+    # Lines as GRUB 2.06 ran them: with files that are there, and with one that is not.
+    assert bootentry.trial_entry(new, "on trial", words, old).splitlines() == [
+        "menuentry 'on trial' --id oeprov-trial {",
+        "\tset loaded=no",
+        "\tload_video",
+        "\tif [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi",
+        "\tif linux /vmlinuz-6.1.0-56-amd64 root=UUID=5832 ro quiet memmap=1G!4G; then set loaded=yes; fi",
+        "\tif [ $loaded = yes ]; then",
+        "\t\tif initrd\t/initrd.img-6.1.0-56-amd64; then set loaded=yes; else set loaded=no; fi",
+        "\tfi",
+        "\tif [ $loaded = no ]; then",
+        "\t\tlinux\t/vmlinuz-6.1.0-55-amd64 root=UUID=5832 ro console=ttyS0 quiet",
+        "\tfi",
+        "}",
+    ]
 
 
 def test_our_block_comes_and_goes() -> None:

@@ -5,7 +5,7 @@ from boot_machine import BLS, NEW, OLD, El, Machine, PowerCut
 
 from provision.node import bootloader, kernel, trial
 from provision.node.apply import apply
-from provision.node.command import CommandError
+from provision.node.command import CommandError, Result
 from provision.node.plan import make_plan
 from provision.node.roles import role_of
 from provision.node.state import OsInfo, State
@@ -266,6 +266,14 @@ def test_a_menu_that_reads_no_custom_entries_is_refused(machine: Machine) -> Non
     machine.put("/boot/grub/grub.cfg", menu)
     with pytest.raises(CommandError, match=r"does not read custom\.cfg"):
         module(machine, wanted("", ARGUMENT))
+
+
+def test_an_entry_that_grub_would_not_read_is_taken_back(machine: Machine) -> None:
+    machine.grub_script_check = lambda words: Result(words, 1, "", "syntax error")  # type: ignore[attr-defined]
+    with pytest.raises(CommandError, match=r"one-time entry for GRUB: `grub-script-check .* syntax error"):
+        module(machine, wanted("", ARGUMENT))
+    assert machine.read("/boot/grub/custom.cfg") == ""
+    assert bootloader.observe(machine).next_entry == ""
 
 
 def test_what_others_wrote_into_the_custom_menu_stays(machine: Machine) -> None:
