@@ -54,45 +54,14 @@ class Ns:
     movable: bool = True
 
 
-@dataclass
-class Host(System):
-    """``spaces`` maps a region's number to its one namespace (None: empty)."""
+class MemoryFiles(System):
+    """A machine whose files and symbolic links are in memory."""
 
-    root: str
-    labels: bool = True
-    spaces: dict[int, Ns | None] = field(default_factory=lambda: {0: Ns()})
-    size: int = 2 * GIB
-    target_nodes: dict[int, int] = field(default_factory=lambda: {0: 1, 1: 3})
-    policy: str = "offline"
-    goals: str = ""
-    modules: str = ""  # "", "memorymode" or "appdirect": what the firmware made of the modules
-    firmware_fixed: bool = False  # accepts goals and leaves the capacity Inaccessible
-    memmap_platform: bool = False
-    turns_dax_off: bool = False
-    units: str = ""  # what systemctl show says
-    busy: tuple[str, ...] = ()
-    cut_at: int = -1
-    events: int = 0
-    boots: int = 0
-    asked: list[list[str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(self.root)
-        self.files: dict[str, str] = {}
-        self.links: dict[str, str] = {}
+    def __init__(self, root: str, files: dict[str, str], links: dict[str, str]) -> None:
+        super().__init__(root)
+        self.files = files
+        self.links = links
         self.known: dict[str, str] = {}  # resolved paths
-        self.mounts: list[tuple[str, str]] = []
-        self.arguments = ["quiet"]
-        self.files["/etc/fstab"] = "# /etc/fstab\nUUID=root /\text4 errors=remount-ro 0 1\n"
-        self.boot()
-
-    # What lies where
-
-    def _file(self, path: str, text: object) -> None:
-        self.files[path] = f"{text}\n"
-
-    def _link(self, path: str, target: str) -> None:
-        self.links[path] = "../" * (path.count("/") - 1) + target.lstrip("/")
 
     def resolve(self, path: str) -> str:
         """The path without symbolic links."""
@@ -127,6 +96,44 @@ class Host(System):
         """As a System reads links."""
         parent, name = posixpath.split(path)
         return self.links.get(posixpath.join(self.resolve(parent), name), "")
+
+
+@dataclass
+class Host(MemoryFiles):
+    """``spaces`` maps a region's number to its one namespace (None: empty)."""
+
+    root: str
+    labels: bool = True
+    spaces: dict[int, Ns | None] = field(default_factory=lambda: {0: Ns()})
+    size: int = 2 * GIB
+    target_nodes: dict[int, int] = field(default_factory=lambda: {0: 1, 1: 3})
+    policy: str = "offline"
+    goals: str = ""
+    modules: str = ""  # "", "memorymode" or "appdirect": what the firmware made of the modules
+    firmware_fixed: bool = False  # accepts goals and leaves the capacity Inaccessible
+    memmap_platform: bool = False
+    turns_dax_off: bool = False
+    units: str = ""  # what systemctl show says
+    busy: tuple[str, ...] = ()
+    cut_at: int = -1
+    events: int = 0
+    boots: int = 0
+    asked: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.root, {}, {})
+        self.mounts: list[tuple[str, str]] = []
+        self.arguments = ["quiet"]
+        self.files["/etc/fstab"] = "# /etc/fstab\nUUID=root /\text4 errors=remount-ro 0 1\n"
+        self.boot()
+
+    # What lies where
+
+    def _file(self, path: str, text: object) -> None:
+        self.files[path] = f"{text}\n"
+
+    def _link(self, path: str, target: str) -> None:
+        self.links[path] = "../" * (path.count("/") - 1) + target.lstrip("/")
 
     def render(self) -> None:
         """Make /sys, /dev and /proc anew."""
