@@ -198,10 +198,10 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     for item in units:
         system.remove(ready[item["unit"]])
         system.write(systemd.path(item["unit"]), item["text"])
-    system.check(["systemctl", "daemon-reload"])
     lasting = [item["unit"] for item in units if item["role"] == "parameter_server"]
     if lasting:
-        system.check(["systemctl", "enable", "--quiet"] + lasting)
+        system.check(["systemctl", "enable", "--no-reload", "--quiet"] + lasting)
+    system.check(["systemctl", "daemon-reload"])
     # What is wrong with a unit that does not start is told below, by its own last words.
     begun = system.run(["systemctl", "start"] + names, timeout=args["seconds"])
     servers = []
@@ -293,7 +293,7 @@ def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: b
     job = os.path.basename(directory)
     known = [item["unit"] for item in items if system.exists(systemd.path(item["unit"]))]
     if known:
-        system.run(["systemctl", "disable", "--quiet"] + known)
+        system.run(["systemctl", "disable", "--no-reload", "--quiet"] + known)
         for name in known:
             system.remove(systemd.path(name))
         system.check(["systemctl", "daemon-reload"])
