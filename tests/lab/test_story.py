@@ -17,7 +17,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     lab = new_lab(nodes=2, variant="bare-metal", pmem=2 << 30)
     found = User(
-        lab, tmp_path_factory.mktemp("story"), kernel_version="newest", training_data="generate:20000"
+        lab,
+        tmp_path_factory.mktemp("story"),
+        kernel_version="newest",
+        training_data="generate:40000",
+        training_batch_size=256,
+        training_learning_rate=0.05,
     )
     yield found
     print("\n" + found.told())
