@@ -123,9 +123,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
 
 
 def check(inventory: Inventory, wanted: Request) -> None:
-    """Refuse what cannot work as far as this machine knows: data, storage directory, ports."""
-    worker = placement.worker_host(inventory)
-    _check_data(wanted.training.data, worker)
+    """Refuse what cannot work as far as this machine knows: storage directory and ports."""
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
         if placement.on_host(host):
@@ -158,7 +156,8 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_data(data: str, worker: Host) -> None:
+def check_data(data: str, worker: Host) -> None:
+    """Refuse data that the worker cannot read, as far as this machine knows."""
     if not data:
         raise TrainingError(
             "no data to train on: give --data FILE (Criteo TSV), --data generate:ROWS, "

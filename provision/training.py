@@ -126,7 +126,7 @@ def _old(
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
     """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
-    jobspec.check(inventory, wanted)
+    jobspec.check_data(wanted.training.data, placement.worker_host(inventory))
     found = look(inventory)
     if found.lost:
         more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
@@ -139,6 +139,7 @@ def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
                 + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
                 + f"; run: oeprov bootstrap -i {shlex.quote(str(inventory.path))}"
             )
+    jobspec.check(inventory, wanted)
     return found.states
 
 
