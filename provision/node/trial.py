@@ -268,7 +268,7 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
         raise CommandError(
             "GRUB did not start the one-time entry; kernel {} runs as before".format(seen.release)
         )
-    record["why"] = "it did not come up (panic, no root file system, hang), or the power was cut"
+    record["why"] = "it did not come up (panic, no root file system, emergency mode, hang), or power was lost"
     if expired:
         record["why"] = "it came up, but was not confirmed within {} s".format(record["limit"])
     _remember(system, record)
