@@ -289,6 +289,9 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
             asked = process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
                 time.sleep(TICK)
+            if not job.job_file.exists():
+                console.print(f"job {job.id} was stopped before training began; nothing is left of it")
+                return 0
             lines = _stopped_units(job) if asked else _stop_orphans(job)
         for line in lines:
             console.print(line, highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from . import memory, port, process, systemd
 from .command import CommandError, System
 
 RECORD = "units.json"
+STOPPING = "/run/oeprov-job.stop"
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
 LOG_LINES = 200  # of each unit, brought back when it is stopped
 _USER_COMMAND = ["useradd", "--system", "--home-dir", "/var/lib/oeprov", "--no-create-home", "--shell"]
@@ -233,6 +234,8 @@ def _wait_ready(
             raise CommandError(
                 "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
             )
+        if system.read(STOPPING) == os.path.basename(os.path.dirname(os.path.dirname(path))):
+            raise CommandError("{} was stopped before it was ready".format(item["name"]))
         if time.time() > deadline:
             said = systemd.last_words(systemd.journal(system, unit.name, 20, manager=False))
             raise CommandError(
@@ -250,8 +253,13 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     directory. Gives ``stopped``: for each name, whether it ran, exit code, its last lines and last counters.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
-    with _alone(system):
-        return _stop(system, args)
+    # A start of this job that still waits for its servers gives up when it sees this.
+    system.write(STOPPING, os.path.basename(args["directory"]))
+    try:
+        with _alone(system):
+            return _stop(system, args)
+    finally:
+        system.remove(STOPPING)
 
 
 def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:

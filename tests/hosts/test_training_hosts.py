@@ -34,7 +34,7 @@ REPOSITORY = HERE.parents[1]
 
 SERVER = '''#!/usr/bin/python3 -IS
 """Stands in for oe_runtime.server: listens, says so, counts."""
-import json, os, signal, socket, stat, sys
+import json, os, signal, socket, stat, sys, time
 words = sys.argv[3:]
 flags = dict(zip(words, words[1:]))
 if sys.argv[2] == "oe_runtime.train":
@@ -53,6 +53,8 @@ for name in ("--storage-path", "--checkpoint-dir"):
         open(os.path.join(flags[name], "scratch"), "w").close()
 if os.path.exists("/run/refuse"):
     sys.exit("error: " + open("/run/refuse").read())
+while os.path.exists("/run/slow"):
+    time.sleep(0.1)
 listening = socket.create_server((flags["--host"], int(flags["--port"])))
 index = int(flags["--index"])
 def put(path, value):
@@ -185,7 +187,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if any(item.alive for item in job.state().processes):
             training.stop(found.state_dir, job.id)
     for host in hosts:
-        host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart")
+        host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart /run/slow")
 
 
 def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,6 +396,31 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     cluster.assert_clean()
     assert cluster.launch(resume="") == 0, "from the checkpoint that the worker wrote when its launcher died"
     assert "goes on from step 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -> None:
+    """Asked to stop it takes back what it began; killed, `oeprov stop` does."""
+    two = cluster.hosts[1]
+    cluster.tell(two, "touch /run/slow")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cluster.launch()
+        finally:
+            os._exit(3)
+    wait_for(lambda: "server-1" in cluster.tell(two, "ls /etc/systemd/system"), 60)
+    os.kill(pid, number)
+    os.waitpid(pid, 0)
+    cluster.tell(two, "rm /run/slow")
+    if number == signal.SIGKILL:
+        job = cluster.job()
+        assert cluster.report()["state"] == "interrupted"
+        assert training.stop(cluster.state_dir, None) == 0
+        assert [item.alive for item in job.state().processes] == [False, False]
+    else:
+        assert jobs.all_jobs(cluster.state_dir) == []
+    cluster.assert_clean()
 
 
 def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:
