@@ -27,6 +27,10 @@ options:
     description: Do only steps that disturb nothing that runs on the host.
     type: bool
     default: false
+  rebooted:
+    description: The host was rebooted just now; it is an error when it was not.
+    type: bool
+    default: false
   desired:
     description: What is wanted of the host. The action plugin fills it in from the inventory's variables.
     type: dict
@@ -145,7 +149,7 @@ def run(module, system, holder):
     desired = Desired.from_dict(params["desired"])
     confirmed = ""
     if not module.check_mode:
-        confirmed = trial.confirm_if_pending(system)
+        confirmed = trial.confirm(system).message if params["rebooted"] else trial.confirm_if_pending(system)
     state = node_observe.observe(system, desired)
     made = plan.make_plan(state, desired)
     if part == "begin":
@@ -201,6 +205,7 @@ def main():
                 "required": True,
             },
             "preparing": {"type": "bool", "default": False},
+            "rebooted": {"type": "bool", "default": False},
             "desired": {"type": "dict", "required": True},
             "approved": {"type": "dict", "default": {}},
             "consent": {"type": "list", "elements": "str", "default": []},
