@@ -258,10 +258,14 @@ class HostWorker:
         self.exit_code = self.exit_code or 0
 
 
-def message_of(answers: Mapping[str, Answer | HostError]) -> str:
-    """Which hosts could not be told to stop; empty when all were."""
+def message_of(answers: Mapping[str, Answer | HostError], said: str = "") -> str:
+    """Which hosts could not be told to stop, and why unless that was ``said``; empty when all were."""
     lost = [error for error in answers.values() if isinstance(error, HostError)]
-    return "; ".join(f"{error.host} could not be told to stop its part: {error.reason}" for error in lost)
+    return "; ".join(
+        f"{error.host} could not be told to stop its part"
+        + ("" if error.reason in said else f": {error.reason}")
+        for error in lost
+    )
 
 
 def describe(answers: Mapping[str, Answer | HostError]) -> list[str]:

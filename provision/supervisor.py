@@ -84,7 +84,7 @@ class Supervisor:
         except _Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
-            left = self._stop_all()
+            left = self._stop_all(outcome.message)
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
                 outcome = replace(outcome, message=message)
@@ -263,12 +263,12 @@ class Supervisor:
         )
         self._write(self.phase)
 
-    def _stop_all(self) -> str:
-        """End what still runs, the worker first; what of it could not be reached, in words."""
+    def _stop_all(self, said: str) -> str:
+        """End what still runs, the worker first; what of it could not be reached, as far as not yet said."""
         left = []
         if isinstance(self.worker, HostWorker):
             answers = self.fleet.stop("worker")
-            left.append(message_of(answers))
+            left.append(message_of(answers, said))
             if not left[0]:
                 self.worker.end()
         for child in reversed(self.children):
@@ -277,7 +277,7 @@ class Supervisor:
         self.stopped = {item.name: item for item in ended([unit.state() for unit in self.units], answers)}
         for line in describe(answers):
             self._emit({"event": "host_stopped", "line": line})
-        left.append(message_of(answers))
+        left.append(message_of(answers, said))
         return "; ".join(words for words in left if words)
 
     def _events(self) -> None:
