@@ -171,3 +171,27 @@ def test_real_rows_to_the_end(user: Trainer) -> None:
     assert 0.6 < out["eval"]["auc"] < 0.9
     assert (Path(out["export"]) / "saved_model.pb").is_file()
     nothing_left(user)
+
+
+def test_rows_on_the_memory_node(user: Trainer) -> None:
+    user.oeprov("pmem-mode", "system-ram", "--yes", *user.consents("pmem-mode", "system-ram"))
+    user.set(
+        pmem_mode="system-ram", training_data=ROWS, training_batch_size=512, training_max_cardinality=2000
+    )
+    user.oeprov("launch-training", "--detach")
+    server = user.until(far)["processes"][0]
+    assert (server["state"], server["host"]) == ("runs", "lab-1")
+    assert server["pmem_bytes"] > server["dram_bytes"], (
+        "the node without CPUs holds what the server allocates"
+    )
+    unit = f"oeprov-{user.job.id}-server-0.service"
+    nodes = user.on("lab-1", "cat /etc/oeprov/memory.env").strip().partition("=")[2]
+    policies = user.on("lab-1", f"cat /proc/$(systemctl show -p MainPID --value {unit})/numa_maps")
+    assert f" bind:{nodes} " in policies
+    boot = user.lab.node("lab-1").boot_id()
+    user.lab.node("lab-1").run("systemctl reboot")
+    user.until(lambda found: found["state"] == "failed", 180)
+    user.lab.node("lab-1").wait_ssh(600, after=boot)
+    found = user.until(lambda found: found["processes"][0]["state"] == "came back empty", 120)
+    assert found["processes"][0]["pid"] > 0, "it waited for its memory"
+    assert "lab-1: stopped server-0" in user.say("stop", user.job.id)
