@@ -102,11 +102,15 @@ def pmem_mode(
     as_json: bool = False,
     check: bool = False,
 ) -> int:
-    """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``."""
-    for host in inventory.hosts.values():
-        refusal = mode_refusal(host.kind, mode)
-        if refusal:
-            raise ConvergeError(f"host {host.name}: mode {mode}: {refusal}")
+    """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
+
+    Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out.
+    """
+    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
+    for name, host in inventory.hosts.items():
+        if name not in able and (not able or host.pmem.mode != "none"):
+            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
+    inventory = replace(inventory, hosts=able)
     changed = with_mode(inventory, mode, state_dir)
     run = _Run(changed, "pmem_mode", state_dir, consent, as_json)
     code = run.run(check=check)

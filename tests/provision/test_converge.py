@@ -235,6 +235,26 @@ def test_pmem_mode_that_a_kind_cannot_do(state_dir: Path, see: Any) -> None:
     assert runs == []
 
 
+def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "provision.observe.observe",
+        lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
+    )
+    path = state_dir.parent / "two.yml"
+    path.write_text(
+        "all:\n  children:\n    parameter_servers: {hosts: {ps: {oeprov_kind: re6p}}}\n"
+        "    workers: {hosts: {w: {oeprov_kind: cpu}}}\n"
+    )
+    found = load(path, state_dir=state_dir)
+    arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "as_json": True, "check": True}
+    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "the fresh EL kernel is too old"
+    assert [plan["host"] for plan in json.loads(capsys.readouterr().out)["pending"]] == ["ps"]
+    with pytest.raises(ConvergeError, match="host w: mode system-ram: kind cpu has no persistent memory"):
+        converge.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
+
+
 def test_pmem_mode_does_its_own_part_only(
     state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
