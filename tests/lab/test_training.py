@@ -174,7 +174,8 @@ def test_real_rows_to_the_end(user: Trainer) -> None:
 
 
 def test_rows_on_the_memory_node(user: Trainer) -> None:
-    user.oeprov("pmem-mode", "system-ram", "--yes", *user.consents("pmem-mode", "system-ram"))
+    change = ("pmem-mode", "system-ram", "--limit", "lab-1")  # the controller has no such memory
+    user.oeprov(*change, "--yes", *user.consents(*change))
     user.set(
         pmem_mode="system-ram", training_data=ROWS, training_batch_size=512, training_max_cardinality=2000
     )
