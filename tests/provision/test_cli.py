@@ -99,7 +99,7 @@ def test_plan_offline_shows_every_host_and_exits_with_2(run) -> None:  # type: i
 def test_plan_shows_exact_commands_when_asked(run) -> None:  # type: ignore[no-untyped-def]
     found = run("plan", "-i", SAMPLE, "--offline", "--limit", "re7p-1", "--commands")
     assert "grubby --update-kernel=ALL '--args=memmap=1008G!257G'" in found.out
-    assert "mkfs.ext4 -b 4096 /dev/pmem0" in found.out
+    assert "mkfs.ext4 -q -b 4096 -U <new> /dev/pmem0" in found.out
 
 
 def test_plan_json_is_one_document(run) -> None:  # type: ignore[no-untyped-def]
