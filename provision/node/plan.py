@@ -7,7 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import bootloader, gpu, kernel, packages, pmem, runtime
+from . import bootloader, gpu, inuse, kernel, packages, pmem, runtime
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -31,7 +31,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     if desired.kind != "local":
         notes += kernel.notes(state, desired) + bootloader.notes(state) + gpu.notes(state, desired)
         problems += kernel.problems(state, desired) + gpu.problems(state, desired)
-        problems += _trial_problems(state, desired, part)
+        problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
         notes.insert(0, "not observed: planned from a freshly installed host of this kind")
