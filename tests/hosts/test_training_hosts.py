@@ -444,7 +444,7 @@ def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:
             env={
                 **environment,
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
-                "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+                "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
                 "PYTHONPATH": str(REPOSITORY),
             },
             capture_output=True,
