@@ -106,7 +106,8 @@ class KernelSettings(_Settings):
     )
     trial_boot: bool = Field(
         default=True,
-        description="Boot a new kernel or new kernel arguments once on trial; they stay only after a health check.",
+        description="Boot a new kernel or new kernel arguments once on trial; they stay only after a health "
+        "check.",
     )
     reboot_ok: bool = Field(
         default=False,
