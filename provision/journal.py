@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import ConvergeError
+from provision.node.command import flush_directory
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Journal:
         finally:
             os.close(descriptor)
         if new:
-            _sync_directory(self.path.parent)
+            flush_directory(str(self.path.parent))
 
     def begin(self, host: str, step: str, what: str) -> None:
         """A step is about to be done."""
@@ -127,11 +128,3 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,6 +35,22 @@ def seen(user: User, node: str, line: str) -> Callable[[], bool]:
     return lambda: user.lab.node(node).run(line, timeout=30)[0] == 0
 
 
+def stuck_in_mkfs(user: User, *words: str) -> subprocess.Popen[str]:
+    """Start a command; when this returns, it is making a file system and will not come to an end."""
+    node = user.lab.node("lab-1")
+    node.check("cat >/usr/local/sbin/mkfs.ext4 && chmod +x /usr/local/sbin/mkfs.ext4", stdin=SLOW_MKFS)
+    node.check("rm -f /run/mkfs-begun")
+    command = user.start(*words)
+    until(seen(user, "lab-1", "test -e /run/mkfs-begun"), 300, "mkfs begins", command)
+    return command
+
+
+def free_mkfs(user: User) -> None:
+    """Undo ``stuck_in_mkfs``; what still hangs in it is ended."""
+    # The bracket keeps pkill from finding the shell that runs it.
+    user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4; pkill -f '[/]usr/local/sbin/mkfs.ext4' || true")
+
+
 class TestOneNode:
     """A node that holds somebody's data, and then loses its power, its controller, its network."""
 
@@ -77,15 +93,13 @@ class TestOneNode:
     def test_power_cut_between_namespace_and_file_system(self, user: User) -> None:
         node = user.lab.node("lab-1")
         user.oeprov("pmem-mode", "system-ram", "--yes", *user.consents("pmem-mode", "system-ram"))
-        node.check("cat >/usr/local/sbin/mkfs.ext4 && chmod +x /usr/local/sbin/mkfs.ext4", stdin=SLOW_MKFS)
-        command = user.start("pmem-mode", "fsdax", "--yes", *user.consents("pmem-mode", "fsdax"))
-        until(seen(user, "lab-1", "test -e /run/mkfs-begun"), 300, "mkfs begins", command)
+        command = stuck_in_mkfs(user, "pmem-mode", "fsdax", "--yes", *user.consents("pmem-mode", "fsdax"))
         node.power_cut()
         user.finish(command, expect=1)
         node.start()
         node.wait_ssh()
         assert "fsdax" in user.on("lab-1", "ndctl list -N")
-        user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4")
+        free_mkfs(user)
         shown = user.oeprov("pmem-mode", "fsdax", "--yes")
         assert "an earlier run" in shown
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
@@ -105,28 +119,24 @@ class TestOneNode:
 
     def test_controller_killed_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
-        node.check("cat >/usr/local/sbin/mkfs.ext4 && chmod +x /usr/local/sbin/mkfs.ext4", stdin=SLOW_MKFS)
-        node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0 && rm -f /run/mkfs-begun")
-        command = user.start("bootstrap", "--yes")
-        until(seen(user, "lab-1", "test -e /run/mkfs-begun"), 300, "mkfs begins", command)
+        node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes")
         os.killpg(command.pid, signal.SIGKILL)
         command.communicate()
-        node.check("rm -f /usr/local/sbin/mkfs.ext4; pkill -f /usr/local/sbin/mkfs.ext4; true")
+        free_mkfs(user)
         shown = user.oeprov("bootstrap", "--yes")
         assert "an earlier run" in shown
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
 
     def test_network_cut_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
-        node.check("cat >/usr/local/sbin/mkfs.ext4 && chmod +x /usr/local/sbin/mkfs.ext4", stdin=SLOW_MKFS)
-        node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0 && rm -f /run/mkfs-begun")
-        command = user.start("bootstrap", "--yes")
-        until(seen(user, "lab-1", "test -e /run/mkfs-begun"), 300, "mkfs begins", command)
+        node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes")
         node.cable(False)
         user.finish(command, expect=1, seconds=600)
         node.cable(True)
         node.wait_ssh()
-        node.check("rm -f /usr/local/sbin/mkfs.ext4; pkill -f /usr/local/sbin/mkfs.ext4; true")
+        free_mkfs(user)
         user.oeprov("bootstrap", "--yes")
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
 
