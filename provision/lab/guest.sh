@@ -43,7 +43,8 @@ for deb in "$root"/srv/apt/linux-image-"$newest"_*.deb; do
   dpkg-deb -R "$deb" "$root/srv/unpacked"
   for folder in sound net/wireless net/mac80211 drivers/gpu drivers/media drivers/net/wireless \
     drivers/net/ethernet drivers/infiniband drivers/staging drivers/iio drivers/isdn drivers/scsi drivers/usb \
-    drivers/hwmon drivers/input drivers/mtd drivers/hid; do
+    drivers/hwmon drivers/input/joystick drivers/input/misc drivers/input/tablet drivers/input/touchscreen \
+    drivers/mtd drivers/hid; do  # evdev stays: the power button reaches logind through it
     rm -rf "$root"/srv/unpacked/lib/modules/*/kernel/"$folder"
   done
   dpkg-deb -Zzstd -z3 -b "$root/srv/unpacked" "$deb" >/dev/null
