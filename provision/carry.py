@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import marshal
+import re
 import sys
 import zlib
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from provision import share
 
 # Nodes with the Python of this machine are sent its bytecode too: compiling takes longer than all else.
 _BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
+_FORMAT = 2  # of marshal: known to every Python 3
+# The node package's imports of its own modules: `from .state import …`, `from . import (…)`.
+_IMPORT = re.compile(r"^from \.(\w*) import (\([^)]*\)|.*)", re.MULTILINE)
 _LOADER = """\
 import sys
 if sys.version_info < (3, 6):
@@ -26,7 +30,8 @@ import gc, json, marshal, os, zlib
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 gc.disable()
-sent = marshal.loads(sys.stdin.buffer.read())
+sent = marshal.load(sys.stdin.buffer)
+wanted = json.loads(marshal.load(sys.stdin.buffer))
 bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
 class Later(type(sys)):
     def __getattr__(self, name):
@@ -35,10 +40,11 @@ class Later(type(sys)):
         sys.modules.pop(self.__name__)
         self.__dict__.update(import_module(self.__name__).__dict__)
         return self.__dict__[name]
-# The package imports these at the top, and only what changes a host uses most of them.
-for name in ("hashlib", "platform", "shutil", "subprocess", "tempfile", "uuid", "zipfile"):
-    sys.modules[name] = Later(name)
 modules = sent["code" if bytecode else "text"]
+# The package imports these and its own modules at the top, and only what changes a host uses most of them.
+for name in ["hashlib", "platform", "shutil", "subprocess", "tempfile", "uuid", "zipfile"] + list(modules):
+    sys.modules[name] = Later(name)
+del sys.modules["oeprov_node"]
 class Finder:
     def find_spec(self, name, path=None, target=None):
         return ModuleSpec(name, self, is_package="." not in name) if name in modules else None
@@ -48,22 +54,32 @@ class Finder:
         code = zlib.decompress(modules[module.__name__])
         exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-import_module("oeprov_node." + sent["module"]).main(json.loads(sent["wanted"]))
+import_module("oeprov_node." + sent["module"]).main(wanted)
 sys.stdout.flush()
 os._exit(0)  # tidying up takes longer than much of the above
 """
 
 
 @cache
-def _package() -> dict[str, Any]:
-    """The node package, importable as ``oeprov_node``: its text, and bytecode for Pythons like this one."""
-    text, code = {}, {}
-    for path in sorted(share.node_package().glob("*.py")):
-        name = "oeprov_node" if path.stem == "__init__" else f"oeprov_node.{path.stem}"
-        text[name] = zlib.compress(path.read_bytes(), 1)
+def _package(module: str) -> bytes:
+    """What a module of the node package needs of it, importable as ``oeprov_node``: text, and bytecode for
+    Pythons like this one.
+    """
+    there = {path.stem: path for path in share.node_package().glob("*.py")}
+    text, code, missing = {}, {}, {"__init__", module}
+    while missing:
+        stem = missing.pop()
+        name = "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
+        source = there[stem].read_bytes()
+        text[name] = zlib.compress(source, 1)
         # Not compiled here each time: the loader knows where Python keeps its bytecode.
-        code[name] = zlib.compress(marshal.dumps(SourceFileLoader(name, str(path)).get_code(name)), 1)
-    return {"bytecode": _BYTECODE, "text": text, "code": code}
+        compiled = SourceFileLoader(name, str(there[stem])).get_code(name)
+        code[name] = zlib.compress(marshal.dumps(compiled), 1)
+        for dotted, names in _IMPORT.findall(source.decode()):
+            wanted = [dotted] if dotted else re.findall(r"\w+", names)
+            missing |= {item for item in wanted if f"oeprov_node.{item}" not in text}
+    sent = {"bytecode": _BYTECODE, "text": text, "code": code, "module": module}
+    return marshal.dumps(sent, _FORMAT)
 
 
 def command(python: str) -> list[str]:
@@ -74,5 +90,4 @@ def command(python: str) -> list[str]:
 
 def payload(module: str, wanted: Mapping[str, Any]) -> bytes:
     """What ``command`` reads: it calls ``main(wanted)`` of that module of the node package."""
-    # Version 2 of the format is known to every Python 3.
-    return marshal.dumps({**_package(), "module": module, "wanted": json.dumps(wanted)}, 2)
+    return _package(module) + marshal.dumps(json.dumps(wanted), _FORMAT)

@@ -59,11 +59,11 @@ class System:
         """Where an absolute path of the machine lies for this process."""
         return os.path.join(self.root, path.lstrip("/"))
 
-    def read(self, path: str) -> str:
+    def read(self, path: str, encoding: str = "utf-8") -> str:
         """Text of a file; empty when it is missing or may not be read."""
         try:
             with open(self.path(path), "rb") as file:
-                return file.read().decode("utf-8", "replace")
+                return file.read().decode(encoding, "replace")
         except OSError:
             return ""
 

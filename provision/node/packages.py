@@ -119,7 +119,8 @@ def observe(system: System, os: OsInfo, names: List[str]) -> Dict[str, str]:
     """Installed versions of ``names``; empty text for those that are not installed."""
     found: Dict[str, str] = {}
     if names and os.package_manager == "apt":
-        text = system.read(_STATUS)
+        # Megabytes, of which only names and versions matter, which are ASCII: this encoding costs nothing.
+        text = system.read(_STATUS, "latin-1")
         if text and not system.list(_UPDATES):
             # Reading it ourselves takes a fraction of the time.
             return {name: installed_version(text, name) for name in names}

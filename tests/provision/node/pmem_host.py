@@ -76,7 +76,7 @@ class MemoryFiles(System):
             self.known[path] = found
         return self.known[path]
 
-    def read(self, path: str) -> str:
+    def read(self, path: str, encoding: str = "utf-8") -> str:
         """As a System reads."""
         return self.files.get(self.resolve(path), "")
 
