@@ -1,6 +1,7 @@
 # make demo   sets up all it needs and trains a model on this machine, from bootstrap to an exported model
 # make test   sets up all it needs and runs every test
 VENV ?= .venv
+TESTS ?= tests/lab
 export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
@@ -11,7 +12,7 @@ help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
-	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; half an hour and more)'
+	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
@@ -35,7 +36,8 @@ test-hosts: setup
 
 test-lab: setup
 	@tools/setup.sh test
-	$(BIN)/python -m pytest -m lab tests/lab
+	@$(BIN)/python -c 'from provision.lab import programs; programs.require(install=True)'
+	$(BIN)/python -m pytest -m lab -s $(TESTS)
 
 test-core: setup
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
