@@ -47,8 +47,9 @@ def stuck_in_mkfs(user: User, *words: str) -> subprocess.Popen[str]:
 
 def free_mkfs(user: User) -> None:
     """Undo ``stuck_in_mkfs``; what still hangs in it is ended."""
-    # The bracket keeps pkill from finding the shell that runs it.
-    user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4; pkill -f '[/]usr/local/sbin/mkfs.ext4' || true")
+    user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4")
+    # By itself and with a bracket: pkill must not find the shell that runs it.
+    user.on("lab-1", "pkill -f '[/]usr/local/sbin/mkfs.ext4' || true")
 
 
 class TestOneNode:
