@@ -102,7 +102,8 @@ class TestOneNode:
         assert "fsdax" in user.on("lab-1", "ndctl list -N")
         free_mkfs(user)
         shown = user.oeprov("pmem-mode", "fsdax", "--yes")
-        assert "an earlier run" in shown
+        assert "make ext4 on pmem0" in shown
+        assert "fsdax namespace" not in shown, "it goes on from what is there"
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
 
     def test_busy_file_system_is_not_taken_away(self, user: User) -> None:
