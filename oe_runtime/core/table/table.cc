@@ -8,9 +8,11 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/table/row_map.h"
 
 namespace oe {
@@ -46,9 +48,13 @@ bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
 // The rows, exchanged as a whole by Restore.
 struct Table::Content {
-  std::unique_ptr<Arena> arena;  // before the shards, which point to it
+  // One of them holds the rows; before the shards, which point to it.
+  std::unique_ptr<Arena> arena;
+  std::unique_ptr<Pool> pool;
+  std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
   std::array<std::unique_ptr<RowMap>, kShards> shards;
   std::atomic<uint64_t> version{0};
+  bool opened = false;  // the pool was there already
 };
 
 // The keys of a call in the order of their internal shards.
@@ -101,25 +107,49 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
       row_floats_(size_t{spec_.dim} * (1 + optimizer_->slots())),
-      content_(NewContent()) {}
+      content_(NewContent(false)) {
+  if (content_->pool && content_->opened) RecoverContent(std::nullopt);
+}
 
 Table::~Table() = default;
 
-std::unique_ptr<Table::Content> Table::NewContent() const {
+PoolSpec Table::NewPoolSpec() const {
+  PoolSpec pool;
+  pool.table = spec_.name;
+  pool.identity =
+      nlohmann::json{{"table", spec_}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
+  pool.row_bytes = row_floats_ * sizeof(float);
+  pool.shards = kShards;
+  pool.shard_of = [this](Key key) { return InternalShard(key); };
+  return pool;
+}
+
+std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
+  try {
+    if (!IsArray(spec_)) return NewHashIndex();
+    return NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * internal_shard,
+                         uint64_t{shard_.servers} * kShards);
+  } catch (const std::bad_alloc&) {
+    throw StorageError("table '" + spec_.name + "': no memory for the index of 'input_dim' " +
+                       std::to_string(spec_.input_dim) + "; use more servers or a hash table");
+  }
+}
+
+std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   auto content = std::make_unique<Content>();
-  content->arena = storage_->NewArena(spec_.name, ToJsonText(spec_));
-  const uint64_t stride = uint64_t{shard_.servers} * kShards;
+  std::array<std::unique_ptr<Index>, kShards> indexes;
+  for (uint32_t i = 0; i < kShards; ++i) indexes[i] = NewIndex(i);
+  content->pool = storage_->NewPool(NewPoolSpec(), fresh, &content->opened);
+  if (!content->pool) content->arena = storage_->NewArena(spec_.name);
   for (uint32_t i = 0; i < kShards; ++i) {
-    std::unique_ptr<Index> index;
-    try {
-      index = IsArray(spec_)
-                  ? NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * i, stride)
-                  : NewHashIndex();
-    } catch (const std::bad_alloc&) {
-      throw StorageError("table '" + spec_.name + "': no memory for the index of 'input_dim' " +
-                         std::to_string(spec_.input_dim) + "; use more servers or a hash table");
+    RowStore* store = nullptr;
+    if (content->pool) {
+      store = content->pool->shard(i);
+    } else {
+      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), row_floats_ * sizeof(float));
+      store = content->stores[i].get();
     }
-    content->shards[i] = std::make_unique<RowMap>(std::move(index), content->arena.get(), row_floats_);
+    content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
   return content;
 }
@@ -290,7 +320,7 @@ uint64_t Table::rows() const {
 
 uint64_t Table::bytes() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  return content_->arena->bytes();
+  return content_->pool ? content_->pool->bytes() : content_->arena->bytes();
 }
 
 uint64_t Table::index_bytes() const {
@@ -372,7 +402,7 @@ void Table::LoadFile(const std::string& file, Content* content) const {
 void Table::Restore(const std::vector<std::string>& files) {
   const std::vector<TableFileInfo> infos = CheckTableFiles(spec_, row_floats_, files);
   // Loaded beside the present content and exchanged only when every checksum was right.
-  std::unique_ptr<Content> content = NewContent();
+  std::unique_ptr<Content> content = NewContent(true);
   for (const TableFileInfo& info : infos) {
     const bool same_servers = info.shard.servers == shard_.servers;
     if (same_servers && info.shard.server != shard_.server) continue;  // has no key of ours
@@ -381,7 +411,51 @@ void Table::Restore(const std::vector<std::string>& files) {
   content->version = infos.front().version;
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (content_->pool) content_->pool->Remove();
   content_.swap(content);
+}
+
+Pool& Table::RequirePool() const {
+  if (content_->pool) return *content_->pool;
+  throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
+                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem");
+}
+
+void Table::Checkpoint(uint64_t id) {
+  // Pulls go on; pushes wait for the few microseconds that this takes.
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  RequirePool().Checkpoint(id, content_->version.load());
+}
+
+void Table::WaitDurable() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  RequirePool().WaitDurable();
+}
+
+std::vector<CheckpointInfo> Table::Checkpoints() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->pool ? content_->pool->Checkpoints() : std::vector<CheckpointInfo>{};
+}
+
+void Table::Recover(std::optional<uint64_t> id) {
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  RecoverContent(id);
+}
+
+void Table::RecoverContent(std::optional<uint64_t> id) {
+  Pool& pool = RequirePool();
+  std::array<std::unique_ptr<Index>, kShards> indexes;
+  std::vector<Index*> pointers;
+  for (uint32_t i = 0; i < kShards; ++i) {
+    indexes[i] = NewIndex(i);
+    pointers.push_back(indexes[i].get());
+  }
+  content_->version = pool.Recover(id, pointers).version;
+  for (uint32_t i = 0; i < kShards; ++i) {
+    content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
+  }
 }
 
 }  // namespace oe
