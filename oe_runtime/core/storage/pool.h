@@ -18,15 +18,9 @@
 #include "oe_runtime/core/storage/medium.h"
 #include "oe_runtime/core/storage/pool_format.h"
 #include "oe_runtime/core/storage/slot_store.h"
+#include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
-
-// A checkpoint that a table can be recovered to.
-struct CheckpointInfo {
-  uint64_t id = 0;       // that the caller gave it
-  uint64_t version = 0;  // pushes
-  uint64_t rows = 0;
-};
 
 struct PoolSpec {
   std::string table;     // its name, for messages
@@ -45,15 +39,14 @@ struct PoolSpec {
 // A table is always in one open epoch. A row that is written for the first time in an epoch moves to a free
 // slot, so slots of closed epochs never change. Checkpoint() closes the epoch: it hands over the lists of
 // slots that were written and retired in it, and pushes go on in the next epoch while a thread
-//   1. flushes rows and keys of the written slots                          fence
-//   2. stores their states (epoch and checksum)                            fence
-//   3. commits the checkpoint in the superblock, dropping the oldest       fence
-//   4. zeroes the states of retired slots that no kept checkpoint needs    fence
-//   5. then those of the tombstones that hid them                          fence
-//   6. and gives all these slots back to be used again.
-// A slot's state on the medium is 0 whenever its row may be half written: that is what step 4 before 6 is
-// for. Recovery reads the metadata regions only and keeps for each key the newest slot whose epoch is not
-// newer than the chosen checkpoint's.
+//   1. flushes rows, keys and states (epoch and checksum) of the written slots    fence
+//   2. commits the checkpoint in the superblock, dropping the oldest               fence
+//   3. zeroes the states of retired slots that no kept checkpoint needs            fence
+//   4. then those of the tombstones that hid them                                  fence
+//   5. and gives all these slots back to be used again.
+// So a slot is free on the medium before anything of it is overwritten, and an epoch that the superblock does
+// not have never happened. Recovery reads the metadata regions only: it keeps for each key the newest slot
+// whose epoch is not newer than the chosen checkpoint's, and zeroes the states of newer ones.
 //
 // A pool's regions are oe-<uuid>-super.pool, two alternating copies of the superblock after a description,
 // and segments oe-<uuid>-<number>.pool with a header, the metadata of their slots and their rows

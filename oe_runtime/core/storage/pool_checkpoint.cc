@@ -132,30 +132,26 @@ void Pool::MakeDurable(const Job& job) {
   Recycle();
 }
 
-// Makes the slots of a closed epoch valid.
+// Writes down the slots of a closed epoch. States need not wait for their rows: until the superblock has the
+// epoch, recovery invalidates them.
 void Pool::Seal(const Job& job) {
   const uint64_t epoch = job.checkpoint.epoch;
-  Slots tombstones(spec_.shards);
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    tombstones[i] = job.changes[i].tombstones;
-    std::sort(tombstones[i].begin(), tombstones[i].end());
-  }
-  for (uint32_t i = 0; i < spec_.shards; ++i) {
-    for (const uint32_t number : job.changes[i].written) {
-      flusher_->Flush(RowOf(i, number), layout_.row_bytes);
-      flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
-    }
-  }
-  flusher_->Fence();
-  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    std::vector<uint32_t> tombstones = job.changes[i].tombstones;
+    std::sort(tombstones.begin(), tombstones.end());
     for (const uint32_t number : job.changes[i].written) {
       SlotMeta* meta = MetaOf(i, number);
-      const bool tombstone = std::binary_search(tombstones[i].begin(), tombstones[i].end(), number);
-      const uint64_t state = tombstone ? TombstoneState(epoch, meta->key)
-                                       : SlotState(epoch, meta->key, RowOf(i, number), layout_.row_bytes);
-      if (!tombstone) digest_ += SlotDigest(meta->key, state);
+      const std::byte* row = RowOf(i, number);
+      uint64_t state = 0;
+      if (std::binary_search(tombstones.begin(), tombstones.end(), number)) {
+        state = TombstoneState(epoch, meta->key);
+      } else {
+        state = SlotState(epoch, meta->key, row, layout_.row_bytes);
+        digest_ += SlotDigest(meta->key, state);
+        flusher_->Flush(row, layout_.row_bytes);
+      }
       flusher_->Store(&meta->state, state);
-      flusher_->Flush(&meta->state, sizeof(meta->state));
+      flusher_->Flush(meta, sizeof(SlotMeta));
     }
   }
   flusher_->Fence();

@@ -3,7 +3,7 @@
 // every row with a model.
 //
 //   OE_CRASH_SEED=N      repeats a run (each prints its seed)
-//   OE_CRASH_POINTS=N    crash points, 12000 if not set
+//   OE_CRASH_POINTS=N    crash points, 30000 if not set
 
 #include <gtest/gtest.h>
 
@@ -330,7 +330,7 @@ class Subject {
 
 TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   const uint64_t seed = FromEnvironment("OE_CRASH_SEED", std::random_device{}());
-  const uint64_t points = FromEnvironment("OE_CRASH_POINTS", 12000);
+  const uint64_t points = FromEnvironment("OE_CRASH_POINTS", 30000);
   std::printf("OE_CRASH_SEED=%llu OE_CRASH_POINTS=%llu\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(points));
   Totals totals;

@@ -29,6 +29,13 @@ struct StorageSpec {
   uint32_t kept_checkpoints = 2;
 };
 
+// A checkpoint that a table can be recovered to.
+struct CheckpointInfo {
+  uint64_t id = 0;       // that the caller gave it
+  uint64_t version = 0;  // pushes
+  uint64_t rows = 0;
+};
+
 class Arena;
 
 // The memory of one server: its kind, its cap and, for persistent memory, its locked directory. Knows nothing

@@ -11,25 +11,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "oe_runtime/core/checkpoint/table_file.h"
-#include "oe_runtime/core/storage/pool.h"
-#include "oe_runtime/core/table/row_map.h"
+#include "oe_runtime/core/table/content.h"
 
 namespace oe {
 namespace {
 
-constexpr uint32_t kShardBits = 4;
-constexpr uint32_t kShards = 1U << kShardBits;
-static_assert(kShards == Table::kParts, "Keys() has one part per internal shard");
 constexpr size_t kBlock = 64;  // rows in flight
-constexpr size_t kFloatsPerLine = 16;
-
-void PrefetchRow(const float* row, size_t floats) {
-  // Beyond a few lines the hardware's own prefetcher has caught on.
-  const size_t ahead = std::min(floats, size_t{8} * kFloatsPerLine);
-  for (size_t i = 0; i < ahead; i += kFloatsPerLine) __builtin_prefetch(row + i);
-  __builtin_prefetch(row + floats - 1);
-}
 
 // Short rows are the rule, and a call of memcpy costs as much as copying one.
 void CopyFloats(const float* from, float* to, size_t n) {
@@ -42,20 +29,7 @@ void CopyFloats(const float* from, float* to, size_t n) {
   for (; i < n; ++i) to[i] = from[i];
 }
 
-bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
-
 }  // namespace
-
-// The rows, exchanged as a whole by Restore.
-struct Table::Content {
-  // One of them holds the rows; before the shards, which point to it.
-  std::unique_ptr<Arena> arena;
-  std::unique_ptr<Pool> pool;
-  std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
-  std::array<std::unique_ptr<RowMap>, kShards> shards;
-  std::atomic<uint64_t> version{0};
-  bool opened = false;  // the pool was there already
-};
 
 // The keys of a call in the order of their internal shards.
 struct Table::Plan {
@@ -334,128 +308,5 @@ uint64_t Table::index_bytes() const {
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }
-
-TableFileInfo Table::Save(const std::string& file) const {
-  // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
-  TableFileInfo info;
-  info.file = file;
-  info.spec = spec_;
-  info.shard = shard_;
-  info.version = content_->version.load();
-  info.row_floats = row_floats_;
-  for (const auto& map : content_->shards) info.rows += map->size();
-
-  TableFileWriter writer(info);
-  const size_t block = writer.block_rows();
-  const std::unique_ptr<Key[]> keys(new Key[block]);
-  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
-  const std::unique_ptr<float[]> rows(new float[block * row_floats_]);
-  size_t filled = 0;
-  for (const auto& map : content_->shards) {
-    uint64_t position = 0;
-    while (const size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
-      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_floats_);
-      for (size_t i = 0; i < found; ++i) {
-        std::memcpy(&rows[(filled + i) * row_floats_], map->row(numbers[i]), row_floats_ * sizeof(float));
-      }
-      filled += found;
-      if (filled == block) {
-        writer.WriteBlock(keys.get(), rows.get(), filled);
-        filled = 0;
-      }
-    }
-  }
-  if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
-  return writer.Finish();
-}
-
-void Table::LoadFile(const std::string& file, Content* content) const {
-  TableFileReader reader(file);
-  while (const size_t n = reader.NextBlock()) {
-    for (size_t i = 0; i < n; ++i) {
-      const Key key = reader.keys()[i];
-      const uint32_t shard = InternalShard(key);
-      if (shard == kShards) {
-        if (IsArray(spec_) && key >= spec_.input_dim) {
-          throw CheckpointError(file + ": key " + std::to_string(key) + " is not below input_dim " +
-                                std::to_string(spec_.input_dim) + "; the file is damaged");
-        }
-        continue;
-      }
-      RowMap& map = *content->shards[shard];
-      uint32_t number = kNoRow;
-      bool added = false;
-      map.FindOrAdd(&key, 1, &number, [&](Key, float* row) {
-        std::memcpy(row, reader.rows() + i * row_floats_, row_floats_ * sizeof(float));
-        added = true;
-      });
-      if (!added) {
-        throw CheckpointError(file + ": key " + std::to_string(key) +
-                              " has a row already; the files overlap");
-      }
-    }
-  }
-}
-
-void Table::Restore(const std::vector<std::string>& files) {
-  const std::vector<TableFileInfo> infos = CheckTableFiles(spec_, row_floats_, files);
-  // Loaded beside the present content and exchanged only when every checksum was right.
-  std::unique_ptr<Content> content = NewContent(true);
-  for (const TableFileInfo& info : infos) {
-    const bool same_servers = info.shard.servers == shard_.servers;
-    if (same_servers && info.shard.server != shard_.server) continue;  // has no key of ours
-    LoadFile(info.file, content.get());
-  }
-  content->version = infos.front().version;
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
-  if (content_->pool) content_->pool->Remove();
-  content_.swap(content);
-}
-
-Pool& Table::RequirePool() const {
-  if (content_->pool) return *content_->pool;
-  throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
-                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem");
-}
-
-void Table::Checkpoint(uint64_t id) {
-  // Pulls go on; pushes wait for the few microseconds that this takes.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
-  RequirePool().Checkpoint(id, content_->version.load());
-}
-
-void Table::WaitDurable() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  RequirePool().WaitDurable();
-}
-
-std::vector<CheckpointInfo> Table::Checkpoints() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->Checkpoints() : std::vector<CheckpointInfo>{};
-}
-
-void Table::Recover(std::optional<uint64_t> id) {
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
-  RecoverContent(id);
-}
-
-void Table::RecoverContent(std::optional<uint64_t> id) {
-  Pool& pool = RequirePool();
-  std::array<std::unique_ptr<Index>, kShards> indexes;
-  std::vector<Index*> pointers;
-  for (uint32_t i = 0; i < kShards; ++i) {
-    indexes[i] = NewIndex(i);
-    pointers.push_back(indexes[i].get());
-  }
-  content_->version = pool.Recover(id, pointers).version;
-  for (uint32_t i = 0; i < kShards; ++i) {
-    content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
-  }
-}
 
 }  // namespace oe

@@ -19,7 +19,6 @@
 namespace oe {
 
 class Index;
-struct CheckpointInfo;
 struct TableFileInfo;
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
