@@ -34,10 +34,16 @@ class Mappings {
   void Add(const Region& region) {
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_[region.data] = region.size;
+    names_.insert(region.name);
   }
   void Remove(const Region& region) {
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_.erase(region.data);
+    names_.erase(region.name);
+  }
+  bool Has(const std::string& name) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return names_.count(name) > 0;
   }
   // The mapping that has `data`.
   std::pair<const std::byte*, size_t> Find(const std::byte* data) const {
@@ -48,6 +54,7 @@ class Mappings {
  private:
   mutable std::mutex mutex_;
   std::map<const std::byte*, size_t> sizes_;
+  std::set<std::string> names_;
 };
 
 // CLWB (or what the processor has) and SFENCE.
@@ -119,7 +126,7 @@ class PmemLibpmem final : public Storage, public Medium {
     spec.window = this->spec().kept_checkpoints;
     *opened = false;
     if (!fresh && this->spec().recover) {
-      if (const auto uuid = FindPool(spec.table)) {
+      if (const auto uuid = FindPool(spec)) {
         *opened = true;
         return Pool::Open(this, *uuid, spec);
       }
@@ -211,36 +218,51 @@ class PmemLibpmem final : public Storage, public Medium {
     }
   }
 
-  // Reads the description of every pool. Throws StorageError for one that is damaged.
-  std::optional<uint64_t> FindPool(const std::string& table) {
+  // The pool of the same rows, or else one of the same table, which is going to be refused. Throws
+  // StorageError for one that is damaged.
+  std::optional<uint64_t> FindPool(const PoolSpec& wanted) {
     std::optional<uint64_t> found;
+    int best = 0;
     for (const std::string& name : List()) {
       uint64_t uuid = 0;
       bool super = false;
       if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+      if (mappings_.Has(name)) continue;  // of a table that is open
       const Region region = Open(name);
-      bool same = false;
-      bool checkpoints = false;
+      int rank = 0;
       try {
-        std::string text;
-        uint64_t inside = 0;
-        if (ReadSuperHeader(region, &inside, &text)) {
-          same = nlohmann::json::parse(text).value("/table/name"_json_pointer, "") == table;
-          for (size_t copy = 0; copy < 2; ++copy) {
-            SuperCopy decoded;
-            checkpoints |= DecodeSuperCopy(region.data + kSuperTextBytes + copy * kPoolPage, &decoded) &&
-                           !decoded.kept.empty();
-          }
-        }
+        rank = Rank(region, wanted);
       } catch (...) {
         Close(region);
         throw;
       }
       Close(region);
-      // A power cut while a table was restored from files may leave two, of which one has no checkpoint.
-      if (same && (!found || checkpoints)) found = uuid;
+      if (rank <= best) continue;
+      best = rank;
+      found = uuid;
     }
     return found;
+  }
+
+  // 0: another table's. 1: another part of the table. 2: the same part. 3: with a checkpoint: a power cut
+  // while a table is restored from files may leave two, of which one has none.
+  static int Rank(const Region& region, const PoolSpec& wanted) {
+    using nlohmann::json;
+    std::string text;
+    uint64_t uuid = 0;
+    if (!ReadSuperHeader(region, &uuid, &text)) return 0;
+    const json there = json::parse(text);
+    const json identity = json::parse(wanted.identity);
+    if (there.value("/table/name"_json_pointer, "") != wanted.table) return 0;
+    for (const char* field : {"server", "servers"}) {
+      if (there.value(field, json()) != identity.value(field, json())) return 1;
+    }
+    for (size_t copy = 0; copy < 2; ++copy) {
+      SuperCopy decoded;
+      if (!DecodeSuperCopy(region.data + kSuperTextBytes + copy * kPoolPage, &decoded)) continue;
+      if (!decoded.kept.empty()) return 3;
+    }
+    return 2;
   }
 
   // Files of ours. One with our kind of name but other content is somebody else's: refuse.

@@ -55,6 +55,8 @@ class SlotStore final : public RowStore {
     std::vector<uint32_t> tombstones;  // which of them are tombstones
     std::vector<uint32_t> retired;     // of earlier epochs, no longer part of the table
   };
+  // Whether anything happened in the open epoch.
+  bool changed() const noexcept { return !changes_.written.empty() || !changes_.retired.empty(); }
   // Ends the open epoch and begins the next one.
   Changes Close() noexcept;
 

@@ -71,6 +71,8 @@ class RowMap {
 
   float* row(uint32_t number) const noexcept { return reinterpret_cast<float*>(store_->row(number)); }
   uint64_t size() const noexcept { return store_->size(); }
+  // Whether anything changed since the last checkpoint of the store, or since there is none.
+  bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
   // As Index::Scan.
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {

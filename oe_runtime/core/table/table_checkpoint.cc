@@ -116,6 +116,16 @@ std::vector<CheckpointInfo> Table::Checkpoints() const {
 void Table::Recover(std::optional<uint64_t> id) {
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  // The tables of a server go back together, and most are there already.
+  Pool& pool = RequirePool();
+  pool.WaitDurable();
+  const std::vector<CheckpointInfo> kept = pool.Checkpoints();
+  bool changed = false;
+  for (const auto& map : content_->shards) changed = changed || map->changed();
+  if (!changed && !kept.empty() && kept.back().id == id.value_or(kept.back().id) &&
+      kept.back().version == content_->version.load()) {
+    return;
+  }
   RecoverContent(id);
 }
 
