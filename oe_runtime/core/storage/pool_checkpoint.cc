@@ -45,14 +45,16 @@ void Pool::Run() {
   while (true) {
     queue_changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    const Job job = std::move(queue_.front());
     busy_ = true;
-    lock.unlock();
     std::string failure;
-    try {
-      MakeDurable(job);
-    } catch (const std::exception& error) {
-      failure = error.what();
+    {
+      const Job job = std::move(queue_.front());
+      lock.unlock();
+      try {
+        MakeDurable(job);
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
     }
     lock.lock();
     busy_ = false;

@@ -57,6 +57,17 @@ class RowMap {
     }
   }
 
+  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an index
+  // that grows while it takes them in that order has all of them in its first part, where they collide.
+  void ReserveKeys(uint64_t keys) {
+    try {
+      index_->Reserve(keys);
+    } catch (const std::bad_alloc&) {
+      throw StorageError("no memory for an index of " + std::to_string(keys) +
+                         " keys in a sixteenth of a table; use more servers");
+    }
+  }
+
   // Removes a key, leaving what its store needs to remember that (SlotStore::Erase). False for a key without
   // a row. Throws StorageError.
   bool Erase(Key key) {
