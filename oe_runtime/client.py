@@ -140,6 +140,29 @@ class Client:
         """
         self._core.restore(str(Path(directory).absolute()))
 
+    def checkpoint(self, batch: int, *, wait: bool = False) -> None:
+        """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.
+
+        For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for microseconds,
+        and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be above that of
+        the last one. The newest few are kept (``StorageSpec.kept_checkpoints``). Call it between pushes.
+        Raises ``SpecError`` for a storage that keeps none, ``StorageError``.
+        """
+        self._core.checkpoint(batch, wait)
+
+    def checkpoints(self) -> list[int]:
+        """The durable checkpoints in the servers' storage that every table of every server has, ascending."""
+        return self._core.checkpoints()
+
+    def recover(self, batch: int | None = None) -> int:
+        """Go back to a checkpoint in the servers' storage: ``batch``, or the newest that all have.
+
+        Create the tables first; servers that were started again find their rows with ``StorageSpec.recover``.
+        Pushes after the checkpoint are gone. Returns its batch. Raises ``CheckpointError`` if not all have
+        it; then nothing has changed.
+        """
+        return self._core.recover(batch)
+
     def stats(self) -> dict[str, Any]:
         """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``."""
         servers = json.loads(self._core.stats())

@@ -96,6 +96,18 @@ def _parser() -> argparse.ArgumentParser:
         help="most bytes for rows; 0 means no limit (default)",
     )
     parser.add_argument(
+        "--storage-recover",
+        action="store_true",
+        help="open the tables that the directory of pmem_libpmem holds; otherwise they are removed",
+    )
+    parser.add_argument(
+        "--storage-checkpoints",
+        type=_in_range(1, 64),
+        default=2,
+        metavar="N",
+        help="checkpoints that pmem_libpmem keeps (default: %(default)s)",
+    )
+    parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
     )
     parser.add_argument(
@@ -127,7 +139,13 @@ def _in_range(low: int, high: int) -> Callable[[str], int]:
 
 def _run(options: argparse.Namespace) -> int:
     token = read_token(options.token_file) if options.token_file else ""
-    storage = StorageSpec(options.storage, options.storage_path, options.storage_size)
+    storage = StorageSpec(
+        options.storage,
+        options.storage_path,
+        options.storage_size,
+        recover=options.storage_recover,
+        kept_checkpoints=options.storage_checkpoints,
+    )
     with _Ending(options.exit_with_parent) as ending:
         server = _core.Server(
             host=options.host,

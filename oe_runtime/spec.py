@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oe_runtime.errors import SpecError
@@ -71,13 +71,17 @@ class TableSpec:
 class StorageSpec:
     """Where rows live: ``"dram"``, or ``"pmem_libpmem"`` in the directory ``path``.
 
-    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap.
+    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"``,
+    ``recover`` opens the tables that the directory holds (otherwise they are removed, and all start empty),
+    and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
     """
 
     type: str = "dram"
     path: str = ""
     capacity_bytes: int = 0
+    recover: bool = False
+    kept_checkpoints: int = 2
 
     def to_json(self) -> str:
         """The storage as a JSON object."""
-        return json.dumps({"type": self.type, "path": self.path, "capacity_bytes": self.capacity_bytes})
+        return json.dumps(asdict(self))

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -169,6 +170,11 @@ void BindClient(py::module_& module) {
            })
       .def("restore",
            [](Client& client, const std::string& directory) { Released([&] { client.Restore(directory); }); })
+      .def("checkpoint",
+           [](Client& client, uint64_t id, bool wait) { Released([&] { client.Checkpoint(id, wait); }); })
+      .def("checkpoints", [](Client& client) { return Released([&] { return client.Checkpoints(); }); })
+      .def("recover", [](Client& client,
+                         std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });

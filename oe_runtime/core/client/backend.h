@@ -35,10 +35,17 @@ class Backend {
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
   virtual void Restore(const std::string& directory) = 0;
+  // As Store's, on every server; Checkpoints() are those that all servers have.
+  virtual void Checkpoint(uint64_t id, bool wait) = 0;
+  virtual std::vector<uint64_t> Checkpoints() = 0;
+  virtual void Recover(uint64_t id) = 0;
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client
 };
+
+// The ids that are in all of several ascending lists.
+std::vector<uint64_t> CommonIds(const std::vector<std::vector<uint64_t>>& lists);
 
 // `servers` stores in this process, over one storage.
 std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t servers, ThreadPool* pool);

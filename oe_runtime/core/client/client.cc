@@ -233,6 +233,32 @@ std::vector<Key> Client::Keys(uint32_t table) {
   return all;
 }
 
+void Client::Checkpoint(uint64_t id, bool wait) {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  backend_->Checkpoint(id, wait);
+}
+
+std::vector<uint64_t> Client::Checkpoints() {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  return backend_->Checkpoints();
+}
+
+uint64_t Client::Recover(std::optional<uint64_t> id) {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  const std::vector<uint64_t> common = backend_->Checkpoints();
+  const uint64_t chosen = id.value_or(common.empty() ? 0 : common.back());
+  if (!std::binary_search(common.begin(), common.end(), chosen)) {
+    std::string ids;
+    for (const uint64_t one : common) ids += (ids.empty() ? "" : ", ") + std::to_string(one);
+    throw CheckpointError((id ? "not every table of every server has checkpoint " + std::to_string(*id)
+                              : "there is no checkpoint that every table of every server has") +
+                          (ids.empty() ? "" : "; all have " + ids) +
+                          "; restore from a directory, or begin anew");
+  }
+  backend_->Recover(chosen);
+  return chosen;
+}
+
 nlohmann::json Client::Stats() {
   const std::lock_guard<std::mutex> request(request_mutex_);
   return backend_->Stats();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,12 @@ class Client {
 
   nlohmann::json Save(const std::string& directory);
   void Restore(const std::string& directory);
+  // Checkpoints in the storage of the servers (Store::Checkpoint).
+  void Checkpoint(uint64_t id, bool wait);
+  // Those that every table of every server has, ascending.
+  std::vector<uint64_t> Checkpoints();
+  // All go back to `id`, or without one to the newest that all have. Throws CheckpointError if there is none.
+  uint64_t Recover(std::optional<uint64_t> id);
   nlohmann::json Stats();
   void Shutdown();
   void Close();

@@ -162,6 +162,23 @@ class RemoteBackend : public Backend {
     });
   }
 
+  void Checkpoint(uint64_t id, bool wait) override {
+    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
+  std::vector<uint64_t> Checkpoints() override {
+    std::vector<std::vector<uint64_t>> lists;
+    for (const json& reply : AskAll(Op::kCheckpoints, "", timeout_)) {
+      if (!reply.is_array()) throw ProtocolError("a list of checkpoints is not an array");
+      lists.push_back(reply.get<std::vector<uint64_t>>());
+    }
+    return CommonIds(lists);
+  }
+
+  void Recover(uint64_t id) override {
+    AskAll(Op::kRecover, json{{"id", id}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
 
   void Shutdown() override {

@@ -189,6 +189,47 @@ void Store::Restore(const std::string& directory) {
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->Restore(files[i]);
 }
 
+void Store::Checkpoint(uint64_t id, bool wait) {
+  const std::vector<Table*> tables = Tables();
+  for (Table* table : tables) table->Checkpoint(id);
+  if (!wait) return;
+  for (const Table* table : tables) table->WaitDurable();
+}
+
+std::vector<uint64_t> Store::Checkpoints() const {
+  std::vector<uint64_t> common;
+  bool first = true;
+  for (const Table* table : Tables()) {
+    std::vector<uint64_t> ids;
+    for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
+      if (first || std::binary_search(common.begin(), common.end(), checkpoint.id)) {
+        ids.push_back(checkpoint.id);
+      }
+    }
+    common = std::move(ids);
+    first = false;
+  }
+  return common;
+}
+
+void Store::Recover(uint64_t id) {
+  const std::vector<Table*> tables = Tables();
+  for (const Table* table : tables) {
+    std::string ids;
+    bool has = false;
+    for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
+      has = has || checkpoint.id == id;
+      ids += (ids.empty() ? "" : ", ") + std::to_string(checkpoint.id);
+    }
+    if (has) continue;
+    throw CheckpointError("table '" + table->spec().name + "' has no checkpoint " + std::to_string(id) +
+                          " in the storage of server " + std::to_string(shard_.server) +
+                          (ids.empty() ? "; it has none" : "; it has " + ids));
+  }
+  // Each is read by several threads; the memory of one at a time.
+  for (Table* table : tables) table->Recover(id);
+}
+
 nlohmann::json Store::Stats() const {
   nlohmann::json tables = nlohmann::json::array();
   uint64_t rows_bytes = 0;

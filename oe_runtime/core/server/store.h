@@ -55,6 +55,16 @@ class Store {
   // tables before the first table changes. Throws CheckpointError.
   void Restore(const std::string& directory);
 
+  // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
+  // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
+  // return.
+  void Checkpoint(uint64_t id, bool wait);
+  // The ids of the durable checkpoints that every table has, ascending.
+  std::vector<uint64_t> Checkpoints() const;
+  // All tables go back to a checkpoint that every one of them has. Throws CheckpointError before the first
+  // changes if one has not; StorageError.
+  void Recover(uint64_t id);
+
   // JSON; oe_runtime/server.py documents it field by field.
   nlohmann::json Stats() const;
 

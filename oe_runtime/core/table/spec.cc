@@ -41,6 +41,12 @@ class Fields {
     return value.get<uint64_t>();
   }
 
+  bool Boolean(const std::string& name) {
+    const json value = Take(name);
+    if (!value.is_boolean()) Refuse(name, value, "true or false");
+    return value.get<bool>();
+  }
+
   Params Numbers() {
     Params params;
     for (const auto& [name, value] : left_.items()) {
@@ -196,7 +202,11 @@ TableSpec TableSpecFromJsonText(const std::string& text) {
 }
 
 void to_json(json& json, const StorageSpec& spec) {
-  json = {{"type", spec.type}, {"path", spec.path}, {"capacity_bytes", spec.capacity_bytes}};
+  json = {{"type", spec.type},
+          {"path", spec.path},
+          {"capacity_bytes", spec.capacity_bytes},
+          {"recover", spec.recover},
+          {"kept_checkpoints", spec.kept_checkpoints}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -207,7 +217,11 @@ void from_json(const json& json, StorageSpec& spec) {
   if (fields.Has("capacity_bytes")) {
     read.capacity_bytes = fields.Unsigned("capacity_bytes", std::numeric_limits<uint64_t>::max());
   }
-  fields.End("type, path, capacity_bytes");
+  if (fields.Has("recover")) read.recover = fields.Boolean("recover");
+  if (fields.Has("kept_checkpoints")) {
+    read.kept_checkpoints = static_cast<uint32_t>(fields.Unsigned("kept_checkpoints", kMostKeptCheckpoints));
+  }
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints");
   spec = std::move(read);
 }
 

@@ -72,8 +72,17 @@ TEST(SpecTest, DifferenceNamesTheField) {
 }
 
 TEST(SpecTest, Storage) {
-  const auto spec = nlohmann::json::parse(R"({"type": "pmem_libpmem", "path": "/x", "capacity_bytes": 7})");
+  auto spec = nlohmann::json::parse(R"({"type": "pmem_libpmem", "path": "/x", "capacity_bytes": 7})");
+  const auto complete = nlohmann::json(spec.get<StorageSpec>());
+  spec["recover"] = false;
+  spec["kept_checkpoints"] = 2;
+  EXPECT_EQ(complete, spec);
+  spec["recover"] = true;
+  spec["kept_checkpoints"] = 5;
   EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
+  spec["recover"] = 1;
+  EXPECT_EQ(MessageOf<SpecError>([&] { (void)spec.get<StorageSpec>(); }),
+            "the field 'storage.recover' must be true or false, not 1");
   EXPECT_THROW((void)nlohmann::json::parse(R"({"type": "dram", "size": 7})").get<StorageSpec>(), SpecError);
 }
 

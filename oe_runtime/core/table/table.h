@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 
 namespace oe {
 
+class Index;
 struct TableFileInfo;
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
@@ -24,7 +26,9 @@ struct TableFileInfo;
 // wait, a restore makes everything wait only while it exchanges the content.
 class Table {
  public:
-  // A table without rows in `storage`, which the tables of one server share. Throws SpecError, StorageError.
+  // A table in `storage`, which the tables of one server share: without rows, or, if the storage recovers and
+  // has a pool of that name, with those of its newest checkpoint. Throws SpecError, StorageError (also for a
+  // pool that is damaged or of another spec or shard, naming the file and the field).
   static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
                                        ShardInfo shard = {});
   // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
@@ -71,12 +75,31 @@ class Table {
   // ones; then the content is as before.
   void Restore(const std::vector<std::string>& files);
 
+  // Checkpoints in the storage itself, for pmem_libpmem; for dram all but Checkpoints() throw SpecError.
+  //
+  // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
+  // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
+  // not be made durable.
+  void Checkpoint(uint64_t id);
+  // Returns when all checkpoints so far are durable; throws StorageError why one cannot be.
+  void WaitDurable() const;
+  // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
+  std::vector<CheckpointInfo> Checkpoints() const;
+  // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
+  // checkpoints and pushes are gone. Everything waits meanwhile. Throws StorageError for a checkpoint that is
+  // not kept or a pool that is damaged; then the content is as before.
+  void Recover(std::optional<uint64_t> id);
+
  private:
   struct Content;
   struct Plan;
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard);
-  std::unique_ptr<Content> NewContent() const;
+  PoolSpec NewPoolSpec() const;
+  std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
+  std::unique_ptr<Content> NewContent(bool fresh) const;
+  void RecoverContent(std::optional<uint64_t> id);
+  Pool& RequirePool() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;

@@ -38,12 +38,15 @@ enum class Op : uint16_t {
   kStats = 7,
   kShutdown = 8,
   kKeys = 9,
-  kReceive = 10,    // the server shall take table files for a restore
-  kReadFile = 11,   // a chunk of a saved table file
-  kWriteFile = 12,  // the next chunk of a file that was announced
-  kDrop = 13,       // the server shall remove the table files of this client
+  kReceive = 10,      // the server shall take table files for a restore
+  kReadFile = 11,     // a chunk of a saved table file
+  kWriteFile = 12,    // the next chunk of a file that was announced
+  kDrop = 13,         // the server shall remove the table files of this client
+  kCheckpoint = 14,   // {"id", "wait"}: Store::Checkpoint
+  kCheckpoints = 15,  // Store::Checkpoints, a JSON array
+  kRecover = 16,      // {"id"}: Store::Recover
 };
-constexpr uint16_t kLastOp = 13;
+constexpr uint16_t kLastOp = 16;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
