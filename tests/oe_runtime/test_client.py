@@ -196,7 +196,7 @@ def test_create_table_is_idempotent_and_names_what_differs():
         (TableSpec("x" * 300, 4), "too long"),
         (TableSpec("t", 4, "tree"), "index"),
         (TableSpec("t", 4, "array"), "input_dim"),
-        (TableSpec("t", 4, optimizer={"name": "rmsprop"}), "rmsprop"),
+        (TableSpec("t", 4, optimizer={"name": "lamb"}), "lamb"),
         (TableSpec("t", 4, optimizer={"name": "adam", "beta": 1}), "beta"),
         (TableSpec("t", 4, initializer={"name": "uniform", "minval": float("nan")}), "'t'"),
         (TableSpec("t", 4, initializer={"name": "uniform", "seed": object()}), "'t'"),

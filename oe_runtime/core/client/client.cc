@@ -131,7 +131,7 @@ std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
 }
 
 void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
-                  const std::vector<double>& learning_rates) {
+                  const std::vector<double>& learning_rates, bool summed) {
   const BatchPlan& plan = pulled.plan;
   if (pulled.client != this) throw SpecError("this batch was pulled by another client");
   if (gradients.size() != plan.groups.size()) {
@@ -146,11 +146,11 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   }
   for (size_t g = 0; g < gradients.size(); ++g) {
     const PlannedGroup& group = plan.groups[g];
-    if (gradients[g].rows != group.inverse.size() || gradients[g].dim != group.dim) {
+    const size_t expected = summed ? group.rows : group.inverse.size();
+    if (gradients[g].rows != expected || gradients[g].dim != group.dim) {
       throw SpecError("gradients of group " + std::to_string(g) + " have shape (" +
                       std::to_string(gradients[g].rows) + ", " + std::to_string(gradients[g].dim) +
-                      "); expected (" + std::to_string(group.inverse.size()) + ", " +
-                      std::to_string(group.dim) + ")");
+                      "); expected (" + std::to_string(expected) + ", " + std::to_string(group.dim) + ")");
     }
   }
   std::vector<Buffer> sums;
@@ -159,6 +159,10 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     sums.emplace_back(plan.groups[g].rows * plan.groups[g].dim * sizeof(float));
     places.push_back(sums.back().as<float>());
+    if (summed) {
+      std::copy_n(gradients[g].data, plan.groups[g].rows * plan.groups[g].dim, places[g]);
+      continue;
+    }
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
   pool_.ParallelFor(work.size(), [&](size_t i) {

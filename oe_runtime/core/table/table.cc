@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/common/finite.h"
 #include "oe_runtime/core/table/row_map.h"
 
 namespace oe {
@@ -100,7 +101,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
       shard_(shard),
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
-      row_floats_(size_t{spec_.dim} * (1 + optimizer_->slots())),
+      row_floats_(optimizer_->row_floats()),
       content_(NewContent()) {}
 
 Table::~Table() = default;
@@ -216,7 +217,43 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
   });
 }
 
+void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor) const {
+  const size_t dim = spec_.dim;
+  if (spec_.nonfinite_gradients != "refuse" || AllFinite(grads, n * dim, executor)) return;
+  size_t first = n;
+  uint64_t count = 0;
+  for (size_t i = n; i-- > 0;) {
+    if (AllFinite(grads + i * dim, dim)) continue;
+    first = i;
+    ++count;
+  }
+  nonfinite_gradients_ += count;
+  throw GradientError(
+      "table '" + spec_.name + "': the gradient of key " + std::to_string(static_cast<int64_t>(keys[first])) +
+      " is not finite (" + std::to_string(count) + " of " + std::to_string(n) +
+      " keys); try a smaller learning rate, or set the table's nonfinite_gradients to skip or pass");
+}
+
+// Leaves out the rows with gradients that are not finite.
+void Table::PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate,
+                       Executor* executor) {
+  const size_t dim = spec_.dim;
+  std::vector<Key> left_keys;
+  std::vector<float> left_grads;
+  for (size_t i = 0; i < n; ++i) {
+    const float* row = grads + i * dim;
+    if (!AllFinite(row, dim)) continue;
+    left_keys.push_back(keys[i]);
+    left_grads.insert(left_grads.end(), row, row + dim);
+  }
+  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor);
+  nonfinite_gradients_ += n - left_keys.size();
+}
+
 void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor) {
+  if (spec_.nonfinite_gradients == "skip" && !AllFinite(grads, n * spec_.dim, executor)) {
+    return PushFinite(keys, n, grads, learning_rate, executor);
+  }
   const auto rate = static_cast<float>(learning_rate);
   if (!std::isfinite(rate) || rate < 0) {
     throw SpecError("table '" + spec_.name +
@@ -272,6 +309,8 @@ std::vector<Key> Table::Keys(uint32_t part) const {
   }
   return keys;
 }
+
+uint64_t Table::nonfinite_gradients() const { return nonfinite_gradients_; }
 
 uint64_t Table::version() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
