@@ -32,8 +32,8 @@ class TableSpec:
     ``[0, input_dim)``). ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's
     parameter names; what is left out has Keras's default. The learning rate belongs to a push.
     ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
-    changes nothing on that server and raises ``GradientError``, ``"skip"`` leaves that row as it is,
-    ``"pass"`` gives it to the optimizer unchecked, as Keras does. ``Client.stats`` counts the first two.
+    changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
+    the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
     """
 
     name: str

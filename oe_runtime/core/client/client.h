@@ -47,7 +47,7 @@ class Client {
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
   // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
-  // otherwise it throws.
+  // otherwise it throws, and some may have; none has after GradientError.
   void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
             const std::vector<double>& learning_rates, bool summed = false);
   // The rows of the keys as they come, duplicates included, into out[n * dim].

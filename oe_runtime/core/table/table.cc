@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
-#include "oe_runtime/core/common/finite.h"
+#include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_map.h"
 
 namespace oe {
@@ -218,20 +218,11 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
 }
 
 void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor) const {
-  const size_t dim = spec_.dim;
-  if (spec_.nonfinite_gradients != "refuse" || AllFinite(grads, n * dim, executor)) return;
-  size_t first = n;
-  uint64_t count = 0;
-  for (size_t i = n; i-- > 0;) {
-    if (AllFinite(grads + i * dim, dim)) continue;
-    first = i;
-    ++count;
-  }
+  if (spec_.nonfinite_gradients != "refuse") return;
+  const size_t count = CountNonfinite(grads, n, spec_.dim, executor);
+  if (count == 0) return;
   nonfinite_gradients_ += count;
-  throw GradientError(
-      "table '" + spec_.name + "': the gradient of key " + std::to_string(static_cast<int64_t>(keys[first])) +
-      " is not finite (" + std::to_string(count) + " of " + std::to_string(n) +
-      " keys); try a smaller learning rate, or set the table's nonfinite_gradients to skip or pass");
+  throw Nonfinite(spec_, keys, n, grads);
 }
 
 // Leaves out the rows with gradients that are not finite.
