@@ -95,16 +95,19 @@ class Client:
         pulled: Pulled,
         gradients: Sequence[NDArray[np.float32]],
         learning_rate: float | Sequence[float],
+        *,
+        summed: bool = False,
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
 
-        Gradients of equal keys are summed in the order of positions. ``learning_rate`` is one number, or one
-        per group. Returns when every server has applied its part; when it raises, some may have and others
-        not, so go on from the last checkpoint.
+        Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
+        ``gradients[i]`` has the shape of ``groups[i].rows``. ``learning_rate`` is one number, or one per
+        group. Returns when every server has applied its part; when it raises, some may have and others not,
+        so go on from the last checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
         arrays = [np.ascontiguousarray(gradient, dtype=np.float32) for gradient in gradients]
-        self._core.push(pulled, arrays, [float(rate) for rate in rates])
+        self._core.push(pulled, arrays, [float(rate) for rate in rates], summed)
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included."""

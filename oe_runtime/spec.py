@@ -31,6 +31,9 @@ class TableSpec:
     ``index`` is ``"hash"`` (any of the 2**64 keys; ``input_dim`` stays 0) or ``"array"`` (keys in
     ``[0, input_dim)``). ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's
     parameter names; what is left out has Keras's default. The learning rate belongs to a push.
+    ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
+    changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
+    the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
     """
 
     name: str
@@ -40,6 +43,7 @@ class TableSpec:
     dtype: str = "float32"
     optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
     initializer: Mapping[str, Any] = field(default_factory=_uniform)
+    nonfinite_gradients: str = "refuse"
 
     def to_json(self) -> str:
         """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
@@ -51,6 +55,7 @@ class TableSpec:
             "dtype": self.dtype,
             "optimizer": dict(self.optimizer),
             "initializer": dict(self.initializer),
+            "nonfinite_gradients": self.nonfinite_gradients,
         }
         try:
             return json.dumps(fields, sort_keys=True, allow_nan=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import GradientError, OeError, ServerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec
 from oe_runtime.training import checkpoints
@@ -198,6 +198,8 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
 
 
 def _message(error: OeError, options: Options) -> str:
+    if isinstance(error, GradientError):
+        return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, ServerLost):
         return str(error)
     last: Path | None = checkpoints.latest_path(options.run_dir)

@@ -20,6 +20,7 @@ from oe_runtime import (
     AuthError,
     CheckpointError,
     Client,
+    GradientError,
     KeyRangeError,
     ServerLost,
     SpecError,
@@ -133,10 +134,12 @@ def test_errors_are_those_of_one_process(start, tmp_path):
         assert client.create_table(TableSpec("t", 4, "array", 10)) == table
         with pytest.raises(SpecMismatch, match=r"dim 4.*5.*127\.0\.0\.1"):
             client.create_table(TableSpec("t", 5, "array", 10))
-        with pytest.raises(SpecError, match="rmsprop"):
-            client.create_table(TableSpec("u", 4, optimizer={"name": "rmsprop"}))
+        with pytest.raises(SpecError, match="lamb"):
+            client.create_table(TableSpec("u", 4, optimizer={"name": "lamb"}))
         with pytest.raises(KeyRangeError, match="key 10"):
             client.pull([np.array([10])], [(table, 0)])
+        with pytest.raises(GradientError, match=r"'t': the gradient of key 3 is not finite"):
+            client.push(client.pull([np.array([3])], [(table, 0)]), [np.full((1, 4), np.nan)], 1.0)
         with pytest.raises(CheckpointError, match="No such file or directory"):
             client.save(tmp_path / "absent")
         pulled = client.pull([np.array([1])], [(table, 0)])

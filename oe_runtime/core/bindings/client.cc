@@ -57,18 +57,18 @@ std::shared_ptr<PulledBatch> Pull(Client& client, const std::vector<Ids>& ids,
 }
 
 void Push(Client& client, const PulledBatch& pulled, const std::vector<Floats>& gradients,
-          const std::vector<double>& learning_rates) {
+          const std::vector<double>& learning_rates, bool summed) {
   std::vector<GradientView> views;
   for (size_t g = 0; g < gradients.size(); ++g) {
     if (gradients[g].ndim() != 2) {
       throw SpecError("gradients of group " + std::to_string(g) + " have " +
-                      std::to_string(gradients[g].ndim()) + " dimensions; expected (ids, dim)");
+                      std::to_string(gradients[g].ndim()) + " dimensions; expected two");
     }
     views.push_back({gradients[g].data(), static_cast<size_t>(gradients[g].shape(0)),
                      static_cast<size_t>(gradients[g].shape(1))});
   }
   const py::gil_scoped_release release;
-  client.Push(pulled, views, learning_rates);
+  client.Push(pulled, views, learning_rates, summed);
 }
 
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
@@ -161,7 +161,8 @@ void BindClient(py::module_& module) {
            })
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
-      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"))
+      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"),
+           py::arg("summed"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))
       .def("save",

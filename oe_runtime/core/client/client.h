@@ -46,10 +46,11 @@ class Client {
 
   std::shared_ptr<PulledBatch> Pull(const std::vector<IdsView>& ids,
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
-  // gradients: one per group, a row for each of the group's ids. learning_rates: one for all, or one per
-  // group. Every server has applied its part when this returns; otherwise it throws.
+  // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
+  // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
+  // otherwise it throws, and some may have; none has after GradientError.
   void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
-            const std::vector<double>& learning_rates);
+            const std::vector<double>& learning_rates, bool summed = false);
   // The rows of the keys as they come, duplicates included, into out[n * dim].
   void PullRows(uint32_t table, const Key* keys, size_t n, float* out);
 

@@ -32,8 +32,9 @@ uint64_t ResidentBytes() {
 }
 
 // Everything that a push can get wrong but the room for new rows.
-void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard) {
+void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard, Executor* executor) {
   const TableSpec& spec = table.spec();
+  table.CheckGradients(part.keys, part.size, part.values, executor);
   if (!std::isfinite(part.learning_rate)) {
     throw SpecError("table '" + spec.name + "': the learning rate is not a finite number");
   }
@@ -125,7 +126,7 @@ void Store::Pull(const std::vector<PullPart>& parts) {
 void Store::Push(const std::vector<PushPart>& parts) {
   std::vector<Table*> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
-  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_); });
+  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_, pool_); });
 
   std::atomic<size_t> pushed{0};
   try {
@@ -175,7 +176,7 @@ void Store::Restore(const std::string& directory) {
   std::vector<std::vector<std::string>> files;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
-    const size_t row_floats = spec.dim * (1 + size_t{Optimizer::Create(spec.optimizer, spec.dim)->slots()});
+    const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
     files.push_back(FindTableFiles(directory, spec.name));
     CheckTableFiles(spec, row_floats, files.back());
   }
@@ -244,7 +245,8 @@ nlohmann::json Store::Stats() const {
                       {"rows", table->rows()},
                       {"bytes", of_rows},
                       {"index_bytes", of_index},
-                      {"version", table->version()}});
+                      {"version", table->version()},
+                      {"nonfinite_gradients", table->nonfinite_gradients()}});
   }
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},

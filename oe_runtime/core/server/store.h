@@ -41,8 +41,8 @@ class Store {
   uint32_t Dim(uint32_t table) const;
 
   void Pull(const std::vector<PullPart>& parts);
-  // Checks every key and learning rate before any table changes. Only a storage that fills up on the way can
-  // leave some tables pushed and others not; the error says so.
+  // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
+  // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
 
   // See Table::Keys. Throws ProtocolError for a part that does not exist.

@@ -115,6 +115,10 @@ TableSpec Complete(const TableSpec& spec) {
   } else {
     Refuse(spec, "'index' must be hash or array, not '" + spec.index + "'");
   }
+  const std::string& policy = spec.nonfinite_gradients;
+  if (policy != "refuse" && policy != "skip" && policy != "pass") {
+    Refuse(spec, "'nonfinite_gradients' must be refuse, skip or pass, not '" + policy + "'");
+  }
   try {
     complete.optimizer = Optimizer::Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
@@ -153,7 +157,7 @@ void to_json(json& json, const TableSpec& spec) {
   json = {{"name", spec.name},           {"dim", spec.dim},
           {"dtype", spec.dtype},         {"index", spec.index},
           {"input_dim", spec.input_dim}, {"optimizer", Flat(spec.optimizer.name, spec.optimizer.params)},
-          {"initializer", initializer}};
+          {"initializer", initializer},  {"nonfinite_gradients", spec.nonfinite_gradients}};
 }
 
 void from_json(const json& json, TableSpec& spec) {
@@ -179,7 +183,8 @@ void from_json(const json& json, TableSpec& spec) {
     }
     read.initializer.params = initializer.Numbers();
   }
-  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer");
+  if (fields.Has("nonfinite_gradients")) read.nonfinite_gradients = fields.String("nonfinite_gradients");
+  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer, nonfinite_gradients");
   spec = std::move(read);
 }
 

@@ -22,6 +22,9 @@ struct TableSpec {
   uint64_t input_dim = 0;         // array: number of keys; hash: 0
   OptimizerSpec optimizer;
   InitializerSpec initializer;
+  // What a push does with a key whose gradient has NaN or infinity: "refuse": nothing, and GradientError
+  // names the key; "skip": that row stays as it is; "pass": the optimizer takes it, as Keras does, unchecked.
+  std::string nonfinite_gradients = "refuse";
 };
 
 constexpr uint32_t kLargestDim = 65536;

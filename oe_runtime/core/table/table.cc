@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/gradients.h"
 
 namespace oe {
 namespace {
@@ -80,7 +81,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
       shard_(shard),
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
-      row_floats_(size_t{spec_.dim} * (1 + optimizer_->slots())),
+      row_floats_(optimizer_->row_floats()),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }
@@ -220,7 +221,34 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
   });
 }
 
+void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor) const {
+  if (spec_.nonfinite_gradients != "refuse") return;
+  const size_t count = CountNonfinite(grads, n, spec_.dim, executor);
+  if (count == 0) return;
+  nonfinite_gradients_ += count;
+  throw Nonfinite(spec_, keys, n, grads);
+}
+
+// Leaves out the rows with gradients that are not finite.
+void Table::PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate,
+                       Executor* executor) {
+  const size_t dim = spec_.dim;
+  std::vector<Key> left_keys;
+  std::vector<float> left_grads;
+  for (size_t i = 0; i < n; ++i) {
+    const float* row = grads + i * dim;
+    if (!AllFinite(row, dim)) continue;
+    left_keys.push_back(keys[i]);
+    left_grads.insert(left_grads.end(), row, row + dim);
+  }
+  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor);
+  nonfinite_gradients_ += n - left_keys.size();
+}
+
 void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor) {
+  if (spec_.nonfinite_gradients == "skip" && !AllFinite(grads, n * spec_.dim, executor)) {
+    return PushFinite(keys, n, grads, learning_rate, executor);
+  }
   const auto rate = static_cast<float>(learning_rate);
   if (!std::isfinite(rate) || rate < 0) {
     throw SpecError("table '" + spec_.name +
@@ -276,6 +304,8 @@ std::vector<Key> Table::Keys(uint32_t part) const {
   }
   return keys;
 }
+
+uint64_t Table::nonfinite_gradients() const { return nonfinite_gradients_; }
 
 uint64_t Table::version() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);

@@ -48,6 +48,11 @@ class Table {
   // another server.
   void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
 
+  // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
+  // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
+  // several tables can ask them all before the first one changes.
+  void CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor = nullptr) const;
+
   // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts
   // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to
   // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
@@ -59,7 +64,9 @@ class Table {
   static constexpr uint32_t kParts = 16;
   std::vector<Key> Keys(uint32_t part) const;
 
-  uint64_t version() const;      // pushes so far
+  uint64_t version() const;  // pushes so far
+  // Gradients with NaN or infinity, a row each, that were refused or skipped since the table was made.
+  uint64_t nonfinite_gradients() const;
   uint64_t rows() const;         // keys with a row
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
@@ -103,6 +110,7 @@ class Table {
   Plan MakePlan(const Key* keys, size_t n) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
+  void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor);
   void LoadFile(const std::string& file, Content* content) const;
 
   const TableSpec spec_;
@@ -112,6 +120,7 @@ class Table {
   const std::unique_ptr<const Initializer> initializer_;
   const size_t row_floats_;
 
+  mutable std::atomic<uint64_t> nonfinite_gradients_{0};
   mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
   mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore
   std::unique_ptr<Content> content_;
