@@ -20,7 +20,7 @@ from oe_runtime import Client, ServerLost, TableSpec
 
 pytestmark = pytest.mark.process
 
-TOKEN = "correct horse"
+TOKEN = "correct horse battery"
 _numbers = itertools.count()
 
 
