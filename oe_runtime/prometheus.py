@@ -53,8 +53,8 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.one("oe_requests_total", "counter", "Requests of every kind that were read.", traffic["requests"])
     page.one("oe_received_bytes_total", "counter", "Bytes of requests.", traffic["bytes_in"])
     page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
-    page.one("oe_connections", "gauge", "Open connections.", connections["open"])
-    page.one("oe_connections_total", "counter", "Connections that were accepted.", connections["accepted"])
+    page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
+    page.one("oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"])
     page.add(
         "oe_refusals_total",
         "counter",
@@ -64,7 +64,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.one("oe_queued_requests", "gauge", "Requests that wait to be served.", queue["requests"])
     page.one("oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"])
     page.one(
-        "oe_connections_waiting", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
+        "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
     )
     times = stats["times"]
     page.histogram("oe_pull_duration_seconds", "Time in which a pull is served.", times["pull"])

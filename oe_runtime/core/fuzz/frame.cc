@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/wire/frame.h"
@@ -43,13 +42,12 @@ void ParseBody(Op op, Bytes body) {
 
 void FuzzFrame(const uint8_t* data, size_t size) {
   HeaderBytes header{};
-  std::memcpy(header.data(), data, std::min(size, header.size()));
+  std::copy_n(data, std::min(size, header.size()), header.begin());
   try {
     const FrameHeader frame = DecodeHeader(header, kMaxBody);
     Require(EncodeHeader(frame) == header && frame.length <= kMaxBody);
     if (size < header.size()) return;
-    Buffer body(size - header.size());  // aligned, and with the sanitizer's fence at its end
-    std::memcpy(body.data(), data + header.size(), body.size());
+    const Buffer body = CopyOf(data + header.size(), size - header.size());
     ParseBody(frame.op, {body.data(), body.size()});
   } catch (const ProtocolError&) {
     return;

@@ -1,6 +1,5 @@
-#include <cmath>
-#include <cstring>
-#include <memory>
+#include <algorithm>
+#include <iterator>
 
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/fuzz/targets.h"
@@ -45,8 +44,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
     const Op op = kOps[data[0] % std::size(kOps)];
     uint16_t length = 0;
     std::memcpy(&length, data + 1, sizeof length);
-    Buffer body(std::min<size_t>(length, size - 3));
-    std::memcpy(body.data(), data + 3, body.size());
+    const Buffer body = CopyOf(data + 3, std::min<size_t>(length, size - 3));
     data += 3 + body.size();
     size -= 3 + body.size();
     const Bytes bytes{body.data(), body.size()};

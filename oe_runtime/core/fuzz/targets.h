@@ -4,8 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "oe_runtime/core/wire/buffer.h"
 
 namespace oe {
 
@@ -37,6 +41,13 @@ inline std::vector<FuzzTarget> FuzzTargets() {
           {"request", FuzzRequest, RequestSeeds},
           {"table_file", FuzzTableFile, TableFileSeeds},
           {"spec", FuzzSpec, SpecSeeds}};
+}
+
+// As a server has it: aligned, and for the sanitizers with a fence at its end.
+inline Buffer CopyOf(const uint8_t* data, size_t size) {
+  Buffer copy(size);
+  if (size != 0) std::memcpy(copy.data(), data, size);
+  return copy;
 }
 
 // A result that the sanitizers would miss: ends the process.

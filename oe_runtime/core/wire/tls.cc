@@ -1,5 +1,6 @@
 #include "oe_runtime/core/wire/tls.h"
 
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
@@ -109,6 +110,12 @@ TlsContext::TlsContext(Role role, const std::string& token) {
     throw SpecError("encrypted connections need a token of at least " + std::to_string(kLeastTlsToken) +
                     " bytes, and this one has " + std::to_string(token.size()) +
                     "; make one with: openssl rand -hex 32");
+  }
+  // Where OpenSSL is a shared library, another one that was loaded before may have taken its place.
+  if (std::strstr(OpenSSL_version(OPENSSL_VERSION), "BoringSSL") != nullptr) {
+    throw Error(
+        "this process has BoringSSL in the place of OpenSSL, which encryption needs; import oe_runtime before "
+        "tensorflow");
   }
   impl_ = std::make_unique<Impl>(role);
   impl_->key = KeyOf(token);
