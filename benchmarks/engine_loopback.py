@@ -32,7 +32,7 @@ CARDINALITIES = (
     *(10, 5002, 2118, 4, 1902327, 17, 15, 135790, 94, 84305),
 )
 BATCH = 4096
-TOKEN = "a token for the servers of a benchmark"
+TOKEN = "a token for the servers of a benchmark"  # noqa: S105
 
 
 def batches(count: int, seed: int) -> list[list[NDArray[np.int64]]]:

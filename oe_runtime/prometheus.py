@@ -1,8 +1,8 @@
 """What a server tells Prometheus: its counters in the text format, version 0.0.4, and the page that has them.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/ and .../practices/naming/. Written here rather than
-with python3-prometheus-client: servers' hosts have no packages from PyPI, the counters live in the core, and
-the format is a few lines.
+https://prometheus.io/docs/instrumenting/exposition_formats/ and .../practices/naming/. Written here rather
+than with python3-prometheus-client: servers' hosts have no packages from PyPI, the counters live in the core,
+and the format is a few lines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
     )
     tables = stats["tables"]
-    page.add("oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables])
+    page.add(
+        "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
+    )
     page.add(
         "oe_memory_bytes",
         "gauge",
@@ -43,7 +45,10 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         [({"tier": tier}, stats["memory"][tier]) for tier in ("dram", "pmem", "index")],
     )
     page.one(
-        "oe_resident_memory_bytes", "gauge", "Resident set of the process, mapped pmem too.", stats["memory"]["rss"]
+        "oe_resident_memory_bytes",
+        "gauge",
+        "Resident set of the process, mapped pmem too.",
+        stats["memory"]["rss"],
     )
     for name, what in (("pulls", "Pulls"), ("pushes", "Pushes")):
         page.one(f"oe_{name}_total", "counter", f"{what} that were served.", stats[name]["requests"])
@@ -54,7 +59,9 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.one("oe_received_bytes_total", "counter", "Bytes of requests.", traffic["bytes_in"])
     page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
     page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
-    page.one("oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"])
+    page.one(
+        "oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"]
+    )
     page.add(
         "oe_refusals_total",
         "counter",
@@ -62,7 +69,9 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         [({"reason": reason}, count) for reason, count in connections["refused"].items()],
     )
     page.one("oe_queued_requests", "gauge", "Requests that wait to be served.", queue["requests"])
-    page.one("oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"])
+    page.one(
+        "oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"]
+    )
     page.one(
         "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
     )
@@ -72,7 +81,10 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.histogram("oe_queue_wait_seconds", "Time that a request waits to be served.", times["queue_wait"])
     if stats["saved"]:
         page.one(
-            "oe_last_checkpoint_timestamp_seconds", "gauge", "When all tables were last saved.", stats["saved"]
+            "oe_last_checkpoint_timestamp_seconds",
+            "gauge",
+            "When all tables were last saved.",
+            stats["saved"],
         )
         page.one(
             "oe_last_checkpoint_age_seconds",

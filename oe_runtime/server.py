@@ -22,7 +22,8 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     queue               requests that wait to be served, bytes of requests and replies under way, and how
                         many are waiting_for_memory
     times               pull, push (being served) and queue_wait (from a request's last byte to the beginning
-                        of its service): bounds in seconds, counts a bucket (the last has no bound), sum_seconds
+                        of its service): bounds in seconds, counts of each bucket (the last has no
+                        bound), sum_seconds
     saved               when all tables were last saved here, Unix seconds; 0: never
     rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
                         pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(1 << 20, 2**63 - 1),
         default=4 << 30,
         metavar="BYTES",
-        help="memory for requests under way, and as much for replies; clients beyond it wait (default: 4 GiB)",
+        help="memory for requests under way, and as much for replies; who exceeds it waits (default 4 GiB)",
     )
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
     parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")

@@ -61,7 +61,7 @@ def needed(desired: Desired, family: str) -> List[str]:
     """Names of the packages that the host must have; without repeats, in a fixed order."""
     needs: List[str] = []
     if desired.parameter_server or desired.kind != "local":
-        # The runtime's core is linked against it, whatever the tier; and against libssl, which Python itself needs.
+        # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
         needs.append("libpmem")
     if desired.kind != "local":
         needs += ["libstdc++", "venv"]

@@ -44,7 +44,9 @@ def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 def histogram(samples, name):
     """Count and sum, after checking that the buckets grow to the count."""
     buckets = sorted(
-        (float(dict(labels)["le"]), value) for (key, labels), value in samples.items() if key == f"{name}_bucket"
+        (float(dict(labels)["le"]), value)
+        for (key, labels), value in samples.items()
+        if key == f"{name}_bucket"
     )
     values = [value for _, value in buckets]
     assert values == sorted(values)
@@ -115,7 +117,9 @@ def test_names_of_tables_are_escaped():
         },
         "saved": 90,
     }
-    families = {family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))}
+    families = {
+        family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))
+    }
     (sample,) = families["oe_table_rows"].samples
     assert sample.labels == {"table": 'a"b\\c\nd'}
     assert families["oe_last_checkpoint_age_seconds"].samples[0].value == 10
@@ -132,7 +136,10 @@ def test_other_pages_and_silent_readers(tmp_path):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(7)]
-        assert scrape(port)["oe_server_info", frozenset({("index", "0"), ("count", "1"), ("storage", "dram")})] == 1
+        assert (
+            scrape(port)["oe_server_info", frozenset({("index", "0"), ("count", "1"), ("storage", "dram")})]
+            == 1
+        )
         for connection in silent:
             connection.close()
     finally:

@@ -141,7 +141,10 @@ def test_it_lives_beside_tensorflow_in_either_order(start, imports):
     servers = start(2, "--tls", "on")
     script = textwrap.dedent(SCRIPT).format(imports=imports, token=TOKEN)
     done = subprocess.run(
-        [sys.executable, "-c", script, ",".join(servers.endpoints)], capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", script, ",".join(servers.endpoints)],
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == 20
@@ -151,7 +154,13 @@ def test_it_lives_beside_tensorflow_in_either_order(start, imports):
 def test_a_job_trains_over_encrypted_connections(start, tmp_path, token_file):
     servers = start(2, "--tls", "on")
     command = [sys.executable, "-m", "oe_runtime.train", "--data", "generate:4000", "--servers"]
-    command += [",".join(servers.endpoints), "--token-file", str(token_file), "--run-dir", str(tmp_path / "run")]
+    command += [
+        ",".join(servers.endpoints),
+        "--token-file",
+        str(token_file),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     command += ["--batch-size", "512", "--max-cardinality", "100", "--steps", "6", "--checkpoint-steps", "3"]
     refused = subprocess.run([*command, "--tls", "off"], capture_output=True, text=True)
     assert refused.returncode == 1

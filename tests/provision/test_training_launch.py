@@ -168,11 +168,11 @@ def test_command_lines(state_dir: Path) -> None:
         ("127.0.0.1", "on", "on"),
     ],
 )
-def test_all_processes_of_a_job_encrypt_or_none(state_dir: Path, host: str, setting: str, wanted: str) -> None:
+def test_a_whole_job_encrypts_or_none_of_it(state_dir: Path, host: str, setting: str, wanted: str) -> None:
     found = inventory(state_dir, f"parameter_server_host: {host}\n      training_tls: {setting}")
     spec = planned(found, make_job(state_dir), LaunchOptions(servers=2))
-    for process in spec.processes:
-        assert dict(zip(process.argv, process.argv[1:], strict=False))["--tls"] == wanted
+    for item in spec.processes:
+        assert dict(zip(item.argv, item.argv[1:], strict=False))["--tls"] == wanted
 
 
 @pytest.mark.process

@@ -100,7 +100,8 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 }
 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
-                                double timeout, unsigned threads, bool wire_checkpoints, const std::string& tls) {
+                                double timeout, unsigned threads, bool wire_checkpoints,
+                                const std::string& tls) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;

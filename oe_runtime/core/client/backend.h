@@ -48,7 +48,7 @@ struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
-  double timeout = 60;  // seconds that a server may take to answer
+  double timeout = 60;           // seconds that a server may take to answer
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;
   // Called about five times a second during a wait; may throw to end it, which closes the connections.

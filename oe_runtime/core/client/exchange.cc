@@ -56,9 +56,9 @@ std::exception_ptr HandshakeError(const std::string& endpoint, const asio::error
     case TlsProblem::kOther:
       break;
   }
-  return std::make_exception_ptr(ProtocolError(
-      server + ": the TLS handshake failed (" + error.message() +
-      "); is this an oe_runtime server of the same version, with the same token?"));
+  return std::make_exception_ptr(
+      ProtocolError(server + ": the TLS handshake failed (" + error.message() +
+                    "); is this an oe_runtime server of the same version, with the same token?"));
 }
 
 }  // namespace
@@ -141,9 +141,9 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
         addresses[i], [this, peer, &done, i, silence, encrypt](const asio::error_code& error) {
           --pending_;
           if (error) {
-            Fail(std::make_exception_ptr(ServerLost(
-                peer->endpoint, "no parameter server answers at " + peer->endpoint + ": " + error.message() +
-                                    "; is it running, and is the port right?")));
+            Fail(std::make_exception_ptr(
+                ServerLost(peer->endpoint, "no parameter server answers at " + peer->endpoint + ": " +
+                                               error.message() + "; is it running, and is the port right?")));
             return;
           }
           asio::error_code ignored;
@@ -162,12 +162,12 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
 
 void Exchanger::Handshake(Peer* peer, std::vector<bool>* done, size_t i) {
   ++pending_;
-  peer->stream.AsyncHandshake(
-      tls_.get(), TlsContext::Role::kClient, [this, peer, done, i](const asio::error_code& error) {
-        --pending_;
-        if (error) return Fail(HandshakeError(peer->endpoint, error));
-        (*done)[i] = true;
-      });
+  peer->stream.AsyncHandshake(tls_.get(), TlsContext::Role::kClient,
+                              [this, peer, done, i](const asio::error_code& error) {
+                                --pending_;
+                                if (error) return Fail(HandshakeError(peer->endpoint, error));
+                                (*done)[i] = true;
+                              });
 }
 
 void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls,

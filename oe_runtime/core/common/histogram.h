@@ -10,8 +10,8 @@
 namespace oe {
 
 // How often something took how long: buckets that double from 10 microseconds to 42 seconds, and one for all
-// that is longer. Counting is a few nanoseconds and takes no lock; a reader may see a measurement in the count
-// of its bucket before it is in the sum.
+// that is longer. Counting is a few nanoseconds and takes no lock; a reader may see a measurement in the
+// count of its bucket before it is in the sum.
 class Histogram {
  public:
   static constexpr size_t kBounds = 23;

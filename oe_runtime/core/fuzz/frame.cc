@@ -1,13 +1,16 @@
+#include "oe_runtime/core/wire/frame.h"
+
 #include <algorithm>
 
 #include "oe_runtime/core/fuzz/targets.h"
-#include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
 
 namespace oe {
 namespace {
 
-std::string TextOf(const Buffer& buffer) { return {reinterpret_cast<const char*>(buffer.data()), buffer.size()}; }
+std::string TextOf(const Buffer& buffer) {
+  return {reinterpret_cast<const char*>(buffer.data()), buffer.size()};
+}
 
 // Whatever could be parsed is written again, and must be what was read.
 void ParseBody(Op op, Bytes body) {
@@ -26,14 +29,16 @@ void ParseBody(Op op, Bytes body) {
     case Op::kWriteFile: {
       Bytes data;
       const FileChunk chunk = ParseFileChunk(body, &data);
-      Require(EncodeFileChunk(chunk) + std::string(reinterpret_cast<const char*>(data.data), data.size) == text);
+      Require(EncodeFileChunk(chunk) + std::string(reinterpret_cast<const char*>(data.data), data.size) ==
+              text);
       return;
     }
     default: {
       const BatchView batch = ParseBatch(body);
       Buffer head;
       EncodeBatch(batch.entries, batch.blocks, &head);
-      Require(TextOf(head) + std::string(reinterpret_cast<const char*>(batch.rest.data), batch.rest.size) == text);
+      Require(TextOf(head) + std::string(reinterpret_cast<const char*>(batch.rest.data), batch.rest.size) ==
+              text);
     }
   }
 }

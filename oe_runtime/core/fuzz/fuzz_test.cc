@@ -63,7 +63,8 @@ TEST(FuzzTest, TheCorpusIsWhatOurEncodersWrite) {
 TEST(FuzzTest, NoInputBreaksAParser) {
   for (const FuzzTarget& target : FuzzTargets()) {
     std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(FolderOf(target))) files.push_back(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator(FolderOf(target)))
+      files.push_back(entry.path());
     ASSERT_FALSE(files.empty()) << target.name;
     std::sort(files.begin(), files.end());
     std::mt19937_64 random(1);

@@ -8,7 +8,7 @@
 namespace oe {
 namespace {
 
-constexpr Op kOps[] = {Op::kCreateTable, Op::kPull, Op::kPush,    Op::kRestore,  Op::kReceive,
+constexpr Op kOps[] = {Op::kCreateTable, Op::kPull, Op::kPush,      Op::kRestore, Op::kReceive,
                        Op::kReadFile,    Op::kKeys, Op::kWriteFile, Op::kDrop};
 
 // What a fresh server has after a client made two tables.
@@ -48,7 +48,8 @@ void FuzzRequest(const uint8_t* data, size_t size) {
     data += 3 + body.size();
     size -= 3 + body.size();
     const Bytes bytes{body.data(), body.size()};
-    // Tables and the files of a restore that are of any size are the owner's right, but not this test's memory.
+    // Tables and the files of a restore that are of any size are the owner's right, but not this test's
+    // memory.
     if (op == Op::kCreateTable && fixture->store.TableNames().size() > 50) continue;
     try {
       const uint64_t expected = ReplyBytes(session, op, bytes);

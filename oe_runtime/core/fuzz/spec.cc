@@ -33,8 +33,9 @@ std::vector<std::pair<std::string, std::string>> SpecSeeds() {
     spec.initializer.name = "uniform";
     seeds.emplace_back(optimizer, ToJsonText(Complete(spec)));
   }
-  seeds.emplace_back("array", R"({"name":"t","dim":1,"index":"array","input_dim":5,"optimizer":{"name":"sgd"},)"
-                              R"("initializer":{"name":"normal","stddev":0.1,"seed":18446744073709551615}})");
+  seeds.emplace_back("array",
+                     R"({"name":"t","dim":1,"index":"array","input_dim":5,"optimizer":{"name":"sgd"},)"
+                     R"("initializer":{"name":"normal","stddev":0.1,"seed":18446744073709551615}})");
   seeds.emplace_back("storage", R"({"type":"pmem_libpmem","path":"/mnt/pmem0","capacity_bytes":1073741824})");
   return seeds;
 }

@@ -21,7 +21,7 @@ using std::chrono::steady_clock;
 // A worker that was suspended (Ctrl-Z) has as long to go on before it is taken for dead.
 constexpr auto kClientSilence = std::chrono::seconds(90);
 constexpr auto kFarewellTime = std::chrono::seconds(2);
-constexpr size_t kChunk = size_t{1} << 20;  // Asio moves at most 64 KiB a call unless told otherwise
+constexpr size_t kChunk = size_t{1} << 20;       // Asio moves at most 64 KiB a call unless told otherwise
 constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to be accounted for
 
 // RFC 8446 section 6.2.
@@ -125,9 +125,8 @@ auto Connection::Moving() {
 
 void Connection::WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share)) {
   auto share = budget->Ask(amount, [self = shared_from_this(), next](Budget::Share later) {
-    asio::post(self->stream_.get_executor(), [self, next, later = std::move(later)]() mutable {
-      (self.get()->*next)(std::move(later));
-    });
+    asio::post(self->stream_.get_executor(),
+               [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
   });
   if (share) (this->*next)(std::move(*share));
 }
@@ -172,36 +171,36 @@ void Connection::TakeBuffers() { context_->kept.fetch_sub(std::exchange(kept_, 0
 void Connection::ReadHeader() {
   Enter(Phase::kHeader);
   KeepBuffers();
-  asio::async_read(stream_, asio::buffer(header_bytes_), Moving(),
-                   [self = shared_from_this()](const asio::error_code& error, size_t got) {
-                     self->TakeBuffers();
-                     if (error && got > 0) return self->Cut();
-                     if (error) return self->Close();  // the client has left
-                     self->header_ = {};               // what a refusal of this header replies to
-                     const bool known = self->greeted_;
-                     try {
-                       self->header_ = DecodeHeader(self->header_bytes_, known ? kMaxBody : kMaxHelloBody);
-                     } catch (const NotOurs&) {
-                       if (self->context_->tls == nullptr && self->header_bytes_[0] == kTlsHandshake) {
-                         return self->RefuseTls(Refusal::kEncrypted, kAlertProtocolVersion);
-                       }
-                       self->context_->refusals.Count(Refusal::kForeign);
-                       return self->Close();
-                     } catch (const OtherVersion& problem) {
-                       return self->Refuse(Refusal::kVersion, ErrorCode::kProtocol, problem.what());
-                     } catch (const ProtocolError& problem) {
-                       return self->Refuse(Refusal::kMalformed, ErrorCode::kProtocol, problem.what());
-                     }
-                     if (self->clear_) {
-                       return self->Refuse(Refusal::kClear, ErrorCode::kProtocol,
-                                           "this server takes encrypted connections only; connect with tls on "
-                                           "(--tls on), or start it with --tls off");
-                     }
-                     self->Enter(Phase::kServer);
-                     if (self->header_.length <= kSmall) return self->ReadBody({});
-                     self->WhenFree(&self->context_->request_bytes, self->header_.length,
-                                    &Connection::ReadBody);
-                   });
+  asio::async_read(
+      stream_, asio::buffer(header_bytes_), Moving(),
+      [self = shared_from_this()](const asio::error_code& error, size_t got) {
+        self->TakeBuffers();
+        if (error && got > 0) return self->Cut();
+        if (error) return self->Close();  // the client has left
+        self->header_ = {};               // what a refusal of this header replies to
+        const bool known = self->greeted_;
+        try {
+          self->header_ = DecodeHeader(self->header_bytes_, known ? kMaxBody : kMaxHelloBody);
+        } catch (const NotOurs&) {
+          if (self->context_->tls == nullptr && self->header_bytes_[0] == kTlsHandshake) {
+            return self->RefuseTls(Refusal::kEncrypted, kAlertProtocolVersion);
+          }
+          self->context_->refusals.Count(Refusal::kForeign);
+          return self->Close();
+        } catch (const OtherVersion& problem) {
+          return self->Refuse(Refusal::kVersion, ErrorCode::kProtocol, problem.what());
+        } catch (const ProtocolError& problem) {
+          return self->Refuse(Refusal::kMalformed, ErrorCode::kProtocol, problem.what());
+        }
+        if (self->clear_) {
+          return self->Refuse(Refusal::kClear, ErrorCode::kProtocol,
+                              "this server takes encrypted connections only; connect with tls on "
+                              "(--tls on), or start it with --tls off");
+        }
+        self->Enter(Phase::kServer);
+        if (self->header_.length <= kSmall) return self->ReadBody({});
+        self->WhenFree(&self->context_->request_bytes, self->header_.length, &Connection::ReadBody);
+      });
 }
 
 void Connection::ReadBody(Budget::Share share) {
@@ -311,11 +310,10 @@ void Connection::Refuse(Refusal why, ErrorCode code, const std::string& message)
 void Connection::RefuseTls(Refusal why, uint8_t alert) {
   context_->refusals.Count(why);
   std::memcpy(discarded_.data(), std::array<uint8_t, 7>{21, 3, 3, 0, 2, 2, alert}.data(), 7);
-  asio::async_write(
-      stream_.socket(), asio::buffer(discarded_.data(), 7),
-      [self = shared_from_this()](const asio::error_code& error, size_t) {
-        if (!error) self->Linger();
-      });
+  asio::async_write(stream_.socket(), asio::buffer(discarded_.data(), 7),
+                    [self = shared_from_this()](const asio::error_code& error, size_t) {
+                      if (!error) self->Linger();
+                    });
 }
 
 void Connection::SetReply(const std::string& text) {
@@ -365,10 +363,10 @@ void Connection::Linger() {
 }
 
 void Connection::Discard() {
-  stream_.socket().async_read_some(
-      asio::buffer(discarded_), [self = shared_from_this()](const asio::error_code& error, size_t) {
-        if (!error) self->Discard();
-      });
+  stream_.socket().async_read_some(asio::buffer(discarded_),
+                                   [self = shared_from_this()](const asio::error_code& error, size_t) {
+                                     if (!error) self->Discard();
+                                   });
 }
 
 }  // namespace oe

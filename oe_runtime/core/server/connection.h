@@ -35,7 +35,7 @@ struct ConnectionContext {
 
   Budget request_bytes;
   Budget reply_bytes;
-  Budget slots;  // requests that are served at once
+  Budget slots;                   // requests that are served at once
   std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> accepted{0};

@@ -25,9 +25,9 @@ enum class Refusal : uint8_t {
 class Refusals {
  public:
   // In the order of Refusal; what statistics call them.
-  static constexpr std::array<const char*, 11> kNames = {"foreign",   "version",   "malformed", "token",
-                                                      "clear",     "encrypted", "handshake", "slow",
-                                                      "cut",       "connections", "memory"};
+  static constexpr std::array<const char*, 11> kNames = {"foreign", "version",     "malformed", "token",
+                                                         "clear",   "encrypted",   "handshake", "slow",
+                                                         "cut",     "connections", "memory"};
 
   void Count(Refusal why) { counts_[static_cast<size_t>(why)].fetch_add(1, std::memory_order_relaxed); }
   uint64_t count(size_t i) const { return counts_[i].load(std::memory_order_relaxed); }

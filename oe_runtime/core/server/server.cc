@@ -91,9 +91,10 @@ class Server::Impl {
                             {"accepted", context_.accepted.load()},
                             {"encrypted", encrypted()},
                             {"refused", std::move(refused)}};
-    stats["queue"] = {{"requests", context_.queued.load(std::memory_order_relaxed)},
-                      {"bytes", context_.request_bytes.used() + context_.reply_bytes.used()},
-                      {"waiting_for_memory", context_.request_bytes.waiting() + context_.reply_bytes.waiting()}};
+    stats["queue"] = {
+        {"requests", context_.queued.load(std::memory_order_relaxed)},
+        {"bytes", context_.request_bytes.used() + context_.reply_bytes.used()},
+        {"waiting_for_memory", context_.request_bytes.waiting() + context_.reply_bytes.waiting()}};
     stats["times"] = {{"pull", TimesOf(context_.pull_time)},
                       {"push", TimesOf(context_.push_time)},
                       {"queue_wait", TimesOf(context_.queue_wait)}};

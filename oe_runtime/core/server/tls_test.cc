@@ -201,8 +201,10 @@ TEST(TlsTest, KeysChangeOnTheWay) {
     Stream& to = i % 2 == 0 ? server : client;
     from.Sending(sent.size());
     io.restart();
-    asio::async_write(from, asio::buffer(sent), [](const asio::error_code& error, size_t) { ASSERT_FALSE(error); });
-    asio::async_read(to, asio::buffer(got), [](const asio::error_code& error, size_t) { ASSERT_FALSE(error); });
+    asio::async_write(from, asio::buffer(sent),
+                      [](const asio::error_code& error, size_t) { ASSERT_FALSE(error); });
+    asio::async_read(to, asio::buffer(got),
+                     [](const asio::error_code& error, size_t) { ASSERT_FALSE(error); });
     io.run();
     ASSERT_EQ(got, sent);
   }

@@ -35,7 +35,7 @@ FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length) {
   std::memcpy(&header.length, bytes.data() + 16, sizeof header.length);
   if (version != kProtocolVersion) {
     throw OtherVersion("the peer speaks protocol version " + std::to_string(version) + ", this side " +
-                        std::to_string(kProtocolVersion) + "; install the same oe_runtime on both hosts");
+                       std::to_string(kProtocolVersion) + "; install the same oe_runtime on both hosts");
   }
   if (op > kLastOp) throw ProtocolError("unknown operation " + std::to_string(op));
   if (header.length > max_length) {

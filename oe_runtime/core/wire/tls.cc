@@ -30,12 +30,12 @@ Key KeyOf(const std::string& token) {
   Key key{};
   size_t size = key.size();
   EVP_PKEY_CTX* const kdf = EVP_PKEY_CTX_new_id(EVP_PKEY_HKDF, nullptr);
-  const bool ok =
-      kdf != nullptr && EVP_PKEY_derive_init(kdf) > 0 && EVP_PKEY_CTX_set_hkdf_md(kdf, EVP_sha256()) > 0 &&
-      EVP_PKEY_CTX_set1_hkdf_salt(kdf, bytes(kSalt), static_cast<int>(std::strlen(kSalt))) > 0 &&
-      EVP_PKEY_CTX_set1_hkdf_key(kdf, bytes(token.data()), static_cast<int>(token.size())) > 0 &&
-      EVP_PKEY_CTX_add1_hkdf_info(kdf, bytes(kInfo), static_cast<int>(std::strlen(kInfo))) > 0 &&
-      EVP_PKEY_derive(kdf, key.data(), &size) > 0 && size == key.size();
+  const bool ok = kdf != nullptr && EVP_PKEY_derive_init(kdf) > 0 &&
+                  EVP_PKEY_CTX_set_hkdf_md(kdf, EVP_sha256()) > 0 &&
+                  EVP_PKEY_CTX_set1_hkdf_salt(kdf, bytes(kSalt), static_cast<int>(std::strlen(kSalt))) > 0 &&
+                  EVP_PKEY_CTX_set1_hkdf_key(kdf, bytes(token.data()), static_cast<int>(token.size())) > 0 &&
+                  EVP_PKEY_CTX_add1_hkdf_info(kdf, bytes(kInfo), static_cast<int>(std::strlen(kInfo))) > 0 &&
+                  EVP_PKEY_derive(kdf, key.data(), &size) > 0 && size == key.size();
   EVP_PKEY_CTX_free(kdf);
   if (!ok) throw Error("OpenSSL cannot derive a key with HKDF and SHA-256");
   return key;
@@ -114,7 +114,8 @@ TlsContext::TlsContext(Role role, const std::string& token) {
   // Where OpenSSL is a shared library, another one that was loaded before may have taken its place.
   if (std::strstr(OpenSSL_version(OPENSSL_VERSION), "BoringSSL") != nullptr) {
     throw Error(
-        "this process has BoringSSL in the place of OpenSSL, which encryption needs; import oe_runtime before "
+        "this process has BoringSSL in the place of OpenSSL, which encryption needs; import oe_runtime "
+        "before "
         "tensorflow");
   }
   impl_ = std::make_unique<Impl>(role);
