@@ -38,6 +38,7 @@ class Client:
         timeout: float = 60.0,
         threads: int = 0,
         checkpoint_transfer: str = "shared",
+        tls: str = "auto",
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -45,7 +46,9 @@ class Client:
         a farewell is lost after so long at most, and after 30 seconds at most, whatever it was asked.
         ``threads`` share the client's own work; 0 means one per core, at most 8. ``checkpoint_transfer`` says
         how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
-        ``"wire"`` when they do not, over the connections. Raises ``ServerLost``, ``AuthError``,
+        ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
+        encrypts connections to all servers but those on loopback; the keys are made from the token, which
+        then must have 16 bytes and does not cross the network. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -55,7 +58,7 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire)
+        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls)
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:

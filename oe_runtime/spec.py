@@ -13,7 +13,10 @@ from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["StorageSpec", "TableSpec"]
+__all__ = ["TLS", "StorageSpec", "TableSpec"]
+
+# Whether connections are encrypted; auto: those that leave the machine.
+TLS = ("auto", "on", "off")
 
 
 def _adagrad() -> Mapping[str, Any]:

@@ -151,7 +151,9 @@ def _connect(options: Options) -> Client | None:
             token = read_token(options.token_file)
         except ValueError as error:
             raise RunError(str(error)) from error
-    return Client(options.servers, token=token, checkpoint_transfer=options.checkpoint_transfer)
+    return Client(
+        options.servers, token=token, tls=options.tls, checkpoint_transfer=options.checkpoint_transfer
+    )
 
 
 def _refuse_trained(client: Client) -> None:

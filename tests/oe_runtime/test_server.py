@@ -167,7 +167,7 @@ def test_wrong_token_and_no_token(start, tmp_path):
         with pytest.raises(AuthError, match="token"):
             Client(servers.endpoints, token=wrong)
     with Client(servers.endpoints, token="correct horse") as client:
-        assert [s["connections"]["refused_tokens"] for s in client.stats()["servers"]] == [4, 4]
+        assert [s["connections"]["refused"]["token"] for s in client.stats()["servers"]] == [4, 4]
     for server in servers.servers:
         assert "correct" not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
 
@@ -253,7 +253,8 @@ def test_garbage_is_refused_and_counted_and_the_server_stays(start):
             while connection.recv(4096):
                 pass
     with Client(servers.endpoints) as client:
-        assert client.stats()["servers"][0]["connections"]["refused_frames"] == 3
+        refused = client.stats()["servers"][0]["connections"]["refused"]
+        assert (refused["foreign"], refused["version"]) == (2, 1)
         train(client, steps=1)
 
 
@@ -341,6 +342,7 @@ def test_ready_file_and_the_note_about_memory_that_is_not_persistent(start_one, 
         "count": 1,
         "storage": "pmem_libpmem",
         "is_pmem": False,
+        "encrypted": False,
     }
     assert server.errors.read_text().count("not persistent memory") == 1
 

@@ -11,6 +11,7 @@
 
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/tls_mode.h"
 
 namespace oe {
 
@@ -53,7 +54,8 @@ std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t se
 struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
-  double timeout = 60;  // seconds that a server may take to answer
+  TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
+  double timeout = 60;           // seconds that a server may take to answer
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;
   // Called about five times a second during a wait; may throw to end it, which closes the connections.

@@ -151,6 +151,11 @@ void ServeWriteFile(const Session& session, Bytes body, Buffer* reply) {
 
 }  // namespace
 
+uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
+  if (op != Op::kPull) return 0;
+  return CountFloats(*session.store, ParseBatch(body)) * sizeof(float);
+}
+
 void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
   Store* store = session.store;
   switch (op) {

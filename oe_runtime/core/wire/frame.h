@@ -68,8 +68,14 @@ class NotOurs : public ProtocolError {
   using ProtocolError::ProtocolError;
 };
 
-// Throws NotOurs for a wrong magic, ProtocolError for another version, an unknown op, or a body longer than
-// max_length; the message says what was found.
+// The peer is another version of this program.
+class OtherVersion : public ProtocolError {
+ public:
+  using ProtocolError::ProtocolError;
+};
+
+// Throws NotOurs for a wrong magic, OtherVersion for another version, ProtocolError for an unknown op or a
+// body longer than max_length; the message says what was found.
 FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length);
 
 }  // namespace oe
