@@ -35,12 +35,16 @@ std::string FieldName(std::string pointer) {
 void CheckIdentity(const Region& region, const std::string& text, const PoolSpec& spec) {
   const json there = json::parse(text).flatten();
   const json wanted = Identity(spec).flatten();
-  // Names first: what else differs follows from them.
   std::vector<std::string> fields;
   for (const auto& [field, value] : wanted.items()) fields.push_back(field);
   for (const auto& [field, value] : there.items()) fields.push_back(field);
-  std::stable_partition(fields.begin(), fields.end(), [](const std::string& field) {
-    return field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0;
+  // Names first, then the number of servers: what else differs may follow from them.
+  std::stable_sort(fields.begin(), fields.end(), [](const std::string& left, const std::string& right) {
+    const auto rank = [](const std::string& field) {
+      if (field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0) return 0;
+      return field == "/servers" ? 1 : 2;
+    };
+    return rank(left) < rank(right);
   });
   for (const std::string& field : fields) {
     const json left = there.value(field, json());
