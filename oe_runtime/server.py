@@ -207,7 +207,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.storage == "pmem_libpmem" and not server.is_pmem:
                 print(
                     f"note: {options.storage_path} is not persistent memory; rows there work the same, but "
-                    "a power cut loses them",
+                    "checkpoints wait for its disk",
                     file=sys.stderr,
                 )
             if options.ready_file:

@@ -123,6 +123,26 @@ TEST(HashIndexTest, GrowsOnceForManyKeys) {
   EXPECT_LE(bytes, 100000 * 24);
 }
 
+TEST(HashIndexTest, KeysInTheOrderOfAnotherIndexDoNotClusterWithRoomForThem) {
+  HashIndex from;
+  // All of one internal shard.
+  for (Key key = 0; key < 400000; ++key) {
+    if (Mix64(key) >> 60 == 5) Add(&from, key, static_cast<uint32_t>(key));
+  }
+  HashIndex to;
+  const auto all = ScanAll(from, 4096);
+  to.Reserve(all.size());
+  std::vector<Key> keys(all.size());
+  std::vector<uint32_t> rows(all.size());
+  uint64_t position = 0;
+  ASSERT_EQ(from.Scan(&position, keys.size(), keys.data(), rows.data()), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Add(&to, keys[i], rows[i]);
+    if (i % 1000 != 0) continue;
+    ASSERT_LT(to.AverageProbes(), 1.5) << "after " << i;
+  }
+}
+
 TEST(ArrayIndexTest, HoldsItsKeysOnly) {
   // Keys 5, 53, 101, … below 1000, as server 1 of 3 has them in its internal shard 1… (first 5, stride 48).
   const auto index = NewArrayIndex(1000, 5, 48);

@@ -14,6 +14,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr size_t kLargeSegment = size_t{4} << 20;
+
 // All that must be the same when a pool is opened again.
 json Identity(const PoolSpec& spec) {
   json fields = json::parse(spec.identity);
@@ -33,12 +35,16 @@ std::string FieldName(std::string pointer) {
 void CheckIdentity(const Region& region, const std::string& text, const PoolSpec& spec) {
   const json there = json::parse(text).flatten();
   const json wanted = Identity(spec).flatten();
-  // Names first: what else differs follows from them.
   std::vector<std::string> fields;
   for (const auto& [field, value] : wanted.items()) fields.push_back(field);
   for (const auto& [field, value] : there.items()) fields.push_back(field);
-  std::stable_partition(fields.begin(), fields.end(), [](const std::string& field) {
-    return field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0;
+  // Names first, then the number of servers: what else differs may follow from them.
+  std::stable_sort(fields.begin(), fields.end(), [](const std::string& left, const std::string& right) {
+    const auto rank = [](const std::string& field) {
+      if (field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0) return 0;
+      return field == "/servers" ? 1 : 2;
+    };
+    return rank(left) < rank(right);
   });
   for (const std::string& field : fields) {
     const json left = there.value(field, json());
@@ -186,34 +192,58 @@ SlotBlock Pool::BlockOf(const Segment& segment, uint64_t block) const {
 }
 
 SlotBlock Pool::TakeBlock() {
-  const std::lock_guard<std::mutex> lock(segments_mutex_);
-  if (free_blocks_.empty()) Grow();
+  std::unique_lock<std::mutex> lock(segments_mutex_);
+  while (free_blocks_.empty()) {
+    lock.unlock();
+    Grow(1);
+    lock.lock();
+  }
   const SlotBlock block = free_blocks_.back();
   free_blocks_.pop_back();
+  const bool ask = spec_.background && free_blocks_.size() + 1 == low_water_;
+  lock.unlock();
+  if (ask) {
+    // Getting a large segment takes the system a while, in which the pulls of a shard would wait.
+    {
+      const std::lock_guard<std::mutex> queue_lock(queue_mutex_);
+      grow_ = true;
+    }
+    queue_changed_.notify_all();
+  }
   return block;
 }
 
-void Pool::Grow() {
-  const uint64_t number = segments_.size();
-  segments_.reserve(number + 1);  // so that a region that was made is never lost
+// Gets a segment unless there are `blocks` free blocks.
+void Pool::Grow(size_t blocks) {
+  const std::lock_guard<std::mutex> grow_lock(grow_mutex_);
+  uint64_t number = 0;
+  size_t wanted = 0;
+  {
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    if (free_blocks_.size() >= blocks) return;
+    number = segments_.size();
+    segments_.reserve(number + 1);  // so that a region that was made is never lost
+    wanted = RoundUp(NextSegment(bytes_), kPoolPage);
+  }
   const size_t least = SegmentBytes(1, layout_.block_rows(), layout_.block_bytes);
-  const size_t wanted = RoundUp(NextSegment(bytes_), kPoolPage);
   Segment segment{medium_->Create(SegmentName(uuid_, number), least, std::max(least, wanted), spec_.table),
                   {}};
   try {
     segment.header = MakeSegmentHeader(uuid_, number, segment.region.size, layout_.row_bytes,
                                        layout_.block_rows(), layout_.block_bytes);
-    free_blocks_.reserve(segment.header.blocks);
     WriteSegmentHeader(segment.region.data, segment.header, medium_->NewFlusher().get());
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    free_blocks_.reserve(free_blocks_.size() + segment.header.blocks);
+    for (uint64_t block = segment.header.blocks; block > 0; --block) {
+      free_blocks_.push_back(BlockOf(segment, block - 1));
+    }
+    segments_.push_back(segment);
+    bytes_ += segment.region.size;
+    low_water_ = segment.region.size < kLargeSegment ? 0 : segment.header.blocks / 4;
   } catch (...) {
     medium_->Close(segment.region);
     medium_->Remove(segment.region.name);
     throw;
-  }
-  segments_.push_back(segment);
-  bytes_ += segment.region.size;
-  for (uint64_t block = segment.header.blocks; block > 0; --block) {
-    free_blocks_.push_back(BlockOf(segment, block - 1));
   }
 }
 

@@ -119,7 +119,7 @@ class Pool {
   void OpenSuper();
   void OpenSegments();
   void CreateSuper();
-  void Grow();
+  void Grow(size_t blocks);
   SlotBlock BlockOf(const Segment& segment, uint64_t block) const;
   [[noreturn]] void Damaged(const std::string& name, const std::string& what) const;
   void CloseRegions() noexcept;
@@ -128,6 +128,7 @@ class Pool {
   // Checkpoints (pool_checkpoint.cc).
   void Start();
   void Run();
+  void GrowAhead() noexcept;
   void MakeDurable(const Job& job);
   void Seal(const Job& job);
   void Commit(std::vector<KeptCheckpoint> kept);
@@ -147,10 +148,12 @@ class Pool {
   Region super_;
   std::vector<std::unique_ptr<SlotStore>> shards_;
 
+  std::mutex grow_mutex_;  // held while a segment is made; before the next
   mutable std::mutex segments_mutex_;
   std::vector<Segment> segments_;
   std::vector<SlotBlock> free_blocks_;
   uint64_t bytes_ = 0;
+  size_t low_water_ = 0;  // free blocks at which the thread is asked for a segment; 0: never
 
   // Of whoever makes checkpoints durable.
   std::unique_ptr<Flusher> flusher_;
@@ -171,6 +174,7 @@ class Pool {
   std::vector<KeptCheckpoint> kept_;  // what the superblock says
   std::deque<Job> queue_;             // the first is under way when busy_
   bool busy_ = false;
+  bool grow_ = false;  // the thread is asked for a segment
   bool stop_ = false;
   bool remove_ = false;
   std::string failure_;

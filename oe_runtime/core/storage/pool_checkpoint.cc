@@ -43,9 +43,20 @@ void Pool::Checkpoint(uint64_t id, uint64_t version) {
 void Pool::Run() {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   while (true) {
-    queue_changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    queue_changed_.wait(lock, [this] { return stop_ || grow_ || !queue_.empty(); });
     busy_ = true;
+    if (grow_) {
+      lock.unlock();
+      GrowAhead();
+      lock.lock();
+      grow_ = false;
+    }
+    if (queue_.empty()) {
+      busy_ = false;
+      queue_changed_.notify_all();
+      if (stop_) return;
+      continue;
+    }
     std::string failure;
     {
       const Job job = std::move(queue_.front());
@@ -68,6 +79,18 @@ void Pool::Run() {
   }
 }
 
+void Pool::GrowAhead() noexcept {
+  try {
+    size_t blocks = 0;
+    {
+      const std::lock_guard<std::mutex> lock(segments_mutex_);
+      blocks = low_water_;
+    }
+    Grow(blocks);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever needs the room will be told
+  }
+}
+
 void Pool::RunPending() {
   while (!queue_.empty()) {
     const Job job = std::move(queue_.front());
@@ -79,7 +102,7 @@ void Pool::RunPending() {
 void Pool::WaitIdle() noexcept {
   if (!spec_.background) return;
   std::unique_lock<std::mutex> lock(queue_mutex_);
-  queue_changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+  queue_changed_.wait(lock, [this] { return queue_.empty() && !busy_ && !grow_; });
 }
 
 void Pool::WaitDurable() {
