@@ -149,9 +149,10 @@ class Client:
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.
 
-        For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for microseconds,
-        and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be above that of
-        the last one. The newest few are kept (``StorageSpec.kept_checkpoints``). Call it between pushes.
+        For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for
+        microseconds, and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be
+        above that of the last one. The newest few are kept (``StorageSpec.kept_checkpoints``). Call it
+        between pushes.
         Raises ``SpecError`` for a storage that keeps none, ``StorageError``.
         """
         self._core.checkpoint(batch, wait)

@@ -57,7 +57,9 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
         push(client, table)
         assert client.recover(4) == 4
         assert count(client, table) == 4
-        with pytest.raises(CheckpointError, match="not every table of every server has checkpoint 6; all have 2, 4"):
+        with pytest.raises(
+            CheckpointError, match="not every table of every server has checkpoint 6; all have 2, 4"
+        ):
             client.recover(6)
         push(client, table)
         client.checkpoint(5)
@@ -77,7 +79,9 @@ def test_another_table_of_that_name_is_refused(tmp_path):
         client.checkpoint(1, wait=True)
     with (
         Client.in_process(storage) as client,
-        pytest.raises(StorageError, match=r"super\.pool: 'row_bytes' is 16 in this pool, but table 't' has 32"),
+        pytest.raises(
+            StorageError, match=r"super\.pool: 'row_bytes' is 16 in this pool, but table 't' has 32"
+        ),
     ):
         client.create_table(TableSpec("t", 8, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))
 

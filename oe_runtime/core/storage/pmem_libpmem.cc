@@ -122,7 +122,8 @@ class PmemLibpmem final : public Storage, public Medium {
 
   bool is_pmem() const override { return is_pmem_; }
 
-  std::unique_ptr<Pool> NewPool(PoolSpec spec, bool fresh, bool* opened) override {
+  std::unique_ptr<Pool> NewPool(const PoolSpec& wanted, bool fresh, bool* opened) override {
+    PoolSpec spec = wanted;
     spec.window = this->spec().kept_checkpoints;
     *opened = false;
     if (!fresh && this->spec().recover) {

@@ -116,6 +116,7 @@ void Pool::WaitDurable() {
 std::vector<CheckpointInfo> Pool::Checkpoints() const {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   std::vector<CheckpointInfo> checkpoints;
+  checkpoints.reserve(kept_.size());
   for (const KeptCheckpoint& kept : kept_) checkpoints.push_back({kept.id, kept.version, kept.rows});
   return checkpoints;
 }

@@ -45,7 +45,7 @@ std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {
   return std::make_unique<Arena>(shared_from_this(), owner);
 }
 
-std::unique_ptr<Pool> Storage::NewPool(PoolSpec /*spec*/, bool /*fresh*/, bool* opened) {
+std::unique_ptr<Pool> Storage::NewPool(const PoolSpec& /*spec*/, bool /*fresh*/, bool* opened) {
   *opened = false;
   return nullptr;
 }

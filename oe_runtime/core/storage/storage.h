@@ -57,7 +57,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // spec of the storage and unless `fresh`, the pool of that table's name that is there is opened
   // (*opened): Pool::Recover() must follow. Throws StorageError for a pool that is damaged or of other rows,
   // naming the file and the field. The storage must outlive the pool.
-  virtual std::unique_ptr<Pool> NewPool(PoolSpec spec, bool fresh, bool* opened);
+  virtual std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened);
 
   const StorageSpec& spec() const { return spec_; }
   // Bytes that all tables hold now, pool headers included.

@@ -57,8 +57,8 @@ class RowMap {
     }
   }
 
-  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an index
-  // that grows while it takes them in that order has all of them in its first part, where they collide.
+  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an
+  // index that grows while it takes them in that order has all of them in its first part, where they collide.
   void ReserveKeys(uint64_t keys) {
     try {
       index_->Reserve(keys);
