@@ -74,7 +74,7 @@ std::vector<std::pair<std::string, std::string>> TableFileSeeds() {
     info.shard = {0, 2};
     info.version = 7;
     info.rows = rows;
-    info.row_floats = dim * (1 + size_t{Optimizer::Create(info.spec.optimizer, dim)->slots()});
+    info.row_floats = Optimizer::Create(info.spec.optimizer, dim)->row_floats();
     std::string content;
     TableFileEncoder encoder(info, [&content](const void* from, size_t bytes) {
       content.append(static_cast<const char*>(from), bytes);
