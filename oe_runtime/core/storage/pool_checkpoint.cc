@@ -193,6 +193,11 @@ void Pool::Commit(std::vector<KeptCheckpoint> kept) {
   copy.kept = kept;
   const std::vector<uint64_t> words = EncodeSuperCopy(copy);
   auto* at = reinterpret_cast<uint64_t*>(super_.data + kSuperTextBytes + copy.sequence % 2 * kPoolPage);
+  // A copy that was interrupted here before, with the same sequence, may lack a single word on the medium,
+  // and be whole once we store it: its checksum goes first.
+  flusher_->Store(at, 0);
+  flusher_->Flush(at, sizeof(uint64_t));
+  flusher_->Fence();
   for (size_t i = 0; i < words.size(); ++i) flusher_->Store(at + i, words[i]);
   flusher_->Flush(at, words.size() * sizeof(uint64_t));
   flusher_->Fence();

@@ -13,9 +13,9 @@ namespace oe {
 namespace {
 
 constexpr size_t kCopyWords = kPoolPage / sizeof(uint64_t);
-constexpr size_t kFixedWords = 3;
+constexpr size_t kFixedWords = 4;
 constexpr size_t kKeptWords = sizeof(KeptCheckpoint) / sizeof(uint64_t);
-static_assert(kFixedWords + kKeptWords * kMostKeptCheckpoints + 1 <= kCopyWords, "a copy is a page");
+static_assert(kFixedWords + kKeptWords * kMostKeptCheckpoints <= kCopyWords, "a copy is a page");
 
 uint64_t SuperChecksum(const SuperHeader& header, const char* text) {
   const uint64_t seed =
@@ -71,22 +71,22 @@ void CheckFormat(const Region& region, uint64_t format) {
 }  // namespace
 
 std::vector<uint64_t> EncodeSuperCopy(const SuperCopy& copy) {
-  std::vector<uint64_t> words = {copy.sequence, copy.segments, copy.kept.size()};
+  std::vector<uint64_t> words = {0, copy.sequence, copy.segments, copy.kept.size()};
   for (const KeptCheckpoint& kept : copy.kept) {
     words.insert(words.end(), {kept.epoch, kept.id, kept.version, kept.rows, kept.digest});
   }
-  words.push_back(XXH3_64bits(words.data(), words.size() * sizeof(uint64_t)));
+  words[0] = XXH3_64bits(words.data() + 1, (words.size() - 1) * sizeof(uint64_t));
   return words;
 }
 
 bool DecodeSuperCopy(const std::byte* data, SuperCopy* copy) {
   std::array<uint64_t, kCopyWords> words{};
   std::memcpy(words.data(), data, kPoolPage);
-  if (words[2] > kMostKeptCheckpoints) return false;
-  const size_t end = kFixedWords + kKeptWords * words[2];
-  if (words[end] != XXH3_64bits(words.data(), end * sizeof(uint64_t))) return false;
-  copy->sequence = words[0];
-  copy->segments = words[1];
+  if (words[3] > kMostKeptCheckpoints) return false;
+  const size_t end = kFixedWords + kKeptWords * words[3];
+  if (words[0] != XXH3_64bits(words.data() + 1, (end - 1) * sizeof(uint64_t))) return false;
+  copy->sequence = words[1];
+  copy->segments = words[2];
   copy->kept.clear();
   for (size_t at = kFixedWords; at < end; at += kKeptWords) {
     copy->kept.push_back({words[at], words[at + 1], words[at + 2], words[at + 3], words[at + 4]});

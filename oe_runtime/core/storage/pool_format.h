@@ -42,8 +42,8 @@ struct KeptCheckpoint {
   uint64_t digest = 0;  // the sum of SlotDigest() over the slots of its rows
 };
 
-// A copy of the superblock, in words: sequence, segments that there are at least, number of checkpoints, the
-// checkpoints (oldest first), XXH3-64 of all words before it.
+// A copy of the superblock, in words: XXH3-64 of all words after it, sequence, segments that there are at
+// least, number of checkpoints, the checkpoints (oldest first).
 struct SuperCopy {
   uint64_t sequence = 0;
   uint64_t segments = 0;
