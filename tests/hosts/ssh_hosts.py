@@ -78,8 +78,16 @@ class SshHost:
         self.wait_ssh()
 
     def stop(self) -> None:
-        """Kill its sshd and every login: connections to it are refused."""
+        """Kill its sshd and every login; returns when connections to it are refused."""
         self.tell("stop")
+        while True:
+            try:
+                socket.create_connection((self.address, 22), timeout=5).close()
+            except ConnectionRefusedError:
+                return
+            except OSError:
+                pass  # one that was under way when sshd was killed
+            time.sleep(0.02)
 
     def freeze(self) -> None:
         """Let its sshd accept connections and never answer."""
