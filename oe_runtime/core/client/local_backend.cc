@@ -93,6 +93,7 @@ class LocalBackend : public Backend {
   std::vector<uint64_t> Checkpoints() override {
     CheckOpen();
     std::vector<std::vector<uint64_t>> lists;
+    lists.reserve(stores_.size());
     for (const auto& store : stores_) lists.push_back(store->Checkpoints());
     return CommonIds(lists);
   }
