@@ -91,8 +91,10 @@ Table::~Table() = default;
 PoolSpec Table::NewPoolSpec() const {
   PoolSpec pool;
   pool.table = spec_.name;
+  nlohmann::json table = spec_;
+  table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
   pool.identity =
-      nlohmann::json{{"table", spec_}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
+      nlohmann::json{{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
   pool.row_bytes = row_floats_ * sizeof(float);
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };

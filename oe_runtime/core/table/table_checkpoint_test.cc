@@ -257,6 +257,13 @@ TEST_P(TableCheckpointTest, PoolsOfOtherTablesStay) {
   EXPECT_GT(Open()->rows(), 0U);
 }
 
+TEST_P(TableCheckpointTest, GoesOnWithAnotherPolicyForGradients) {
+  MakePool();
+  TableSpec other = Spec();
+  other.nonfinite_gradients = "skip";
+  EXPECT_GT(Table::Create(other, Directory(true))->rows(), 0U);
+}
+
 TEST_P(TableCheckpointTest, ADifferentSpecIsRefusedAndNothingChanges) {
   MakePool();
   const std::string super = File("-super.pool");
