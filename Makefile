@@ -6,7 +6,7 @@ export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
-.PHONY: help setup demo test test-hosts test-lab test-core sanitize lint format wheel clean
+.PHONY: help setup demo test test-hosts test-lab test-core sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
+	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
 	@echo 'make wheel     a wheel in dist/'
 	@echo 'make clean     remove build outputs and .venv (not .oeprov, where jobs and checkpoints live)'
 
@@ -51,6 +52,12 @@ sanitize: setup
 	@$(CMAKE_TEST) -B build/tsan -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=thread >/dev/null
 	cmake --build build/tsan
 	ctest --test-dir build/tsan --output-on-failure
+
+FUZZ_SECONDS ?= 60
+
+fuzz:
+	@tools/setup.sh fuzz
+	tools/fuzz.sh $(FUZZ_SECONDS)
 
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 

@@ -1,6 +1,6 @@
 """Keys a second of pull, push and a whole step, over loopback and in process.
 
-    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30]
+    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on]
 
 A batch is 4096 examples of 26 fields with skewed ids (each field has its own range of keys in one hash
 table, as many as Criteo's). Keys count ids, duplicates included, because that is what a trainer has. Servers
@@ -32,6 +32,7 @@ CARDINALITIES = (
     *(10, 5002, 2118, 4, 1902327, 17, 15, 135790, 94, 84305),
 )
 BATCH = 4096
+TOKEN = "a token for the servers of a benchmark"  # noqa: S105
 
 
 def batches(count: int, seed: int) -> list[list[NDArray[np.int64]]]:
@@ -48,15 +49,18 @@ def batches(count: int, seed: int) -> list[list[NDArray[np.int64]]]:
 
 
 @contextmanager
-def running(servers: int) -> Iterator[list[str]]:
+def running(servers: int, tls: str) -> Iterator[list[str]]:
     """Real servers on free ports; their endpoints."""
     with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder, "token")
+        token.write_text(TOKEN)
+        token.chmod(0o600)
         processes = []
         try:
             for index in range(servers):
                 command = [sys.executable, "-m", "oe_runtime.server", "--exit-with-parent"]
                 command += ["--index", str(index), "--count", str(servers)]
-                command += ["--ready-file", f"{folder}/{index}"]
+                command += ["--ready-file", f"{folder}/{index}", "--token-file", str(token), "--tls", tls]
                 processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL))
             endpoints = []
             for index in range(servers):
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
     parser.add_argument("--servers", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tls", choices=("off", "on"), nargs="+", default=["off"])
     options = parser.parse_args()
 
     keys = BATCH * len(CARDINALITIES)
@@ -115,8 +120,10 @@ def main() -> None:
     with oe.Client.in_process() as client:
         add("in process", client)
     for servers in options.servers:
-        with running(servers) as endpoints, oe.Client(endpoints) as client:
-            add(f"loopback, {servers} server{'s' if servers > 1 else ''}", client)
+        for tls in options.tls:
+            with running(servers, tls) as endpoints, oe.Client(endpoints, token=TOKEN, tls=tls) as client:
+                what = f"loopback, {servers} server{'s' if servers > 1 else ''}"
+                add(what + (", TLS" if tls == "on" else ""), client)
     Console().print(table)
 
 

@@ -7,6 +7,7 @@ from oe_runtime.client import Client, Group, Pulled
 from oe_runtime.errors import (
     AuthError,
     CheckpointError,
+    GradientError,
     KeyRangeError,
     OeError,
     ProtocolError,
@@ -21,6 +22,7 @@ __all__ = [
     "AuthError",
     "CheckpointError",
     "Client",
+    "GradientError",
     "Group",
     "KeyRangeError",
     "OeError",

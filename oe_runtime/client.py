@@ -38,6 +38,7 @@ class Client:
         timeout: float = 60.0,
         threads: int = 0,
         checkpoint_transfer: str = "shared",
+        tls: str = "auto",
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -45,7 +46,9 @@ class Client:
         a farewell is lost after so long at most, and after 30 seconds at most, whatever it was asked.
         ``threads`` share the client's own work; 0 means one per core, at most 8. ``checkpoint_transfer`` says
         how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
-        ``"wire"`` when they do not, over the connections. Raises ``ServerLost``, ``AuthError``,
+        ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
+        encrypts connections to all servers but those on loopback; the keys are made from the token, which
+        then must have 16 bytes and does not cross the network. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -55,7 +58,7 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire)
+        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls)
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
@@ -95,16 +98,19 @@ class Client:
         pulled: Pulled,
         gradients: Sequence[NDArray[np.float32]],
         learning_rate: float | Sequence[float],
+        *,
+        summed: bool = False,
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
 
-        Gradients of equal keys are summed in the order of positions. ``learning_rate`` is one number, or one
-        per group. Returns when every server has applied its part; when it raises, some may have and others
-        not, so go on from the last checkpoint.
+        Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
+        ``gradients[i]`` has the shape of ``groups[i].rows``. ``learning_rate`` is one number, or one per
+        group. Returns when every server has applied its part; when it raises, some may have and others not,
+        so go on from the last checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
         arrays = [np.ascontiguousarray(gradient, dtype=np.float32) for gradient in gradients]
-        self._core.push(pulled, arrays, [float(rate) for rate in rates])
+        self._core.push(pulled, arrays, [float(rate) for rate in rates], summed)
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included."""
@@ -139,6 +145,30 @@ class Client:
         A server changes nothing before all files were verified. Raises ``CheckpointError``.
         """
         self._core.restore(str(Path(directory).absolute()))
+
+    def checkpoint(self, batch: int, *, wait: bool = False) -> None:
+        """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.
+
+        For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for
+        microseconds, and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be
+        above that of the last one. The newest few are kept (``StorageSpec.kept_checkpoints``). Call it
+        between pushes.
+        Raises ``SpecError`` for a storage that keeps none, ``StorageError``.
+        """
+        self._core.checkpoint(batch, wait)
+
+    def checkpoints(self) -> list[int]:
+        """The durable checkpoints in the servers' storage that every table of every server has, ascending."""
+        return self._core.checkpoints()
+
+    def recover(self, batch: int | None = None) -> int:
+        """Go back to a checkpoint in the servers' storage: ``batch``, or the newest that all have.
+
+        Create the tables first; servers that were started again find their rows with ``StorageSpec.recover``.
+        Pushes after the checkpoint are gone. Returns its batch. Raises ``CheckpointError`` if not all have
+        it; then nothing has changed.
+        """
+        return self._core.recover(batch)
 
     def stats(self) -> dict[str, Any]:
         """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``."""

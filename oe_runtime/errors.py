@@ -19,6 +19,10 @@ class KeyRangeError(OeError):
     """A key outside an array table's [0, input_dim)."""
 
 
+class GradientError(OeError):
+    """A gradient with NaN or infinity for a table that refuses them; names the table and the key."""
+
+
 class StorageError(OeError):
     """Storage that is full, not writable, or held by another server."""
 

@@ -15,10 +15,17 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     memory.dram, .pmem  memory of rows under --storage dram, and under pmem_libpmem
     memory.index        memory of the indexes, always DRAM
     memory.rss          resident set of the process; it counts mapped persistent memory too
-    tables[]            name, dim, rows, bytes (of rows), index_bytes, version (pushes so far)
+    tables[]            name, dim, rows, bytes (of rows), index_bytes, version (pushes so far),
+                        nonfinite_gradients (rows of gradients with NaN or infinity, refused or skipped)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
-    connections         open, accepted, refused_frames (not our protocol), refused_tokens
+    connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)
+    queue               requests that wait to be served, bytes of requests and replies under way, and how
+                        many are waiting_for_memory
+    times               pull, push (being served) and queue_wait (from a request's last byte to the beginning
+                        of its service): bounds in seconds, counts of each bucket (the last has no
+                        bound), sum_seconds
+    saved               when all tables were last saved here, Unix seconds; 0: never
     rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
                         pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
 """
@@ -39,9 +46,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oe_runtime import _core
+from oe_runtime import _core, prometheus
 from oe_runtime.errors import OeError
-from oe_runtime.spec import StorageSpec
+from oe_runtime.spec import TLS, StorageSpec
 
 METRICS_SECONDS = 5.0
 
@@ -96,6 +103,18 @@ def _parser() -> argparse.ArgumentParser:
         help="most bytes for rows; 0 means no limit (default)",
     )
     parser.add_argument(
+        "--storage-recover",
+        action="store_true",
+        help="open the tables that the directory of pmem_libpmem holds; otherwise they are removed",
+    )
+    parser.add_argument(
+        "--storage-checkpoints",
+        type=_in_range(1, 64),
+        default=2,
+        metavar="N",
+        help="checkpoints that pmem_libpmem keeps (default: %(default)s)",
+    )
+    parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
     )
     parser.add_argument(
@@ -106,8 +125,41 @@ def _parser() -> argparse.ArgumentParser:
         "room for one of them",
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="what clients must know; mode 0600")
+    parser.add_argument(
+        "--tls",
+        choices=TLS,
+        default="auto",
+        help="encrypt connections, by keys made from the token; auto (default): unless --host is loopback",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=_in_range(1, 2**31 - 1),
+        default=1024,
+        metavar="N",
+        help="more are refused (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-request-bytes",
+        type=_in_range(1 << 20, 2**63 - 1),
+        default=4 << 30,
+        metavar="BYTES",
+        help="memory for requests under way, and as much for replies; who exceeds it waits (default 4 GiB)",
+    )
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
     parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")
+    parser.add_argument(
+        "--metrics-port",
+        type=_in_range(0, 65535),
+        default=0,
+        metavar="PORT",
+        help="serve metrics for Prometheus at http://METRICS_HOST:PORT/metrics; 0 does not (default)",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where --metrics-port listens; anybody who reaches it reads it (default: %(default)s)",
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
 
@@ -127,7 +179,13 @@ def _in_range(low: int, high: int) -> Callable[[str], int]:
 
 def _run(options: argparse.Namespace) -> int:
     token = read_token(options.token_file) if options.token_file else ""
-    storage = StorageSpec(options.storage, options.storage_path, options.storage_size)
+    storage = StorageSpec(
+        options.storage,
+        options.storage_path,
+        options.storage_size,
+        recover=options.storage_recover,
+        kept_checkpoints=options.storage_checkpoints,
+    )
     with _Ending(options.exit_with_parent) as ending:
         server = _core.Server(
             host=options.host,
@@ -138,18 +196,26 @@ def _run(options: argparse.Namespace) -> int:
             threads=options.threads,
             token=token,
             checkpoint_dir=os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else "",
+            tls=options.tls,
+            max_connections=options.max_connections,
+            max_request_bytes=options.max_request_bytes,
         )
+        endpoint = None
         try:
+            if options.metrics_port:
+                endpoint = prometheus.Endpoint(options.metrics_host, options.metrics_port, server.stats)
             if options.storage == "pmem_libpmem" and not server.is_pmem:
                 print(
                     f"note: {options.storage_path} is not persistent memory; rows there work the same, but "
-                    "a power cut loses them",
+                    "checkpoints wait for its disk",
                     file=sys.stderr,
                 )
             if options.ready_file:
                 _write_atomically(options.ready_file, _ready(options, server))
             why = _serve(options, server, ending)
         finally:
+            if endpoint is not None:
+                endpoint.close()
             server.stop()
             if options.ready_file:
                 options.ready_file.unlink(missing_ok=True)
@@ -166,6 +232,7 @@ def _ready(options: argparse.Namespace, server: _core.Server) -> dict[str, objec
         "count": options.count,
         "storage": options.storage,
         "is_pmem": server.is_pmem,
+        "encrypted": server.encrypted,
     }
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["StorageSpec", "TableSpec"]
+__all__ = ["TLS", "StorageSpec", "TableSpec"]
+
+# Whether connections are encrypted; auto: those that leave the machine.
+TLS = ("auto", "on", "off")
 
 
 def _adagrad() -> Mapping[str, Any]:
@@ -31,6 +34,9 @@ class TableSpec:
     ``index`` is ``"hash"`` (any of the 2**64 keys; ``input_dim`` stays 0) or ``"array"`` (keys in
     ``[0, input_dim)``). ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's
     parameter names; what is left out has Keras's default. The learning rate belongs to a push.
+    ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
+    changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
+    the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
     """
 
     name: str
@@ -40,6 +46,7 @@ class TableSpec:
     dtype: str = "float32"
     optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
     initializer: Mapping[str, Any] = field(default_factory=_uniform)
+    nonfinite_gradients: str = "refuse"
 
     def to_json(self) -> str:
         """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
@@ -51,6 +58,7 @@ class TableSpec:
             "dtype": self.dtype,
             "optimizer": dict(self.optimizer),
             "initializer": dict(self.initializer),
+            "nonfinite_gradients": self.nonfinite_gradients,
         }
         try:
             return json.dumps(fields, sort_keys=True, allow_nan=False)
@@ -71,13 +79,17 @@ class TableSpec:
 class StorageSpec:
     """Where rows live: ``"dram"``, or ``"pmem_libpmem"`` in the directory ``path``.
 
-    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap.
+    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"``,
+    ``recover`` opens the tables that the directory holds (otherwise they are removed, and all start empty),
+    and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
     """
 
     type: str = "dram"
     path: str = ""
     capacity_bytes: int = 0
+    recover: bool = False
+    kept_checkpoints: int = 2
 
     def to_json(self) -> str:
         """The storage as a JSON object."""
-        return json.dumps({"type": self.type, "path": self.path, "capacity_bytes": self.capacity_bytes})
+        return json.dumps(asdict(self))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,17 +152,18 @@ def place(job: Job, inventory: Inventory, states: Mapping[str, State], wanted: R
     total = sum(counts.values())
     processes: list[ProcessSpec] = []
     prepared = {host.name: _prepared(job, host) for host in inventory.hosts.values()}
+    tls = _tls(wanted.training, servers)
     for host in servers:
         for number in range(counts[host.name]):
             where = place_of(host, states.get(host.name), wanted, job.id, f"server-{len(processes)}", number)
-            spec = _server(job, host, wanted, len(processes), total, number, counts[host.name], where, states)
+            spec = _server(job, host, tls, len(processes), total, number, counts[host.name], where, states)
             processes.append(spec)
             if on_host(host):
                 prepared[host.name]["units"].append(_started(job, host, spec, where, number))
             elif where.mount:
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
-    processes.append(_worker(job, worker, wanted.training, wire))
+    processes.append(_worker(job, worker, wanted.training, tls, wire))
     return Placement(processes, prepared)
 
 
@@ -175,7 +177,7 @@ def _prepared(job: Job, host: Host) -> dict[str, Any]:
 def _server(
     job: Job,
     host: Host,
-    wanted: Request,
+    tls: str,
     index: int,
     total: int,
     number: int,
@@ -193,6 +195,7 @@ def _server(
         "storage": where.storage,
         "threads": server.threads or max(1, _cpus(host, states.get(host.name)) // beside),
         "token-file": directory / "token",
+        "tls": tls,
         "ready-file": directory / "ready" / f"{name}.json",
         "metrics-file": directory / "metrics" / f"{name}.json",
     }
@@ -200,6 +203,9 @@ def _server(
         options["storage-path"] = where.path
     if server.storage_size:
         options["storage-size"] = server.storage_size
+    if server.metrics_port:
+        options["metrics-host"] = server.metrics_host
+        options["metrics-port"] = server.metrics_port + number
     unit = ""
     if on_host(host):
         options["checkpoint-dir"] = directory / "checkpoints" / name
@@ -232,7 +238,21 @@ def _started(job: Job, host: Host, spec: ProcessSpec, where: Place, number: int)
     }
 
 
-def _worker(job: Job, host: Host, training: TrainingSettings, wire: bool) -> ProcessSpec:
+def _tls(training: TrainingSettings, servers: Sequence[Host]) -> str:
+    """The same for every process of a job: a server that listens everywhere may be reached over loopback."""
+    if training.tls != "auto":
+        return training.tls
+    return "off" if all(_is_loopback(host.server.host) for host in servers) else "on"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bool) -> ProcessSpec:
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
     options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps"})
     if training.steps:
@@ -240,6 +260,7 @@ def _worker(job: Job, host: Host, training: TrainingSettings, wire: bool) -> Pro
     if training.export:
         options["export"] = directory / "run" / "export"
     options.update({"servers": SERVERS, "token_file": directory / "token", "run_dir": directory / "run"})
+    options["tls"] = tls
     if wire:
         options["checkpoint_transfer"] = "wire"
     environment = dict(host.worker.environment)

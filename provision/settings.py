@@ -33,9 +33,17 @@ def _text(value: Any) -> Any:
     return value
 
 
+def _switch(value: Any) -> Any:
+    """YAML reads ``on`` and ``off`` without quotes as true and false."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str)]
 Text = Annotated[str, BeforeValidator(_text)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Switch = Annotated[
+    Literal["auto", "on", "off"], BeforeValidator(_switch, json_schema_input_type=bool | Literal["auto"])
+]
 
 
 class Kind(str, Enum):
@@ -226,6 +234,15 @@ class ServerSettings(_Settings):
     threads: int = Field(
         default=0, ge=0, description="Threads of one server; 0: one per CPU, shared out evenly."
     )
+    metrics_port: Port = Field(
+        default=0,
+        description="Port at which Prometheus finds the metrics of the first server, the next ones follow; "
+        "0: none.",
+    )
+    metrics_host: Text = Field(
+        default="127.0.0.1",
+        description="Address of the metrics; whoever reaches it may read them.",
+    )
 
 
 class WorkerSettings(_Settings):
@@ -259,6 +276,11 @@ class TrainingSettings(_Settings):
         description="At most so many distinct ids a categorical field; 0: the full cardinalities.",
     )
     holdout: float = Field(default=0.1, ge=0, lt=1, description="Part of the rows kept for evaluation.")
+    tls: Switch = Field(
+        default="auto",
+        description="Encrypt the connections between workers and servers; auto: unless all servers listen on "
+        "loopback.",
+    )
     checkpoint_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0: only at the end."
     )

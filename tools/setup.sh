@@ -3,6 +3,7 @@
 #   tools/setup.sh run    what `oeprov` needs: system packages, .venv, the C++ core built into it
 #   tools/setup.sh test   the same, and what the tests need (TensorFlow, pytest)
 #   tools/setup.sh lint   the same, and the linters
+#   tools/setup.sh fuzz   what `run` has, and clang for libFuzzer
 # Does nothing (in well under a second) where all is there already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,9 +13,10 @@ python=${PYTHON:-python3}
 
 packages=(
   python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
-  openssh-client libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  openssh-client libpmem-dev libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
+[ "$profile" != fuzz ] || packages+=(clang libclang-rt-dev)
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
@@ -44,10 +46,10 @@ fi
 
 # Each profile holds the ones before it.
 case $profile in
-  run) extras='' enough='run test lint' ;;
+  run | fuzz) extras='' enough='run fuzz test lint' ;;
   test) extras='[tensorflow,test]' enough='test lint' ;;
   lint) extras='[tensorflow,test,lint]' enough='lint' ;;
-  *) fail "unknown profile '$profile' (run, test, lint)" ;;
+  *) fail "unknown profile '$profile' (run, test, lint, fuzz)" ;;
 esac
 
 # One stamp a profile, holding the digest of everything that is compiled or decides what is installed.

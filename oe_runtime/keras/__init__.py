@@ -11,6 +11,14 @@ Importing this module needs TensorFlow and Keras, but no server.
 
 from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.model import DistributedModel, distributed_model
+from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
 from oe_runtime.keras.translate import distributed_optimizer
 
-__all__ = ["DistributedModel", "Embedding", "distributed_model", "distributed_optimizer"]
+__all__ = [
+    "AdagradDecay",
+    "AdamAsync",
+    "DistributedModel",
+    "Embedding",
+    "distributed_model",
+    "distributed_optimizer",
+]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client
 from oe_runtime.keras import feed
 from oe_runtime.keras.arrays import to_numpy, to_tensor
-from oe_runtime.keras.translate import table_initializer
+from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import TableSpec
 
 
@@ -36,9 +36,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     """Like `keras.layers.Embedding`, with the rows in a table of the parameter servers.
 
     `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
-    memory from its first update on. `mask_zero` masks id 0. The layer has no variables. Use it in a
-    functional model and give that to `distributed_model`, which binds it to the servers; the table has the
-    layer's name.
+    memory from its first update on. `mask_zero` masks id 0. `embeddings_regularizer` (L1, L2 or L1L2) adds
+    the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. The layer has
+    no variables. Use it in a functional model and give that to `distributed_model`, which binds it to the
+    servers; the table has the layer's name.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
     (output_dim,).
@@ -69,14 +70,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
                 f"Embedding '{self.name}': input_dim must be an integer > 0, or -1 for any 64-bit id, "
                 f"not {input_dim!r}"
             )
-        for option, value in (
-            ("embeddings_regularizer", embeddings_regularizer),
-            ("embeddings_constraint", embeddings_constraint),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f"layer '{self.name}': {option} is not supported for rows on parameter servers"
-                )
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        check_regularizer(self.embeddings_regularizer, self.name)
+        check_constraint(embeddings_constraint, self.name)
         if self.variable_dtype != "float32":
             raise ValueError(
                 f"layer '{self.name}': rows on parameter servers are float32, but the layer's dtype policy "
@@ -85,14 +81,22 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.input_dim = input_dim
         self.output_dim = output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        table_initializer(self.embeddings_initializer, 0, self.name)
+        self.initializer_spec(0)
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False  # ids must not become float16
         self.table: Table | None = None
         self.built = True
 
-    def table_spec(self, name: str, optimizer: dict[str, Any], seed: int) -> TableSpec:
+    def initializer_spec(self, seed: int) -> dict[str, Any]:
+        """How rows begin; `seed` is for an initializer without one of its own."""
+        return table_initializer(
+            self.embeddings_initializer, seed, self.name, self.input_dim, self.output_dim
+        )
+
+    def table_spec(
+        self, name: str, optimizer: dict[str, Any], seed: int, nonfinite_gradients: str
+    ) -> TableSpec:
         """The table of this layer."""
         return TableSpec(
             name=name,
@@ -100,7 +104,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             index="hash" if self.input_dim == -1 else "array",
             input_dim=max(self.input_dim, 0),
             optimizer=optimizer,
-            initializer=table_initializer(self.embeddings_initializer, seed, self.name),
+            initializer=self.initializer_spec(seed),
+            nonfinite_gradients=nonfinite_gradients,
         )
 
     def build(self, input_shape: Any = None) -> None:
@@ -151,5 +156,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "mask_zero": self.mask_zero,
         }

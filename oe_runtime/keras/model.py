@@ -17,7 +17,7 @@ from oe_runtime.keras import dense, export
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, Table
 from oe_runtime.keras.step import Steps
-from oe_runtime.keras.translate import table_initializer, table_optimizer
+from oe_runtime.keras.translate import check_constraint, table_optimizer
 from oe_runtime.spec import TableSpec
 
 
@@ -28,6 +28,7 @@ def distributed_model(
     sparse_as_dense_size: int = 64,
     seed: int = 0,
     name_prefix: str = "",
+    nonfinite_gradients: str = "refuse",
 ) -> DistributedModel:
     """A model like the functional (or Sequential) `model`, with its large embeddings on parameter servers.
 
@@ -39,8 +40,12 @@ def distributed_model(
     drew.
 
     The tables are made when the result is compiled, because their rows keep the optimizer's state.
+    `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
+    leaves such rows as they are, "pass" trains them like Keras.
 
-    Raises ValueError naming the layer for what tables do not support: regularizers, constraints, LoRA,
+    An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
+
+    Raises ValueError naming the layer for what tables do not support: other regularizers, constraints, LoRA,
     quantization, other initializers, other dtypes than float32, two layers of one name.
     """
     if tf.distribute.has_strategy():
@@ -54,7 +59,8 @@ def distributed_model(
     inputs, outputs = clone(model, replace)
     new = DistributedModel(inputs, outputs, name=model.name)
     _warn_of_hidden_embeddings(new, sparse_as_dense_size)
-    new._bind(client if client is not None else Client.in_process(), seed, name_prefix)
+    new._bind(client if client is not None else Client.in_process(), seed, name_prefix, nonfinite_gradients)
+    _warn_of_regularizers(new)
     return new
 
 
@@ -75,9 +81,10 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         self._client: Client | None = None
         self._table_layers: Mapping[str, Embedding] = MappingProxyType({})
         self._table_seed = 0
+        self._nonfinite_gradients = "refuse"
         self._steps: Steps | None = None
 
-    def _bind(self, client: Client, seed: int, name_prefix: str) -> None:
+    def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
         layers: dict[str, Embedding] = {}
         for layer in self._flatten_layers(include_self=False, recursive=True):
             if not isinstance(layer, Embedding):
@@ -87,9 +94,10 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
                 raise ValueError(
                     f"two embedding layers have the name '{layer.name}': tables are named by their layer"
                 )
-            table_initializer(layer.embeddings_initializer, seed, layer.name)
+            layer.initializer_spec(seed)
         self._client = client
         self._table_seed = seed
+        self._nonfinite_gradients = nonfinite_gradients
         self._table_layers = MappingProxyType(layers)
 
     @property
@@ -134,7 +142,10 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         optimizer = keras.optimizers.get(optimizer)
         rule = table_optimizer(optimizer)
         client = self.client
-        specs = {n: layer.table_spec(n, rule, self._table_seed) for n, layer in self._table_layers.items()}
+        specs = {
+            name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
+            for name, layer in self._table_layers.items()
+        }
         tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
         super().compile(optimizer, *args, jit_compile=False, run_eagerly=run_eagerly, **kwargs)
         for name, layer in self._table_layers.items():
@@ -237,9 +248,8 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
 
 def _server_embedding(layer: Any) -> Embedding:
     """Our layer in place of a `keras.layers.Embedding`."""
+    check_constraint(layer.embeddings_constraint, layer.name)
     unsupported = {
-        "embeddings_regularizer": layer.embeddings_regularizer,
-        "embeddings_constraint": layer.embeddings_constraint,
         "lora_rank": getattr(layer, "lora_rank", None),
         "quantization": getattr(layer, "quantization_mode", None),
     }
@@ -250,11 +260,22 @@ def _server_embedding(layer: Any) -> Embedding:
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
+        embeddings_regularizer=layer.embeddings_regularizer,
         mask_zero=layer.mask_zero,
         name=layer.name,
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
+
+
+def _warn_of_regularizers(model: DistributedModel) -> None:
+    names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
+    if names:
+        warnings.warn(
+            f"embeddings_regularizer of {', '.join(names)}: only the rows of a batch are regularized in its "
+            "step, while Keras regularizes all rows of a matrix in every step",
+            stacklevel=3,
+        )
 
 
 def _warn_of_hidden_embeddings(model: Any, size: int) -> None:

@@ -11,11 +11,12 @@ import tensorflow as tf
 from oe_runtime.client import Client
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
+from oe_runtime.keras.gradients import RowGroup, clip, needs_sums, regularization
 from oe_runtime.keras.plan import Plan
 
 # What is compiled: (model, the rows of all lookups, those of trained tables by groups of one dim,
 # (x, y, sample_weight)) → outputs.
-_Body = Callable[[Any, Supply, list[list[Any]], tuple[Any, Any, Any]], Any]
+_Body = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
 
 
 class Steps:
@@ -38,7 +39,8 @@ class Steps:
         pulls = program.pull(self._client, tensors)
         logs, rate, gradients = program.run(pulls, tensors)
         if gradients:
-            self._client.push(pulls[0], [to_numpy(g) for g in gradients], float(rate))
+            arrays = [to_numpy(g) for g in gradients]
+            self._client.push(pulls[0], arrays, float(rate), summed=program.sums)
         return logs
 
     def test(self, data: Any) -> Any:
@@ -121,6 +123,8 @@ class _Program:
         lookups = range(len(self._plan.layers))
         # Frozen tables are pulled by themselves, because all that a pull brought is pushed.
         self._trained = [i for i in lookups if self._plan.layers[i].trainable]
+        # Whether the gradients that a training step returns are by row, not by id.
+        self.sums = needs_sums(model.optimizer, [self._plan.layers[i] for i in self._trained])
         frozen = [i for i in lookups if not self._plan.layers[i].trainable]
         self._pulls = [pulled for pulled in (self._trained, frozen) if pulled]
         self._tables = [
@@ -183,8 +187,13 @@ class _Program:
                     rows[lookup] = tf.gather(unique, part)
             batch = iter(flat[3 * n :])
             values = keras.tree.pack_sequence_as(data, [next(batch) if p else None for p in present])
-            watched = [[rows[lookup] for lookup in lookups] for _, lookups in groups[:trained]]
-            return body(model, Supply(layers, rows), watched, values)
+            row_groups = [
+                RowGroup(unique, inverse, sizes, [layers[i] for i in lookups], [rows[i] for i in lookups])
+                for (_, lookups), unique, inverse, sizes in zip(
+                    groups[:trained], flat, flat[n:], flat[2 * n :], strict=False
+                )
+            ]
+            return body(model, Supply(layers, rows), row_groups, values)
 
         if self._eager:
             return function
@@ -196,42 +205,58 @@ class _Program:
         )
 
 
-def _train(model: Any, supply: Supply, watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
-    """Updates the dense variables; returns (logs, learning rate, a gradient for each watched group)."""
+def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+    """Updates the dense variables; returns (logs, learning rate, a gradient for each group)."""
     x, y, sample_weight = data
+    rows, lookups = [group.rows for group in groups], [group.lookups for group in groups]
     with tf.GradientTape() as tape:
-        tape.watch(watched)
+        tape.watch([rows, lookups])
         with feeding(supply):
             y_pred = model(x, training=True)
-        loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        loss = _loss(model, groups, x, y, y_pred, sample_weight, training=True)
         _track(model, loss, x)
     variables = model.trainable_variables
     optimizer = model.optimizer
-    dense, sparse = tape.gradient(loss, [variables, watched])
+    # Rows are gathered for the lookups before the tape: only regularizers see them directly.
+    dense, of_rows, of_lookups = tape.gradient(loss, [variables, rows, lookups])
+    gradients: Sequence[Any] = [
+        tf.concat([tf.zeros_like(r) if g is None else g for r, g in zip(*group, strict=True)], 0)
+        for group in zip(lookups, of_lookups, strict=True)
+    ]
+    if needs_sums(optimizer, [layer for group in groups for layer in group.layers]):
+        sums = [
+            group.sum(g) if direct is None else group.sum(g) + direct
+            for group, g, direct in zip(groups, gradients, of_rows, strict=True)
+        ]
+        dense, gradients = clip(optimizer, dense, groups, sums)
     # The rate of this step: applying the gradients moves the schedule on.
     rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float32)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
         optimizer.iterations.assign_add(1)
-    gradients = [
-        tf.concat([tf.zeros_like(r) if g is None else g for r, g in zip(*group, strict=True)], 0)
-        for group in zip(watched, sparse, strict=True)
-    ]
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, gradients
 
 
-def _test(model: Any, supply: Supply, _watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
+def _test(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     x, y, sample_weight = data
     with feeding(supply):
         y_pred = model(x, training=False)
-    _track(model, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False), x)
+    _track(model, _loss(model, groups, x, y, y_pred, sample_weight, training=False), x)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _predict(model: Any, supply: Supply, _watched: list[list[Any]], data: tuple[Any, Any, Any]) -> Any:
+def _predict(model: Any, supply: Supply, _groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     with feeding(supply):
         return model(data[0], training=False)
+
+
+def _loss(
+    model: Any, groups: list[RowGroup], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+) -> Any:
+    """Keras's loss, and that of the tables' regularizers."""
+    loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+    return tf.add_n([loss, *regularization(groups)])
 
 
 def _track(model: Any, loss: Any, x: Any) -> None:

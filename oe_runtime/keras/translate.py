@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
+from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
+
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
-# The hyperparameters that decide how a row is updated; the learning rate travels with every push instead.
-_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "Adagrad": ("adagrad", ("initial_accumulator_value", "epsilon")),
-    "Adam": ("adam", ("beta_1", "beta_2", "epsilon")),
-    "SGD": ("sgd", ("momentum", "nesterov")),
-    "Ftrl": (
+_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
+
+# The hyperparameters that decide how a row is updated, weight decay apart; the learning rate travels with
+# every push instead.
+_OPTIMIZERS: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
+    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
+    AdagradDecay: (
+        "adagrad_decay",
+        ("initial_accumulator_value", "accumulator_decay_step", "accumulator_decay_rate"),
+    ),
+    keras.optimizers.Adam: ("adam", _ADAM),
+    AdamAsync: ("adam_async", ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")),
+    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.AdamW: ("adamw", _ADAM),
+    keras.optimizers.Ftrl: (
         "ftrl",
         (
             "learning_rate_power",
@@ -25,28 +39,29 @@ _OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "beta",
         ),
     ),
+    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
+    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
+    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
 }
 
 # Options of any Keras optimizer that change an update beyond its rule.
-_UNSUPPORTED = (
-    "amsgrad",
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
+_UNSUPPORTED = ("use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
 def distributed_optimizer(optimizer: Any) -> Any:
     """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
 
-    Takes a Keras Adagrad, Adam, SGD or Ftrl, or the name of one. `DistributedModel.compile` gives every table
-    the server's counterpart with the same hyperparameters; each step pushes with the learning rate of that
-    step, also when it follows a schedule. A row's gradients are summed over the batch before the update, and
-    only rows that are in the batch are updated.
+    Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
+    one, or an AdamAsync or AdagradDecay of this package. `DistributedModel.compile` gives every table the
+    server's counterpart with the same hyperparameters; each step pushes with the learning rate of that step,
+    also when it follows a schedule.
+
+    Where it is not what Keras does with a dense variable: a row's gradients are summed over the batch before
+    the update, and only rows that are in the batch are updated. So momenta of other rows stay, and
+    `weight_decay` shrinks a row in the steps that it takes part in, not in the others.
+
+    `clipnorm`, `clipvalue` and `global_clipnorm` mean what they do in Keras, with a table as one variable.
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
@@ -60,25 +75,42 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
-    kind = type(optimizer).__name__
-    # Exactly Keras's own class: a subclass may update differently.
-    if kind not in _OPTIMIZERS or type(optimizer) is not getattr(keras.optimizers, kind):
-        known = ", ".join(_OPTIMIZERS)
-        raise ValueError(f"optimizer {kind}: {_NO_EQUIVALENT}; use one of {known}")
+    kind = type(optimizer)  # exactly: a subclass may update differently
+    if kind not in _OPTIMIZERS:
+        known = ", ".join(k.__name__ for k in _OPTIMIZERS)
+        raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
     for option in _UNSUPPORTED:
         value = getattr(optimizer, option, None)
         if value is not None and value is not False:
-            raise ValueError(f"optimizer {kind}({option}={value}): {_NO_EQUIVALENT}; leave {option} out")
+            raise ValueError(
+                f"optimizer {kind.__name__}({option}={value}): {_NO_EQUIVALENT}; leave {option} out"
+            )
     name, hyperparameters = _OPTIMIZERS[kind]
     values = {key: getattr(optimizer, key) for key in hyperparameters}
+    values["weight_decay"] = _weight_decay(optimizer)
     return {"name": name, **{k: v if isinstance(v, bool) else float(v) for k, v in values.items()}}
 
 
-def table_initializer(initializer: Any, seed: int, layer: str) -> dict[str, Any]:
+def _weight_decay(optimizer: Any) -> float:
+    """What a layer's `embeddings` would get: 0 where exclude_from_weight_decay(var_names=…) says so."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    if optimizer.weight_decay is None or (excluded is not None and re.search(excluded, "embeddings")):
+        return 0.0
+    return float(optimizer.weight_decay)
+
+
+def clips(optimizer: Any) -> bool:
+    """Whether gradients are clipped before the optimizer sees them."""
+    return any((optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue))
+
+
+def table_initializer(
+    initializer: Any, seed: int, layer: str, input_dim: int, output_dim: int
+) -> dict[str, Any]:
     """The server's counterpart of a Keras initializer: {"name": …, parameters, "seed": …}.
 
-    The initializer's own seed is taken when it has one, else `seed`. Raises ValueError naming `layer` when
-    there is no counterpart.
+    The initializer's own seed is taken when it has one, else `seed`. `input_dim` is -1 for a table of any
+    ids, whose fan-in is not known. Raises ValueError naming `layer` when there is no counterpart.
     """
     kind = type(initializer)
     config = initializer.get_config() if isinstance(initializer, keras.initializers.Initializer) else {}
@@ -96,14 +128,86 @@ def table_initializer(initializer: Any, seed: int, layer: str) -> dict[str, Any]
         spec = {"name": "constant", "value": float(initializer.value)}
     elif kind is keras.initializers.RandomUniform:
         spec = {"name": "uniform", "minval": float(config["minval"]), "maxval": float(config["maxval"])}
-    elif kind is keras.initializers.RandomNormal:
-        spec = {"name": "normal", "mean": float(config["mean"]), "stddev": float(config["stddev"])}
+    elif kind in _NORMAL:
+        spec = {"name": _NORMAL[kind], "mean": float(config["mean"]), "stddev": float(config["stddev"])}
+    elif kind in _VARIANCE_SCALING:
+        spec = _variance_scaling(initializer, layer, input_dim, output_dim)
     else:
+        reason = _WHOLE_MATRIX.get(kind, "has no counterpart on the parameter servers")
         raise ValueError(
-            f"layer '{layer}': the initializer {kind.__name__} has no counterpart on the parameter servers; "
-            "use Zeros, Ones, Constant (one number), RandomUniform or RandomNormal"
+            f"layer '{layer}': the initializer {kind.__name__} {reason}; use Zeros, Ones, Constant (one "
+            "number), RandomUniform, RandomNormal, TruncatedNormal, VarianceScaling, or one of Glorot's, "
+            "He's and Lecun's"
         )
     return {**spec, "seed": own_seed}
+
+
+_NORMAL: Mapping[type, str] = {
+    keras.initializers.RandomNormal: "normal",
+    keras.initializers.TruncatedNormal: "truncated_normal",
+}
+
+_VARIANCE_SCALING = {
+    keras.initializers.VarianceScaling,
+    keras.initializers.GlorotNormal,
+    keras.initializers.GlorotUniform,
+    keras.initializers.HeNormal,
+    keras.initializers.HeUniform,
+    keras.initializers.LecunNormal,
+    keras.initializers.LecunUniform,
+}
+
+_WHOLE_MATRIX: Mapping[type, str] = dict.fromkeys(
+    (keras.initializers.Orthogonal, keras.initializers.Identity),
+    "makes the rows of a matrix depend on each other, but here each row is made by itself, from the seed, "
+    "the table's name and the id",
+)
+
+# A standard normal variable cut off at ±2 has this standard deviation.
+_TRUNCATED_DEVIATION = 0.87962566103423978
+
+
+def _variance_scaling(initializer: Any, layer: str, input_dim: int, output_dim: int) -> dict[str, Any]:
+    """Variance scale / fan, as Keras computes it for a matrix (input_dim, output_dim)."""
+    name, mode = type(initializer).__name__, initializer.mode
+    if initializer.input_axes is not None or initializer.output_axes is not None:
+        raise ValueError(f"layer '{layer}': {name} with input_axes or output_axes is not supported")
+    if mode != "fan_out" and input_dim == -1:
+        raise ValueError(
+            f"layer '{layer}': the initializer {name} divides by the number of rows ({mode}), which is not "
+            "known for a table of any ids; use RandomNormal or RandomUniform with the deviation you want, or "
+            "VarianceScaling(mode='fan_out')"
+        )
+    fan = {"fan_in": input_dim, "fan_out": output_dim, "fan_avg": (input_dim + output_dim) / 2}[mode]
+    variance = initializer.scale / max(1.0, fan)
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return {"name": "uniform", "minval": -limit, "maxval": limit}
+    deviation = math.sqrt(variance)
+    if initializer.distribution == "untruncated_normal":
+        return {"name": "normal", "mean": 0.0, "stddev": deviation}
+    return {"name": "truncated_normal", "mean": 0.0, "stddev": deviation / _TRUNCATED_DEVIATION}
+
+
+def check_regularizer(regularizer: Any, layer: str) -> None:
+    """Raises ValueError naming `layer` unless tables can have the regularizer, or none."""
+    if regularizer is not None and type(regularizer) not in _REGULARIZERS:
+        raise ValueError(
+            f"layer '{layer}': embeddings_regularizer {type(regularizer).__name__} is not supported for rows "
+            "on parameter servers, where only a sum over rows can be; use L1, L2 or L1L2"
+        )
+
+
+_REGULARIZERS = {keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2}
+
+
+def check_constraint(constraint: Any, layer: str) -> None:
+    """Raises ValueError naming `layer` when there is a constraint."""
+    if constraint is not None:
+        raise ValueError(
+            f"layer '{layer}': embeddings_constraint is not supported for rows on parameter servers: Keras "
+            "applies it to the whole matrix after each step; regularize with L2, or clip the gradients"
+        )
 
 
 def expected_row_value(initializer: Mapping[str, Any]) -> float:
@@ -113,7 +217,7 @@ def expected_row_value(initializer: Mapping[str, Any]) -> float:
             return float(initializer["value"])
         case "uniform":
             return (float(initializer["minval"]) + float(initializer["maxval"])) / 2
-        case "normal":
+        case "normal" | "truncated_normal":
             return float(initializer["mean"])
         case _:
             return 0.0

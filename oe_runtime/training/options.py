@@ -11,6 +11,7 @@ from typing import Any
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
+from oe_runtime.spec import TLS
 
 # Learning rates that suit click models when none is given.
 LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
@@ -40,6 +41,7 @@ class Options:
     model: str
     servers: tuple[str, ...]
     token_file: Path | None
+    tls: str
     checkpoint_transfer: str
     in_process: bool
     stock: bool
@@ -105,6 +107,12 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--in-process", action="store_true", help="in this process, by the same C++ core")
     where.add_argument("--stock", action="store_true", help="in the plain Keras model, to compare with")
     p.add_argument("--token-file", type=Path, metavar="FILE", help="file with the servers' token")
+    p.add_argument(
+        "--tls",
+        choices=TLS,
+        default="auto",
+        help="with --servers: encrypt the connections; auto (default): but for those to loopback",
+    )
     p.add_argument(
         "--checkpoint-transfer",
         choices=TRANSFERS,

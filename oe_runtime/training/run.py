@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import GradientError, OeError, ServerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec
 from oe_runtime.training import checkpoints
@@ -151,7 +151,9 @@ def _connect(options: Options) -> Client | None:
             token = read_token(options.token_file)
         except ValueError as error:
             raise RunError(str(error)) from error
-    return Client(options.servers, token=token, checkpoint_transfer=options.checkpoint_transfer)
+    return Client(
+        options.servers, token=token, tls=options.tls, checkpoint_transfer=options.checkpoint_transfer
+    )
 
 
 def _refuse_trained(client: Client) -> None:
@@ -198,6 +200,8 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
 
 
 def _message(error: OeError, options: Options) -> str:
+    if isinstance(error, GradientError):
+        return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, ServerLost):
         return str(error)
     last: Path | None = checkpoints.latest_path(options.run_dir)

@@ -24,7 +24,7 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "numpy": "python3-numpy",
         "libstdc++": "libstdc++6",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
-        "libpmem-dev libasio-dev nlohmann-json3-dev libxxhash-dev",
+        "libpmem-dev libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev",
     },
     "rhel": {
         "libpmem": "libpmem",
@@ -40,6 +40,7 @@ _NAMES: Dict[str, Dict[str, str]] = {
         "numpy": "python3.11-numpy",
         "libstdc++": "libstdc++",
         "build": "gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel "
+        "openssl-devel "
         "libpmem-devel asio-devel json-devel xxhash-devel",  # these four: CodeReady Builder and EPEL
     },
 }
@@ -60,7 +61,8 @@ def needed(desired: Desired, family: str) -> List[str]:
     """Names of the packages that the host must have; without repeats, in a fixed order."""
     needs: List[str] = []
     if desired.parameter_server or desired.kind != "local":
-        needs.append("libpmem")  # the runtime's core is linked against it, whatever the tier
+        # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
+        needs.append("libpmem")
     if desired.kind != "local":
         needs += ["libstdc++", "venv"]
         if not desired.runtime_requirements:

@@ -88,14 +88,16 @@ def stamp(host: BareDebian) -> dict[str, object]:
 
 def serve(host: BareDebian) -> None:
     """A server of the host's environment keeps rows for a client here."""
-    ready = "/run/ready.json"
+    ready, token = "/run/ready.json", "of this test and no other"
+    host.run(f"umask 077; echo '{token}' >/run/token")
     argv = [
         *("ssh", *host.ssh_options(), "-i", str(host.key), "-p", str(host.port), "root@127.0.0.1"),
-        f"exec {VENV}/bin/python -m oe_runtime.server --port 0 --ready-file {ready} --exit-with-parent",
+        f"exec {VENV}/bin/python -m oe_runtime.server --port 0 --ready-file {ready} --exit-with-parent "
+        "--token-file /run/token --tls on",
     ]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as server:
         text = host.run(f"until cat {ready} 2>/dev/null; do sleep 0.1; done")
-        with Client([f"127.0.0.1:{json.loads(text)['port']}"]) as client:
+        with Client([f"127.0.0.1:{json.loads(text)['port']}"], token=token, tls="on") as client:
             table = client.create_table(TableSpec("t", 4))
             rows = client.pull_rows(table, np.arange(100))
             assert rows.shape == (100, 4)

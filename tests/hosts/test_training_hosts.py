@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,12 +32,18 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 SERVER = '''#!/usr/bin/python3 -IS
 """Stands in for oe_runtime.server: listens, says so, counts."""
 import json, os, signal, socket, stat, sys, time
 words = sys.argv[3:]
 flags = dict(zip(words, words[1:]))
+if os.path.exists("/run/real"):
+    run = ("import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
+        "runpy.run_module('oe_runtime.server', run_name='__main__', alter_sys=True)")
+    os.execv(sys.executable, [sys.executable, "-c", run, open("/run/real").read(), *words])
+assert flags["--tls"] == "on", "all hosts are reached over a network"
 if sys.argv[2] == "oe_runtime.train":
     worker = open("/opt/oeprov/worker.py").read()
     resume = ["--resume"] * ("--resume" in words)
@@ -187,7 +194,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if any(item.alive for item in job.state().processes):
             training.stop(found.state_dir, job.id)
     for host in hosts:
-        host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart /run/slow")
+        host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart /run/slow /run/real")
 
 
 def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +219,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     worker = next(item for item in job.spec().processes if item.role == "worker")
     flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
     assert flags["--checkpoint-transfer"] == "wire"
+    assert flags["--tls"] == "on"
     started = next(line for line in job.metrics_file.read_text().splitlines() if '"start"' in line)
     endpoints = json.loads(started)["servers"].split(",")
     assert [item.rpartition(":")[0] for item in endpoints] == [one.address, one.address, two.address]
@@ -243,6 +251,36 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "goes on from step 3" in shown
     assert f"{job.id} is done" in shown
+    cluster.assert_clean()
+
+
+@pytest.mark.slow
+def test_real_servers_train_over_encrypted_connections(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The interpreter of this environment may lie where a job's user has no access.
+    asked = [SYSTEM_PYTHON, "-c", "import sys; print(sys.version_info[:2])"]
+    if subprocess.run(asked, capture_output=True, text=True).stdout.strip() != str(sys.version_info[:2]):
+        pytest.skip(f"{SYSTEM_PYTHON} is another version than {sys.executable}")
+    for host in cluster.hosts:
+        host.enter("sh", "-c", f"printf %s '{sysconfig.get_path('purelib')}' >/run/real")
+    cluster.worker = LOCAL_WORKER.format(venv=sys.prefix)
+    assert cluster.launch(detach=True, batch_size=16, epochs=20, max_cardinality=5000) == 0
+    job = cluster.job()
+    deadline = time.monotonic() + 240
+    for host, name in zip(cluster.hosts, ("server-0", "server-1"), strict=True):
+        told: dict[str, Any] = {}
+        while not sum(table["rows"] for table in told.get("tables", [])):  # written every few seconds
+            assert time.monotonic() < deadline, job.log("worker-0").read_text()
+            time.sleep(0.5)
+            told = json.loads(host.enter("cat", f"/var/lib/oeprov/jobs/{job.id}/metrics/{name}.json"))
+        assert (told["connections"]["encrypted"], told["connections"]["open"]) == (True, 1)
+    assert cluster.report()["state"] == "running"
+    assert training.stop(cluster.state_dir, None) == 0
+    assert job.state().message.endswith("which is saved"), job.log("worker-0").read_text()
+    cluster.assert_clean()
+    assert cluster.launch(resume=job.id) == 0
+    assert f"{job.id} is done" in capsys.readouterr().out
     cluster.assert_clean()
 
 

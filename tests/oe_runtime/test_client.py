@@ -11,6 +11,7 @@ import pytest
 
 from oe_runtime import (
     Client,
+    GradientError,
     KeyRangeError,
     SpecError,
     SpecMismatch,
@@ -111,6 +112,39 @@ def test_gradients_of_equal_keys_are_summed_in_the_order_of_positions(servers):
     assert np.array_equal(client.pull_rows(table, np.array([4, 9, -1])), wanted)
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+def test_gradients_that_are_summed_already(servers):
+    client = Client.in_process(servers=servers)
+    tables = [client.create_table(TableSpec(n, 2, optimizer=SGD, initializer=ZEROS)) for n in "ab"]
+    ids = np.array([4, 9, 4, -1])
+    pulled = client.pull([ids], [(table, 0) for table in tables])
+    (group,) = pulled.groups
+    gradient = np.arange(12, dtype=np.float32).reshape(6, 2)
+    client.push(pulled, [gradient], 1.0, summed=True)
+    first, second = np.split(group.inverse, 2)
+    for table, inverse in zip(tables, (first, second), strict=True):
+        assert np.array_equal(client.pull_rows(table, ids), -gradient[inverse])
+    with pytest.raises(SpecError, match=r"shape \(8, 2\); expected \(6, 2\)"):
+        client.push(pulled, [np.zeros((8, 2), np.float32)], 1.0, summed=True)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_gradient_that_is_not_finite_changes_no_table_of_the_push(servers):
+    client = Client.in_process(servers=servers)
+    tables = [client.create_table(TableSpec(n, dim, optimizer=SGD)) for n, dim in (("a", 1), ("b", 2))]
+    ids = np.array([5, -3])
+    pulled = client.pull([ids], [(table, 0) for table in tables])
+    good, bad = np.ones((2, 1), np.float32), np.ones((2, 2), np.float32)
+    bad[1, 0] = -np.inf
+    with pytest.raises(GradientError, match=r"table 'b': the gradient of key -3 is not finite"):
+        client.push(pulled, [good, bad], 1.0)
+    for server in client.stats()["servers"]:
+        assert [server["tables"][n]["version"] for n in "ab"] == [0, 0]
+    client.push(pulled, [good, np.ones((2, 2), np.float32)], 1.0)
+    with pytest.raises(SpecError, match="nonfinite_gradients"):
+        client.create_table(TableSpec("c", 1, nonfinite_gradients="ignore"))
+
+
 def test_one_table_with_two_ids_arrays_gets_one_update_per_key():
     client = Client.in_process()
     table = client.create_table(TableSpec("t", 1, optimizer={"name": "adagrad"}, initializer=ZEROS))
@@ -196,7 +230,7 @@ def test_create_table_is_idempotent_and_names_what_differs():
         (TableSpec("x" * 300, 4), "too long"),
         (TableSpec("t", 4, "tree"), "index"),
         (TableSpec("t", 4, "array"), "input_dim"),
-        (TableSpec("t", 4, optimizer={"name": "rmsprop"}), "rmsprop"),
+        (TableSpec("t", 4, optimizer={"name": "lamb"}), "lamb"),
         (TableSpec("t", 4, optimizer={"name": "adam", "beta": 1}), "beta"),
         (TableSpec("t", 4, initializer={"name": "uniform", "minval": float("nan")}), "'t'"),
         (TableSpec("t", 4, initializer={"name": "uniform", "seed": object()}), "'t'"),

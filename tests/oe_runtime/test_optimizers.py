@@ -14,10 +14,27 @@ CASES = [
     ("Adagrad", {}, 0.1),
     ("Adagrad", {"initial_accumulator_value": 0.01, "epsilon": 1e-4}, 0.05),
     ("Adam", {}, 0.01),
+    ("Adagrad", {"weight_decay": 0.1}, 0.1),
+    ("Adadelta", {}, 1.0),
+    ("Adadelta", {"rho": 0.8, "epsilon": 1e-4, "weight_decay": 0.01}, 0.7),
     ("Adam", {"beta_1": 0.7, "beta_2": 0.95, "epsilon": 1e-5}, 0.02),
+    ("Adam", {"amsgrad": True, "beta_2": 0.9}, 0.01),
+    ("AdamW", {}, 0.02),
+    ("AdamW", {"weight_decay": 0.2, "amsgrad": True, "beta_1": 0.8, "beta_2": 0.9}, 0.02),
+    ("Adamax", {}, 0.02),
+    ("Adamax", {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4, "weight_decay": 0.1}, 0.02),
+    ("Lion", {}, 0.01),
+    ("Lion", {"beta_1": 0.7, "beta_2": 0.8, "weight_decay": 0.1}, 0.01),
+    ("Nadam", {}, 0.01),
+    ("Nadam", {"beta_1": 0.99, "beta_2": 0.95, "epsilon": 1e-5, "weight_decay": 0.1}, 0.02),
+    ("RMSprop", {}, 0.01),
+    ("RMSprop", {"rho": 0.8, "momentum": 0.9, "epsilon": 1e-4}, 0.005),
+    ("RMSprop", {"centered": True}, 0.01),
+    ("RMSprop", {"centered": True, "momentum": 0.5, "weight_decay": 0.1}, 0.005),
     ("SGD", {}, 0.05),
     ("SGD", {"momentum": 0.9}, 0.02),
     ("SGD", {"momentum": 0.9, "nesterov": True}, 0.02),
+    ("SGD", {"momentum": 0.5, "weight_decay": 0.2}, 0.02),
     ("Ftrl", {}, 0.1),
     (
         "Ftrl",
@@ -31,18 +48,27 @@ CASES = [
         },
         0.1,
     ),
+    ("AdamAsync", {}, 0.01),
+    ("AdamAsync", {"beta_1": 0.7, "beta_2": 0.95, "epsilon": 1e-5, "weight_decay": 0.1}, 0.02),
+    ("AdagradDecay", {}, 0.1),
+    ("AdagradDecay", {"accumulator_decay_step": 7, "accumulator_decay_rate": 0.5}, 0.1),
 ]
+NAMES = {"AdamAsync": "adam_async", "AdagradDecay": "adagrad_decay"}
 
 
 @pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
 def test_equal_to_keras(name, parameters, rate):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras = pytest.importorskip("keras")  # here, so that the tests beside this one do not pay for it
+    from oe_runtime.keras import optimizers as ours
+
     client = Client.in_process(servers=2)
-    table = client.create_table(TableSpec("t", DIM, optimizer={"name": name.lower(), **parameters}))
+    rule = {"name": NAMES.get(name, name.lower()), **parameters}
+    table = client.create_table(TableSpec("t", DIM, optimizer=rule))
     keys = np.arange(ROWS) * 1_000_003
     variable = keras.Variable(client.pull_rows(table, keys))
-    optimizer = getattr(keras.optimizers, name)(learning_rate=rate, **parameters)
+    kinds = ours if name in NAMES else keras.optimizers
+    optimizer = getattr(kinds, name)(learning_rate=rate, **parameters)
     rng = np.random.default_rng(0)
     for step in range(STEPS):
         # Keras's momenta decay in rows without a gradient and ours do not, so every row has one each step;

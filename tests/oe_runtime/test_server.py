@@ -20,6 +20,7 @@ from oe_runtime import (
     AuthError,
     CheckpointError,
     Client,
+    GradientError,
     KeyRangeError,
     ServerLost,
     SpecError,
@@ -133,10 +134,12 @@ def test_errors_are_those_of_one_process(start, tmp_path):
         assert client.create_table(TableSpec("t", 4, "array", 10)) == table
         with pytest.raises(SpecMismatch, match=r"dim 4.*5.*127\.0\.0\.1"):
             client.create_table(TableSpec("t", 5, "array", 10))
-        with pytest.raises(SpecError, match="rmsprop"):
-            client.create_table(TableSpec("u", 4, optimizer={"name": "rmsprop"}))
+        with pytest.raises(SpecError, match="lamb"):
+            client.create_table(TableSpec("u", 4, optimizer={"name": "lamb"}))
         with pytest.raises(KeyRangeError, match="key 10"):
             client.pull([np.array([10])], [(table, 0)])
+        with pytest.raises(GradientError, match=r"'t': the gradient of key 3 is not finite"):
+            client.push(client.pull([np.array([3])], [(table, 0)]), [np.full((1, 4), np.nan)], 1.0)
         with pytest.raises(CheckpointError, match="No such file or directory"):
             client.save(tmp_path / "absent")
         pulled = client.pull([np.array([1])], [(table, 0)])
@@ -164,7 +167,7 @@ def test_wrong_token_and_no_token(start, tmp_path):
         with pytest.raises(AuthError, match="token"):
             Client(servers.endpoints, token=wrong)
     with Client(servers.endpoints, token="correct horse") as client:
-        assert [s["connections"]["refused_tokens"] for s in client.stats()["servers"]] == [4, 4]
+        assert [s["connections"]["refused"]["token"] for s in client.stats()["servers"]] == [4, 4]
     for server in servers.servers:
         assert "correct" not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
 
@@ -250,7 +253,8 @@ def test_garbage_is_refused_and_counted_and_the_server_stays(start):
             while connection.recv(4096):
                 pass
     with Client(servers.endpoints) as client:
-        assert client.stats()["servers"][0]["connections"]["refused_frames"] == 3
+        refused = client.stats()["servers"][0]["connections"]["refused"]
+        assert (refused["foreign"], refused["version"]) == (2, 1)
         train(client, steps=1)
 
 
@@ -338,6 +342,7 @@ def test_ready_file_and_the_note_about_memory_that_is_not_persistent(start_one, 
         "count": 1,
         "storage": "pmem_libpmem",
         "is_pmem": False,
+        "encrypted": False,
     }
     assert server.errors.read_text().count("not persistent memory") == 1
 

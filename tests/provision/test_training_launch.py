@@ -135,6 +135,7 @@ def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_command_lines(state_dir: Path) -> None:
     more = "parameter_server_storage_size: 2G\n      parameter_server_port: 7000\n      worker_threads: 2"
+    more += "\n      parameter_server_metrics_port: 9500"
     found = inventory(state_dir, more)
     job = make_job(state_dir)
     wanted = jobspec.request(found, LaunchOptions(servers=2, dim=16, export=False))
@@ -145,6 +146,8 @@ def test_command_lines(state_dir: Path) -> None:
     assert (flags["--port"], flags["--index"], flags["--count"]) == ("7001", "1", "2")
     assert flags["--storage-path"] == str(state_dir / "pmem0" / "server-1")
     assert flags["--storage-size"] == str(2 << 30)
+    assert (flags["--metrics-host"], flags["--metrics-port"]) == ("127.0.0.1", "9501")
+    assert flags["--tls"] == "off"
     flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
     assert flags["--dim"] == "16"
     assert flags["--servers"] == jobs.SERVERS
@@ -152,6 +155,24 @@ def test_command_lines(state_dir: Path) -> None:
     assert "--steps" not in flags
     assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
     assert jobspec.Request.of_job(spec).training == wanted.training
+
+
+@pytest.mark.parametrize(
+    ("host", "setting", "wanted"),
+    [
+        ("127.0.0.1", "auto", "off"),
+        ("'::1'", "auto", "off"),
+        ("0.0.0.0", "auto", "on"),  # noqa: S104
+        ("192.0.2.1", "auto", "on"),
+        ("0.0.0.0", "off", "off"),  # noqa: S104 - YAML reads it as false
+        ("127.0.0.1", "on", "on"),
+    ],
+)
+def test_a_whole_job_encrypts_or_none_of_it(state_dir: Path, host: str, setting: str, wanted: str) -> None:
+    found = inventory(state_dir, f"parameter_server_host: {host}\n      training_tls: {setting}")
+    spec = planned(found, make_job(state_dir), LaunchOptions(servers=2))
+    for item in spec.processes:
+        assert dict(zip(item.argv, item.argv[1:], strict=False))["--tls"] == wanted
 
 
 @pytest.mark.process

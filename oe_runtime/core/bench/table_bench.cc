@@ -80,8 +80,10 @@ void Measure(const oe::StorageSpec& storage, const std::string& index, uint32_t 
     const double pull = MillionsPerSecond(
         batches, [&](const auto& batch) { table->Pull(batch.data(), batch.size(), values.data()); });
     std::fill(values.begin(), values.end(), 0.01F);
-    const double push = MillionsPerSecond(
-        batches, [&](const auto& batch) { table->Push(batch.data(), batch.size(), values.data(), 0.01); });
+    const double push = MillionsPerSecond(batches, [&](const auto& batch) {
+      table->CheckGradients(batch.data(), batch.size(), values.data());
+      table->Push(batch.data(), batch.size(), values.data(), 0.01);
+    });
     std::printf("%-13s %-6s %4u %-8s %10zu %8.1f %8.1f %8.1f %8.1f\n", storage.type.c_str(), index.c_str(),
                 dim, skewed ? "skewed" : "uniform", batches[0].size(), fill, pull, push,
                 static_cast<double>(table->index_bytes()) / static_cast<double>(table->rows()));

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,18 +57,18 @@ std::shared_ptr<PulledBatch> Pull(Client& client, const std::vector<Ids>& ids,
 }
 
 void Push(Client& client, const PulledBatch& pulled, const std::vector<Floats>& gradients,
-          const std::vector<double>& learning_rates) {
+          const std::vector<double>& learning_rates, bool summed) {
   std::vector<GradientView> views;
   for (size_t g = 0; g < gradients.size(); ++g) {
     if (gradients[g].ndim() != 2) {
       throw SpecError("gradients of group " + std::to_string(g) + " have " +
-                      std::to_string(gradients[g].ndim()) + " dimensions; expected (ids, dim)");
+                      std::to_string(gradients[g].ndim()) + " dimensions; expected two");
     }
     views.push_back({gradients[g].data(), static_cast<size_t>(gradients[g].shape(0)),
                      static_cast<size_t>(gradients[g].shape(1))});
   }
   const py::gil_scoped_release release;
-  client.Push(pulled, views, learning_rates);
+  client.Push(pulled, views, learning_rates, summed);
 }
 
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
@@ -100,10 +101,12 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 }
 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
-                                double timeout, unsigned threads, bool wire_checkpoints) {
+                                double timeout, unsigned threads, bool wire_checkpoints,
+                                const std::string& tls) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;
+  options.tls = ParseTlsMode(tls);
   options.timeout = timeout;
   options.wire_checkpoints = wire_checkpoints;
   options.check_interrupt = [] {
@@ -151,7 +154,7 @@ void BindClient(py::module_& module) {
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
-                  py::arg("threads"), py::arg("wire_checkpoints"))
+                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"))
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {
@@ -160,7 +163,8 @@ void BindClient(py::module_& module) {
            })
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
-      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"))
+      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"),
+           py::arg("summed"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))
       .def("save",
@@ -169,6 +173,11 @@ void BindClient(py::module_& module) {
            })
       .def("restore",
            [](Client& client, const std::string& directory) { Released([&] { client.Restore(directory); }); })
+      .def("checkpoint",
+           [](Client& client, uint64_t id, bool wait) { Released([&] { client.Checkpoint(id, wait); }); })
+      .def("checkpoints", [](Client& client) { return Released([&] { return client.Checkpoints(); }); })
+      .def("recover", [](Client& client,
+                         std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });

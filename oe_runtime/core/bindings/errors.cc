@@ -28,6 +28,8 @@ void Translate(std::exception_ptr pointer) {
     Raise("SpecMismatch", error.what());
   } catch (const KeyRangeError& error) {
     Raise("KeyRangeError", error.what());
+  } catch (const GradientError& error) {
+    Raise("GradientError", error.what());
   } catch (const StorageError& error) {
     Raise("StorageError", error.what());
   } catch (const CheckpointError& error) {

@@ -12,7 +12,8 @@ namespace {
 
 std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32_t index, uint32_t count,
                                   const std::string& storage, unsigned threads, const std::string& token,
-                                  const std::string& checkpoint_dir) {
+                                  const std::string& checkpoint_dir, const std::string& tls,
+                                  uint64_t max_connections, uint64_t max_request_bytes) {
   ServerOptions options;
   options.host = host;
   options.port = port;
@@ -21,6 +22,9 @@ std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32
   options.threads = threads;
   options.token = token;
   options.checkpoint_dir = checkpoint_dir;
+  options.tls = ParseTlsMode(tls);
+  options.limits.connections = max_connections;
+  options.limits.bytes = max_request_bytes;
   const py::gil_scoped_release release;
   return std::make_unique<Server>(options);
 }
@@ -31,9 +35,11 @@ void BindServer(py::module_& module) {
   py::class_<Server>(module, "Server", "A parameter server; python -m oe_runtime.server runs one.")
       .def(py::init(&NewServer), py::kw_only(), py::arg("host"), py::arg("port"), py::arg("index"),
            py::arg("count"), py::arg("storage"), py::arg("threads"), py::arg("token"),
-           py::arg("checkpoint_dir"))
+           py::arg("checkpoint_dir"), py::arg("tls"), py::arg("max_connections"),
+           py::arg("max_request_bytes"))
       .def_property_readonly("port", &Server::port)
       .def_property_readonly("stop_fd", &Server::stop_fd)
+      .def_property_readonly("encrypted", &Server::encrypted)
       .def_property_readonly("is_pmem", [](const Server& server) { return server.storage().is_pmem(); })
       .def("stats",
            [](const Server& server) {

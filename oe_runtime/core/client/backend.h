@@ -11,6 +11,7 @@
 
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/tls_mode.h"
 
 namespace oe {
 
@@ -35,10 +36,17 @@ class Backend {
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
   virtual void Restore(const std::string& directory) = 0;
+  // As Store's, on every server; Checkpoints() are those that all servers have.
+  virtual void Checkpoint(uint64_t id, bool wait) = 0;
+  virtual std::vector<uint64_t> Checkpoints() = 0;
+  virtual void Recover(uint64_t id) = 0;
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client
 };
+
+// The ids that are in all of several ascending lists.
+std::vector<uint64_t> CommonIds(const std::vector<std::vector<uint64_t>>& lists);
 
 // `servers` stores in this process, over one storage.
 std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t servers, ThreadPool* pool);
@@ -46,7 +54,8 @@ std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t se
 struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
-  double timeout = 60;  // seconds that a server may take to answer
+  TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
+  double timeout = 60;           // seconds that a server may take to answer
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;
   // Called about five times a second during a wait; may throw to end it, which closes the connections.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -33,6 +34,19 @@ void SumTable(const PlannedGroup& group, size_t table, const BatchPlan& plan, co
   for (const PlannedLookup& lookup : group.lookups) {
     if (lookup.table != table) continue;
     SumByRow(gradients + lookup.offset * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums);
+  }
+}
+
+// Asks what a server will ask of its own part, so that a push is refused before any of them takes it.
+void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const BatchPlan& plan,
+               const TableSpec& spec, const float* sums) {
+  if (spec.nonfinite_gradients != "refuse") return;
+  const ShardedKeys& keys = plan.keys[planned.keys];
+  for (uint32_t server = 0; server < plan.servers; ++server) {
+    const float* of_server = sums + planned.offsets[server] * group.dim;
+    const size_t n = keys.on(server);
+    if (AllFinite(of_server, n * group.dim)) continue;
+    throw Nonfinite(spec, keys.keys.data() + keys.bounds[server], n, of_server);
   }
 }
 
@@ -131,7 +145,7 @@ std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
 }
 
 void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
-                  const std::vector<double>& learning_rates) {
+                  const std::vector<double>& learning_rates, bool summed) {
   const BatchPlan& plan = pulled.plan;
   if (pulled.client != this) throw SpecError("this batch was pulled by another client");
   if (gradients.size() != plan.groups.size()) {
@@ -146,11 +160,11 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   }
   for (size_t g = 0; g < gradients.size(); ++g) {
     const PlannedGroup& group = plan.groups[g];
-    if (gradients[g].rows != group.inverse.size() || gradients[g].dim != group.dim) {
+    const size_t expected = summed ? group.rows : group.inverse.size();
+    if (gradients[g].rows != expected || gradients[g].dim != group.dim) {
       throw SpecError("gradients of group " + std::to_string(g) + " have shape (" +
                       std::to_string(gradients[g].rows) + ", " + std::to_string(gradients[g].dim) +
-                      "); expected (" + std::to_string(group.inverse.size()) + ", " +
-                      std::to_string(group.dim) + ")");
+                      "); expected (" + std::to_string(expected) + ", " + std::to_string(group.dim) + ")");
     }
   }
   std::vector<Buffer> sums;
@@ -159,11 +173,20 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     sums.emplace_back(plan.groups[g].rows * plan.groups[g].dim * sizeof(float));
     places.push_back(sums.back().as<float>());
+    if (summed) std::copy_n(gradients[g].data, plan.groups[g].rows * plan.groups[g].dim, places[g]);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
+  }
+  std::vector<TableSpec> tables;
+  if (servers_ > 1) {  // one server refuses all of a push or nothing by itself
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    tables = tables_;
   }
   pool_.ParallelFor(work.size(), [&](size_t i) {
     const size_t g = work[i].group;
-    SumTable(plan.groups[g], work[i].table, plan, gradients[g].data, places[g]);
+    const PlannedGroup& group = plan.groups[g];
+    const PlannedTable& planned = group.tables[work[i].table];
+    if (!summed) SumTable(group, work[i].table, plan, gradients[g].data, places[g]);
+    if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
   const std::vector<ServerBatch> batches = Batches(plan, places, rates);
   const std::lock_guard<std::mutex> request(request_mutex_);
@@ -231,6 +254,32 @@ std::vector<Key> Client::Keys(uint32_t table) {
     all.insert(all.end(), keys.begin(), keys.end());
   }
   return all;
+}
+
+void Client::Checkpoint(uint64_t id, bool wait) {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  backend_->Checkpoint(id, wait);
+}
+
+std::vector<uint64_t> Client::Checkpoints() {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  return backend_->Checkpoints();
+}
+
+uint64_t Client::Recover(std::optional<uint64_t> id) {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  const std::vector<uint64_t> common = backend_->Checkpoints();
+  const uint64_t chosen = id.value_or(common.empty() ? 0 : common.back());
+  if (!std::binary_search(common.begin(), common.end(), chosen)) {
+    std::string ids;
+    for (const uint64_t one : common) ids += (ids.empty() ? "" : ", ") + std::to_string(one);
+    throw CheckpointError((id ? "not every table of every server has checkpoint " + std::to_string(*id)
+                              : "there is no checkpoint that every table of every server has") +
+                          (ids.empty() ? "" : "; all have " + ids) +
+                          "; restore from a directory, or begin anew");
+  }
+  backend_->Recover(chosen);
+  return chosen;
 }
 
 nlohmann::json Client::Stats() {

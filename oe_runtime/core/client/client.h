@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,10 +46,11 @@ class Client {
 
   std::shared_ptr<PulledBatch> Pull(const std::vector<IdsView>& ids,
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
-  // gradients: one per group, a row for each of the group's ids. learning_rates: one for all, or one per
-  // group. Every server has applied its part when this returns; otherwise it throws.
+  // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
+  // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
+  // otherwise it throws, and some may have; none has after GradientError.
   void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
-            const std::vector<double>& learning_rates);
+            const std::vector<double>& learning_rates, bool summed = false);
   // The rows of the keys as they come, duplicates included, into out[n * dim].
   void PullRows(uint32_t table, const Key* keys, size_t n, float* out);
 
@@ -57,6 +59,12 @@ class Client {
 
   nlohmann::json Save(const std::string& directory);
   void Restore(const std::string& directory);
+  // Checkpoints in the storage of the servers (Store::Checkpoint).
+  void Checkpoint(uint64_t id, bool wait);
+  // Those that every table of every server has, ascending.
+  std::vector<uint64_t> Checkpoints();
+  // All go back to `id`, or without one to the newest that all have. Throws CheckpointError if there is none.
+  uint64_t Recover(std::optional<uint64_t> id);
   nlohmann::json Stats();
   void Shutdown();
   void Close();

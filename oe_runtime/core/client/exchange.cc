@@ -32,9 +32,40 @@ ServerLost Lost(const Peer& peer, const std::string& what) {
                              "; look at its log, start it again, and resume from the last checkpoint"};
 }
 
+namespace {
+
+std::exception_ptr HandshakeError(const std::string& endpoint, const asio::error_code& error) {
+  const std::string server = "server " + endpoint;
+  switch (ProblemOf(error)) {
+    case TlsProblem::kToken:
+      return std::make_exception_ptr(
+          AuthError(server + ": the token is not this server's; both sides must read the same token file"));
+    case TlsProblem::kClear:
+      return std::make_exception_ptr(ProtocolError(
+          server + " does not encrypt; start it with --tls on, or connect with tls off (--tls off)"));
+    case TlsProblem::kLimit:
+      return std::make_exception_ptr(Error(
+          server +
+          " has as many connections as it takes; end clients that are not needed, or start it with more "
+          "--max-connections"));
+    case TlsProblem::kBroken:
+      return std::make_exception_ptr(ServerLost(
+          endpoint, "parameter server " + endpoint + ": the connection broke in the TLS handshake (" +
+                        error.message() +
+                        "); look at its log; a server that does not encrypt needs tls off (--tls off)"));
+    case TlsProblem::kOther:
+      break;
+  }
+  return std::make_exception_ptr(
+      ProtocolError(server + ": the TLS handshake failed (" + error.message() +
+                    "); is this an oe_runtime server of the same version, with the same token?"));
+}
+
+}  // namespace
+
 struct Exchanger::State {
   const Peer* peer = nullptr;
-  asio::ip::tcp::socket* socket = nullptr;
+  Stream* stream = nullptr;
   Call* call = nullptr;
   Op op = Op::kError;
   uint64_t request = 0;
@@ -54,7 +85,7 @@ void Exchanger::Fail(std::exception_ptr error) {
 void Exchanger::CloseAll(const std::vector<std::unique_ptr<Peer>>& peers) {
   for (const auto& peer : peers) {
     asio::error_code ignored;
-    peer->socket.close(ignored);
+    peer->stream.socket().close(ignored);
   }
   // Every operation ends now; only then may the memory that it works on go.
   while (pending_ > 0) {
@@ -86,24 +117,40 @@ void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double tim
 }
 
 void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
-                        const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout) {
+                        const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls,
+                        const std::string& token, double timeout) {
   std::vector<bool> done(peers.size(), false);
   const std::chrono::seconds silence(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
   for (size_t i = 0; i < peers.size(); ++i) {
+    Peer* const peer = peers[i].get();
+    const bool encrypt = Encrypts(tls, addresses[i].address());
+    if (encrypt && tls_ == nullptr) {
+      if (token.empty()) {
+        throw SpecError("server " + peer->endpoint +
+                        " is connected to with encryption, which needs the servers' token (--token-file); "
+                        "without it: --tls off on both sides");
+      }
+      tls_ = std::make_unique<TlsContext>(TlsContext::Role::kClient, token);
+    }
+  }
+  for (size_t i = 0; i < peers.size(); ++i) {
+    Peer* const peer = peers[i].get();
+    const bool encrypt = Encrypts(tls, addresses[i].address());
     ++pending_;
-    peers[i]->socket.async_connect(
-        addresses[i], [this, &peers, &done, i, silence](const asio::error_code& error) {
+    peer->stream.socket().async_connect(
+        addresses[i], [this, peer, &done, i, silence, encrypt](const asio::error_code& error) {
           --pending_;
-          done[i] = true;
           if (error) {
-            Fail(std::make_exception_ptr(ServerLost(
-                peers[i]->endpoint, "no parameter server answers at " + peers[i]->endpoint + ": " +
-                                        error.message() + "; is it running, and is the port right?")));
+            Fail(std::make_exception_ptr(
+                ServerLost(peer->endpoint, "no parameter server answers at " + peer->endpoint + ": " +
+                                               error.message() + "; is it running, and is the port right?")));
             return;
           }
           asio::error_code ignored;
-          peers[i]->socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-          NoticeDeadPeer(peers[i]->socket.native_handle(), silence);
+          peer->stream.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+          NoticeDeadPeer(peer->stream.socket().native_handle(), silence);
+          if (encrypt) return Handshake(peer, &done, i);
+          done[i] = true;
         });
   }
   Wait(peers, timeout, [&done] {
@@ -113,6 +160,16 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
   });
 }
 
+void Exchanger::Handshake(Peer* peer, std::vector<bool>* done, size_t i) {
+  ++pending_;
+  peer->stream.AsyncHandshake(tls_.get(), TlsContext::Role::kClient,
+                              [this, peer, done, i](const asio::error_code& error) {
+                                --pending_;
+                                if (error) return Fail(HandshakeError(peer->endpoint, error));
+                                (*done)[i] = true;
+                              });
+}
+
 void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls,
                     double timeout) {
   std::vector<State> states(peers.size());
@@ -120,7 +177,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
   for (size_t i = 0; i < peers.size(); ++i) {
     State& state = states[i];
     state.peer = peers[i].get();
-    state.socket = &peers[i]->socket;
+    state.stream = &peers[i]->stream;
     state.call = &(*calls)[i];
     state.op = op;
     state.request = request_;
@@ -136,10 +193,11 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
     state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body)});
     std::vector<asio::const_buffer> message = {asio::buffer(state.out)};
     message.insert(message.end(), state.call->body.begin(), state.call->body.end());
+    state.stream->Sending(asio::buffer_size(message));
     ++pending_;
     // A server that refuses a request replies and stops reading: what tells is the reply, or the end of the
     // stream, not that the rest could not be written.
-    asio::async_write(*state.socket, message, LargeReads,
+    asio::async_write(*state.stream, message, LargeReads,
                       [this](const asio::error_code&, size_t) { --pending_; });
     Receive(&state);
   }
@@ -153,7 +211,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
 void Exchanger::Receive(State* state) {
   ++pending_;
   asio::async_read(
-      *state->socket, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
+      *state->stream, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
         --pending_;
         if (error) {
           Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
@@ -192,7 +250,7 @@ void Exchanger::ReceiveBody(State* state, const FrameHeader& header) {
     into = {asio::buffer(call->reply.data(), length)};
   }
   ++pending_;
-  asio::async_read(*state->socket, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
+  asio::async_read(*state->stream, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
     --pending_;
     if (error) {
       Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));

@@ -11,14 +11,15 @@
 
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/stream.h"
 
 namespace oe {
 
 // A connection to one server.
 struct Peer {
-  Peer(asio::io_context* io, std::string name) : endpoint(std::move(name)), socket(*io) {}
+  Peer(asio::io_context* io, std::string name) : endpoint(std::move(name)), stream(io) {}
   std::string endpoint;  // "host:port", as the user gave it
-  asio::ip::tcp::socket socket;
+  Stream stream;
 };
 
 // What goes to one server and where its reply goes.
@@ -39,10 +40,13 @@ class Exchanger {
   // check_interrupt: see RemoteOptions.
   Exchanger(asio::io_context* io, std::function<void()> check_interrupt);
 
-  // Connects peers[i] to addresses[i]. A peer whose host vanishes later is found out within `timeout`
-  // seconds, 30 at most.
+  // Connects peers[i] to addresses[i], and encrypts what goes to those that `tls` asks it for. A peer whose
+  // host vanishes later is found out within `timeout` seconds, 30 at most. Throws ServerLost, AuthError for a
+  // server with another token, ProtocolError for one that does not encrypt, SpecError for a token that is too
+  // short for it.
   void Connect(const std::vector<std::unique_ptr<Peer>>& peers,
-               const std::vector<asio::ip::tcp::endpoint>& addresses, double timeout);
+               const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls, const std::string& token,
+               double timeout);
   // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. Throws
   // ServerLost as soon as one connection breaks or no reply has come within `timeout` seconds, ProtocolError
   // for a reply that makes no sense. After a throw the connections are closed: what is still under way on
@@ -51,6 +55,8 @@ class Exchanger {
 
  private:
   struct State;
+  // Notes in *done that the peer is connected.
+  void Handshake(Peer* peer, std::vector<bool>* done, size_t i);
   void Receive(State* state);
   void ReceiveBody(State* state, const FrameHeader& header);
   void Fail(std::exception_ptr error);
@@ -59,6 +65,7 @@ class Exchanger {
   void CloseAll(const std::vector<std::unique_ptr<Peer>>& peers);
 
   asio::io_context* const io_;
+  std::unique_ptr<TlsContext> tls_;  // once some peer needs it
   const std::function<void()> check_interrupt_;
   uint64_t request_ = 0;
   size_t pending_ = 0;        // operations under way

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "oe_runtime/core/client/backend.h"
@@ -83,6 +85,24 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) store->Restore(directory);
   }
 
+  void Checkpoint(uint64_t id, bool wait) override {
+    CheckOpen();
+    for (const auto& store : stores_) store->Checkpoint(id, wait);
+  }
+
+  std::vector<uint64_t> Checkpoints() override {
+    CheckOpen();
+    std::vector<std::vector<uint64_t>> lists;
+    lists.reserve(stores_.size());
+    for (const auto& store : stores_) lists.push_back(store->Checkpoints());
+    return CommonIds(lists);
+  }
+
+  void Recover(uint64_t id) override {
+    CheckOpen();
+    for (const auto& store : stores_) store->Recover(id);
+  }
+
   nlohmann::json Stats() override {
     CheckOpen();
     nlohmann::json all = nlohmann::json::array();
@@ -102,6 +122,16 @@ class LocalBackend : public Backend {
 };
 
 }  // namespace
+
+std::vector<uint64_t> CommonIds(const std::vector<std::vector<uint64_t>>& lists) {
+  std::vector<uint64_t> common = lists.empty() ? std::vector<uint64_t>{} : lists.front();
+  for (const std::vector<uint64_t>& list : lists) {
+    std::vector<uint64_t> both;
+    std::set_intersection(common.begin(), common.end(), list.begin(), list.end(), std::back_inserter(both));
+    common = std::move(both);
+  }
+  return common;
+}
 
 std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t servers, ThreadPool* pool) {
   return std::make_unique<LocalBackend>(storage, servers, pool);

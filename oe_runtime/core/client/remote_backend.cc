@@ -75,7 +75,7 @@ class RemoteBackend : public Backend {
       addresses.push_back(found.begin()->endpoint());
       peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
     }
-    exchanger_.Connect(peers_, addresses, timeout_);
+    exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
     SayHello(options.token);
   }
 
@@ -162,6 +162,23 @@ class RemoteBackend : public Backend {
     });
   }
 
+  void Checkpoint(uint64_t id, bool wait) override {
+    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
+  std::vector<uint64_t> Checkpoints() override {
+    std::vector<std::vector<uint64_t>> lists;
+    for (const json& reply : AskAll(Op::kCheckpoints, "", timeout_)) {
+      if (!reply.is_array()) throw ProtocolError("a list of checkpoints is not an array");
+      lists.push_back(reply.get<std::vector<uint64_t>>());
+    }
+    return CommonIds(lists);
+  }
+
+  void Recover(uint64_t id) override {
+    AskAll(Op::kRecover, json{{"id", id}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
 
   void Shutdown() override {
@@ -173,7 +190,7 @@ class RemoteBackend : public Backend {
     closed_ = true;
     for (const auto& peer : peers_) {
       asio::error_code ignored;
-      peer->socket.close(ignored);
+      peer->stream.socket().close(ignored);
     }
   }
 
@@ -217,9 +234,13 @@ class RemoteBackend : public Backend {
   }
 
   void SayHello(const std::string& token) {
-    const std::string hello = EncodeHello({kProtocolVersion, token});
+    // Over an encrypted connection the token has been proven, and stays here.
+    const std::string clear = EncodeHello({kProtocolVersion, token});
+    const std::string encrypted = EncodeHello({kProtocolVersion, ""});
     std::vector<Call> calls(peers_.size());
-    for (Call& call : calls) call.body = {View(hello)};
+    for (size_t i = 0; i < calls.size(); ++i) {
+      calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};
+    }
     Run(Op::kHello, &calls, timeout_);
     RaiseErrors(calls, false);
     for (size_t i = 0; i < peers_.size(); ++i) {

@@ -25,6 +25,12 @@ class KeyRangeError : public Error {
   using Error::Error;
 };
 
+// A gradient with NaN or infinity for a table that refuses them.
+class GradientError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Memory, a directory or a pool file that cannot be had; error_number() is errno, or 0 without one.
 class StorageError : public Error {
  public:

@@ -42,4 +42,16 @@ void CheckParam(const std::string& what, const Params& params, const std::string
   throw SpecError(what + ": '" + name + "' must be " + wanted + ", not " + NumberText(value));
 }
 
+void CheckPositive(const std::string& what, const Params& params, const std::string& name) {
+  const double value = params.at(name);
+  if (value > 0) return;
+  throw SpecError(what + ": '" + name + "' must be above 0, not " + NumberText(value));
+}
+
+void CheckFlag(const std::string& what, const Params& params, const std::string& name) {
+  const double value = params.at(name);
+  if (value == 0 || value == 1) return;
+  throw SpecError(what + ": '" + name + "' must be true or false, not " + NumberText(value));
+}
+
 }  // namespace oe

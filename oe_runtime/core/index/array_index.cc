@@ -24,7 +24,9 @@ void ArrayIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept 
   for (size_t i = 0; i < n; ++i) rows[i] = rows_[Position(keys[i])] - 1;  // 0 - 1 == kNoRow
 }
 
-void ArrayIndex::Add(Key key, uint32_t row) noexcept { rows_[Position(key)] = row + 1; }
+void ArrayIndex::Set(Key key, uint32_t row) noexcept { rows_[Position(key)] = row + 1; }
+
+void ArrayIndex::Erase(Key key) noexcept { rows_[Position(key)] = 0; }
 
 size_t ArrayIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
   size_t found = 0;

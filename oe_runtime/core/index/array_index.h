@@ -18,8 +18,10 @@ class ArrayIndex final : public Index {
   ArrayIndex(uint64_t count, uint64_t first, uint64_t stride);
 
   void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept override;
-  void Reserve() override {}
-  void Add(Key key, uint32_t row) noexcept override;
+  void Reserve(uint64_t /*more*/) override {}
+  void Add(Key key, uint32_t row) noexcept override { Set(key, row); }
+  void Set(Key key, uint32_t row) noexcept override;
+  void Erase(Key key) noexcept override;
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
   uint64_t bytes() const noexcept override { return count_ * sizeof(uint32_t); }
 

@@ -84,9 +84,10 @@ void HashIndex::Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noe
   ++bucket.used;
 }
 
-void HashIndex::Reserve() {
-  if (size_ + 1 <= buckets_ * (kEntries - 1)) return;
-  const uint64_t larger = buckets_ + buckets_ / 2;
+void HashIndex::Reserve(uint64_t more) {
+  const uint64_t wanted = size_ + more;
+  if (wanted <= buckets_ * (kEntries - 1)) return;
+  const uint64_t larger = std::max(buckets_ + buckets_ / 2, wanted / (kEntries - 1) + 1);
   Buckets table = Allocate(larger);
   for (uint64_t i = 0; i < buckets_; ++i) {
     const Bucket& bucket = table_[i];
@@ -101,6 +102,31 @@ void HashIndex::Reserve() {
 void HashIndex::Add(Key key, uint32_t row) noexcept {
   Insert(table_.get(), buckets_, key, row);
   ++size_;
+}
+
+HashIndex::Bucket* HashIndex::Locate(Key key, uint32_t* entry) noexcept {
+  for (uint64_t position = BucketOf(key, buckets_);; position = position + 1 == buckets_ ? 0 : position + 1) {
+    Bucket& bucket = table_[position];
+    for (*entry = 0; *entry < bucket.used; ++*entry) {
+      if (bucket.keys[*entry] == key) return &bucket;
+    }
+  }
+}
+
+void HashIndex::Set(Key key, uint32_t row) noexcept {
+  uint32_t entry = 0;
+  Bucket* bucket = Locate(key, &entry);
+  bucket->rows[entry] = row;
+}
+
+void HashIndex::Erase(Key key) noexcept {
+  // `overflowed` stays: keys that went on to the next bucket are still there.
+  uint32_t entry = 0;
+  Bucket* bucket = Locate(key, &entry);
+  --bucket->used;
+  bucket->keys[entry] = bucket->keys[bucket->used];
+  bucket->rows[entry] = bucket->rows[bucket->used];
+  --size_;
 }
 
 size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {

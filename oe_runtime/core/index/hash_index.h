@@ -18,8 +18,10 @@ class HashIndex final : public Index {
   HashIndex();
 
   void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept override;
-  void Reserve() override;
+  void Reserve(uint64_t more) override;
   void Add(Key key, uint32_t row) noexcept override;
+  void Set(Key key, uint32_t row) noexcept override;
+  void Erase(Key key) noexcept override;
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
   uint64_t bytes() const noexcept override { return buckets_ * sizeof(Bucket); }
 
@@ -44,6 +46,8 @@ class HashIndex final : public Index {
   static Buckets Allocate(uint64_t count);
   static void Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept;
   static uint64_t BucketOf(Key key, uint64_t count) noexcept;
+  // The bucket of a key that is present, and its entry there.
+  Bucket* Locate(Key key, uint32_t* entry) noexcept;
 
   uint64_t buckets_;
   uint64_t size_ = 0;

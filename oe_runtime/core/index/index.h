@@ -20,10 +20,14 @@ class Index {
   // rows[i] = the row of keys[i], or kNoRow. Fetches ahead within the batch.
   virtual void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept = 0;
 
-  // Makes room for one more key; may throw std::bad_alloc, and then nothing has changed.
-  virtual void Reserve() = 0;
+  // Makes room for `more` keys; may throw std::bad_alloc, and then nothing has changed.
+  virtual void Reserve(uint64_t more = 1) = 0;
   // Adds a key that is absent. Reserve() must have come before.
   virtual void Add(Key key, uint32_t row) noexcept = 0;
+  // Gives another row to a key that is present.
+  virtual void Set(Key key, uint32_t row) noexcept = 0;
+  // Removes a key that is present.
+  virtual void Erase(Key key) noexcept = 0;
 
   // Copies up to `max` entries, beginning at `*position` (0 at first) and moving it on; returns how many. 0
   // means that all were seen. Nothing may be added between calls.

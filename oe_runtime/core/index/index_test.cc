@@ -87,6 +87,62 @@ TEST(HashIndexTest, AtMost24BytesAKeyOnceGrown) {
   EXPECT_LE(most, 24.1);
 }
 
+TEST(IndexTest, SetsAndErases) {
+  for (const bool array : {false, true}) {
+    const auto index = array ? NewArrayIndex(4000, 0, 1) : NewHashIndex();
+    std::map<Key, uint32_t> expected;
+    std::mt19937_64 random(2);
+    for (uint32_t row = 0; row < 60000; ++row) {
+      const Key key = random() % 4000;
+      if (expected.count(key) == 0) {
+        Add(index.get(), key, row);
+        expected[key] = row;
+      } else if (random() % 2 == 0) {
+        index->Set(key, row);
+        expected[key] = row;
+      } else {
+        index->Erase(key);
+        expected.erase(key);
+        ASSERT_EQ(Find(*index, key), kNoRow);
+      }
+    }
+    EXPECT_EQ(ScanAll(*index, 100), expected);
+    for (Key key = 0; key < 4000; ++key) {
+      const auto found = expected.find(key);
+      ASSERT_EQ(Find(*index, key), found == expected.end() ? kNoRow : found->second);
+    }
+  }
+}
+
+TEST(HashIndexTest, GrowsOnceForManyKeys) {
+  const auto index = NewHashIndex();
+  index->Reserve(100000);
+  const uint64_t bytes = index->bytes();
+  for (uint32_t i = 0; i < 100000; ++i) Add(index.get(), i, i);
+  EXPECT_EQ(index->bytes(), bytes);
+  EXPECT_LE(bytes, 100000 * 24);
+}
+
+TEST(HashIndexTest, KeysInTheOrderOfAnotherIndexDoNotClusterWithRoomForThem) {
+  HashIndex from;
+  // All of one internal shard.
+  for (Key key = 0; key < 400000; ++key) {
+    if (Mix64(key) >> 60 == 5) Add(&from, key, static_cast<uint32_t>(key));
+  }
+  HashIndex to;
+  const auto all = ScanAll(from, 4096);
+  to.Reserve(all.size());
+  std::vector<Key> keys(all.size());
+  std::vector<uint32_t> rows(all.size());
+  uint64_t position = 0;
+  ASSERT_EQ(from.Scan(&position, keys.size(), keys.data(), rows.data()), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Add(&to, keys[i], rows[i]);
+    if (i % 1000 != 0) continue;
+    ASSERT_LT(to.AverageProbes(), 1.5) << "after " << i;
+  }
+}
+
 TEST(ArrayIndexTest, HoldsItsKeysOnly) {
   // Keys 5, 53, 101, … below 1000, as server 1 of 3 has them in its internal shard 1… (first 5, stride 48).
   const auto index = NewArrayIndex(1000, 5, 48);

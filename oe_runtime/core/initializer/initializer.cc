@@ -94,12 +94,29 @@ double InverseErf(double x) noexcept {
   return sum * x;
 }
 
+// A standard normal variable below which lies the fraction (1 + x) / 2.
+double NormalQuantile(double x) noexcept { return 1.4142135623730951 * InverseErf(x); }
+
+// In (-1, 1), never at an end.
+double Symmetric(uint32_t bits) noexcept { return (static_cast<double>(bits) + 0.5) * 0x1p-31 - 1; }
+
 struct NormalFromBits {
   double mean;
   double deviation;
   float operator()(uint32_t bits) const noexcept {
-    const double x = (static_cast<double>(bits) + 0.5) * 0x1p-31 - 1;  // in (-1, 1), never at an end
-    return static_cast<float>(mean + deviation * 1.4142135623730951 * InverseErf(x));
+    return static_cast<float>(mean + deviation * NormalQuantile(Symmetric(bits)));
+  }
+};
+
+// By the inverse of the distribution function, so that an element takes its own bits and no others (drawing
+// again until a value lies within the bounds takes a number of them that is not known).
+struct TruncatedNormalFromBits {
+  double mean;
+  double deviation;
+  float operator()(uint32_t bits) const noexcept {
+    constexpr double kWithinTwo = 0.9544997361036416;  // erf(2 / sqrt(2)): the share of what is left
+    const double z = NormalQuantile(kWithinTwo * Symmetric(bits));
+    return static_cast<float>(mean + deviation * std::clamp(z, -2.0, 2.0));
   }
 };
 
@@ -119,12 +136,13 @@ InitializerSpec Initializer::Complete(const InitializerSpec& spec) {
     }
     return {spec.name, params, spec.seed};
   }
-  if (spec.name == "normal") {
+  if (spec.name == "normal" || spec.name == "truncated_normal") {
     Params params = CompleteParams(what, spec.params, {{"mean", 0.0}, {"stddev", 0.05}});
     CheckParam(what, params, "stddev", 0, HUGE_VAL);
     return {spec.name, params, spec.seed};
   }
-  throw SpecError("initializer '" + spec.name + "' is not one of constant, normal, uniform, zeros");
+  throw SpecError("initializer '" + spec.name +
+                  "' is not one of constant, normal, truncated_normal, uniform, zeros");
 }
 
 std::unique_ptr<Initializer> Initializer::Create(const InitializerSpec& spec, const std::string& table) {
@@ -138,6 +156,10 @@ std::unique_ptr<Initializer> Initializer::Create(const InitializerSpec& spec, co
   if (spec.name == "normal") {
     const NormalFromBits from_bits{params.at("mean"), params.at("stddev")};
     return std::make_unique<Random<NormalFromBits>>(spec.seed, table, from_bits);
+  }
+  if (spec.name == "truncated_normal") {
+    const TruncatedNormalFromBits from_bits{params.at("mean"), params.at("stddev")};
+    return std::make_unique<Random<TruncatedNormalFromBits>>(spec.seed, table, from_bits);
   }
   return std::make_unique<Constant>(spec.name == "zeros" ? 0.0 : params.at("value"));
 }

@@ -10,7 +10,10 @@
 
 namespace oe {
 
-// "zeros"; "constant" {value}; "uniform" {minval, maxval}; "normal" {mean, stddev}.
+// "zeros"; "constant" {value}; "uniform" {minval, maxval}; "normal" {mean, stddev}; "truncated_normal" {mean,
+// stddev}, a normal distribution of which only what lies within two stddev of the mean is left, as in Keras
+// (stddev is that of the whole; what is left has 0.8796 times it). Keras's Ones and variance scaling (Glorot,
+// He, Lecun) are these with other parameters; oe_runtime/keras/translate.py computes them.
 struct InitializerSpec {
   std::string name = "uniform";
   Params params;

@@ -34,7 +34,7 @@ TEST(InitializerTest, Constants) {
 }
 
 TEST(InitializerTest, APureFunctionOfSeedTableKeyAndElement) {
-  for (const char* name : {"uniform", "normal"}) {
+  for (const char* name : {"uniform", "normal", "truncated_normal"}) {
     const std::vector<float> row = Row({name, {}, 1}, 42);
     EXPECT_EQ(Row({name, {}, 1}, 42), row);
     const std::vector<float> shorter = Row({name, {}, 1}, 42, 5);
@@ -96,12 +96,40 @@ TEST(InitializerTest, NormalIsNormal) {
   EXPECT_LT(values.back(), 1 + 2 * 6.5F);
 }
 
+TEST(InitializerTest, TruncatedNormalIsANormalWithoutTails) {
+  std::vector<float> values;
+  for (Key key = 0; key < 20000; ++key) {
+    for (const float value : Row({"truncated_normal", {{"mean", 1}, {"stddev", 2}}, 0}, key, 5))
+      values.push_back(value);
+  }
+  std::sort(values.begin(), values.end());
+  const auto count = static_cast<double>(values.size());
+  const auto below = [](double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); };
+  double worst = 0;
+  double sum = 0;
+  double squares = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double z = (static_cast<double>(values[i]) - 1) / 2;
+    const double expected = (below(z) - below(-2)) / (below(2) - below(-2));
+    worst = std::max(worst, std::abs(expected - (static_cast<double>(i) + 0.5) / count));
+    sum += z;
+    squares += z * z;
+  }
+  EXPECT_LT(worst, 0.0052);
+  EXPECT_NEAR(sum / count, 0, 4 * 0.88 / std::sqrt(count));
+  EXPECT_NEAR(std::sqrt(squares / count), 0.87962566103423978, 0.004);  // Keras's constant
+  EXPECT_GE(values.front(), 1 - 2 * 2.0F);
+  EXPECT_LE(values.back(), 1 + 2 * 2.0F);
+  EXPECT_LT(values.front(), 1 - 2 * 1.99F);  // up to the bounds
+  EXPECT_GT(values.back(), 1 + 2 * 1.99F);
+}
+
 TEST(InitializerTest, RefusesWhatItCannotDo) {
   const auto message = [](const InitializerSpec& spec) {
     return MessageOf<SpecError>([&] { (void)Initializer::Create(spec, "t"); });
   };
   EXPECT_EQ(message({"glorot", {}, 0}),
-            "initializer 'glorot' is not one of constant, normal, uniform, zeros");
+            "initializer 'glorot' is not one of constant, normal, truncated_normal, uniform, zeros");
   EXPECT_EQ(message({"uniform", {{"minval", 1}, {"maxval", 0}}, 0}),
             "initializer 'uniform': 'minval' (1) is above 'maxval' (0)");
   EXPECT_EQ(message({"normal", {{"stddev", -1}}, 0}),

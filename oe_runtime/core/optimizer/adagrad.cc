@@ -11,16 +11,14 @@ namespace {
 class Adagrad final : public Optimizer {
  public:
   Adagrad(const Params& params, uint32_t dim)
-      : Optimizer(dim),
+      : Optimizer(params, dim, dim),
         initial_(static_cast<float>(params.at("initial_accumulator_value"))),
         epsilon_(static_cast<float>(params.at("epsilon"))) {}
 
-  uint32_t slots() const override { return 1; }
-
   void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), dim(), initial_); }
 
-  void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-             uint64_t /*step*/) const noexcept override {
+  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
+              uint64_t /*step*/) const noexcept override {
     const size_t size = dim();
     const float epsilon = epsilon_;
     for (size_t i = 0; i < n; ++i) {
@@ -45,7 +43,8 @@ class Adagrad final : public Optimizer {
 
 Params CompleteAdagrad(const Params& given) {
   const std::string what = "optimizer 'adagrad'";
-  Params params = CompleteParams(what, given, {{"initial_accumulator_value", 0.1}, {"epsilon", 1e-7}});
+  Params params =
+      CompleteOptimizer("adagrad", given, {{"initial_accumulator_value", 0.1}, {"epsilon", 1e-7}});
   CheckParam(what, params, "initial_accumulator_value", 0, std::numeric_limits<double>::infinity());
   CheckParam(what, params, "epsilon", 0, std::numeric_limits<double>::infinity());
   return params;

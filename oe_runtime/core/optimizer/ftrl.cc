@@ -13,7 +13,7 @@ namespace {
 class Ftrl final : public Optimizer {
  public:
   Ftrl(const Params& params, uint32_t dim)
-      : Optimizer(dim),
+      : Optimizer(params, dim, 2 * size_t{dim}),
         power_(static_cast<float>(-params.at("learning_rate_power"))),
         initial_(static_cast<float>(params.at("initial_accumulator_value"))),
         l1_(static_cast<float>(params.at("l1_regularization_strength"))),
@@ -21,27 +21,25 @@ class Ftrl final : public Optimizer {
         shrinkage_(static_cast<float>(2 * params.at("l2_shrinkage_regularization_strength"))),
         beta_(static_cast<float>(params.at("beta"))) {}
 
-  uint32_t slots() const override { return 2; }
-
   void InitSlots(float* row) const noexcept override {
     std::fill_n(row + dim(), dim(), initial_);
     std::fill_n(row + 2 * dim(), dim(), 0.0F);
   }
 
-  void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-             uint64_t /*step*/) const noexcept override {
+  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
+              uint64_t /*step*/) const noexcept override {
     if (power_ == 0.5F) {
-      Update(rows, grads, n, learning_rate, [](float x) { return std::sqrt(x); });
+      Run(rows, grads, n, learning_rate, [](float x) { return std::sqrt(x); });
     } else {
       const float power = power_;
-      Update(rows, grads, n, learning_rate, [power](float x) { return std::pow(x, power); });
+      Run(rows, grads, n, learning_rate, [power](float x) { return std::pow(x, power); });
     }
   }
 
  private:
   template <typename Power>
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              Power power) const noexcept {
+  void Run(float* const* rows, const float* const* grads, size_t n, float learning_rate,
+           Power power) const noexcept {
     const size_t size = dim();
     const float l1 = l1_;
     const float shrinkage = shrinkage_;
@@ -79,13 +77,13 @@ class Ftrl final : public Optimizer {
 
 Params CompleteFtrl(const Params& given) {
   const std::string what = "optimizer 'ftrl'";
-  Params params = CompleteParams(what, given,
-                                 {{"learning_rate_power", -0.5},
-                                  {"initial_accumulator_value", 0.1},
-                                  {"l1_regularization_strength", 0.0},
-                                  {"l2_regularization_strength", 0.0},
-                                  {"l2_shrinkage_regularization_strength", 0.0},
-                                  {"beta", 0.0}});
+  Params params = CompleteOptimizer("ftrl", given,
+                                    {{"learning_rate_power", -0.5},
+                                     {"initial_accumulator_value", 0.1},
+                                     {"l1_regularization_strength", 0.0},
+                                     {"l2_regularization_strength", 0.0},
+                                     {"l2_shrinkage_regularization_strength", 0.0},
+                                     {"beta", 0.0}});
   const double infinity = std::numeric_limits<double>::infinity();
   CheckParam(what, params, "learning_rate_power", -infinity, 0);
   CheckParam(what, params, "initial_accumulator_value", 0, infinity);

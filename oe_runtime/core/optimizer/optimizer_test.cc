@@ -19,15 +19,16 @@ constexpr int kSteps = 100;
 
 double Gradient(int step, uint32_t d) { return std::sin(1.7 * step + 0.9 * d) * (1 + d % 3); }
 
-// A weight and two slots after each step, in double precision.
+// A weight and up to three numbers of state after each step, in double precision.
 struct State {
   double w, a, b;
+  double c = 0;
 };
 using Rule = std::function<void(State*, double gradient, int step)>;
 
 void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule) {
   const auto optimizer = Optimizer::Create(spec, kDim);
-  const size_t floats = size_t{kDim} * (1 + optimizer->slots());
+  const size_t floats = optimizer->row_floats();
   std::vector<float> row(floats + 1, -7.0F);  // the last one must stay
   std::vector<State> expected(kDim);
   for (uint32_t d = 0; d < kDim; ++d) {
@@ -48,11 +49,9 @@ void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const
     }
   }
   for (uint32_t d = 0; d < kDim; ++d) {
-    if (optimizer->slots() > 0) {
-      EXPECT_NEAR(row[kDim + d], expected[d].a, 1e-5 * (1 + std::abs(expected[d].a)));
-    }
-    if (optimizer->slots() > 1) {
-      EXPECT_NEAR(row[2 * kDim + d], expected[d].b, 1e-5 * (1 + std::abs(expected[d].b)));
+    const double state[] = {expected[d].a, expected[d].b, expected[d].c};
+    for (size_t k = 0; (k + 2) * kDim <= floats; ++k) {
+      EXPECT_NEAR(row[(k + 1) * kDim + d], state[k], 1e-5 * (1 + std::abs(state[k]))) << "state " << k;
     }
   }
   EXPECT_EQ(row.back(), -7.0F);
@@ -87,7 +86,7 @@ TEST(OptimizerTest, Adam) {
 
 TEST(OptimizerTest, Sgd) {
   ExpectRule({"sgd", {}}, 0, 0, [](State* s, double g, int) { s->w -= kRate * g; });
-  EXPECT_EQ(Optimizer::Create({"sgd", {{"nesterov", 1}}}, 4)->slots(), 0U);
+  EXPECT_EQ(Optimizer::Create({"sgd", {{"nesterov", 1}}}, 4)->row_floats(), 4U);
   ExpectRule({"sgd", {{"momentum", 0.9}}}, 0, 0, [](State* s, double g, int) {
     s->a = 0.9 * s->a - kRate * g;
     s->w += s->a;
@@ -120,10 +119,198 @@ TEST(OptimizerTest, Ftrl) {
              0.3, 0, rule(0.7, 0.5, 0.2, 0.01, 0.1));
 }
 
+// The betas as float32, as Keras has them.
+double Power(double beta, int t) { return std::pow(static_cast<double>(static_cast<float>(beta)), t); }
+
+TEST(OptimizerTest, AmsgradAndAdamW) {
+  ExpectRule({"adam", {{"amsgrad", 1}, {"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
+    s->a += (g - s->a) * (1 - 0.9);
+    s->b += (g * g - s->b) * (1 - 0.9);
+    s->c = std::max(s->c, s->b);
+    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->c) + 1e-7);
+  });
+  ExpectRule({"adamw", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
+    s->w -= s->w * 0.004 * kRate;
+    s->a += (g - s->a) * (1 - 0.9);
+    s->b += (g * g - s->b) * (1 - 0.9);
+    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->b) + 1e-7);
+  });
+  EXPECT_EQ(Optimizer::Create({"adam", {{"amsgrad", 1}}}, 4)->row_floats(), 16U);
+  EXPECT_EQ(Optimizer::Create({"adam", {}}, 4)->row_floats(), 12U);
+}
+
+TEST(OptimizerTest, Adadelta) {
+  ExpectRule({"adadelta", {{"rho", 0.9}, {"epsilon", 1e-3}}}, 0, 0, [](State* s, double g, int) {
+    s->a = 0.9 * s->a + 0.1 * g * g;
+    const double update = std::sqrt(s->b + 1e-3) * g / std::sqrt(s->a + 1e-3);
+    s->b = 0.9 * s->b + 0.1 * update * update;
+    s->w -= kRate * update;
+  });
+}
+
+TEST(OptimizerTest, Adamax) {
+  ExpectRule({"adamax", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
+    s->a += (g - s->a) * (1 - 0.9);
+    s->b = std::max(0.9 * s->b, std::abs(g));
+    s->w -= kRate * s->a / ((1 - Power(0.9, t)) * (s->b + 1e-7));
+  });
+}
+
+TEST(OptimizerTest, Nadam) {
+  double product = 1;  // as Keras has it: a variable that each step multiplies
+  int done = 0;
+  ExpectRule({"nadam", {{"beta_2", 0.9}}}, 0, 0, [&](State* s, double g, int t) {
+    const auto u = [](int step) { return 0.9 * (1 - 0.5 * std::pow(0.96, step)); };
+    if (t > done) product *= u(t);
+    done = t;
+    s->a += (g - s->a) * (1 - 0.9);
+    s->b += (g * g - s->b) * (1 - 0.9);
+    const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
+    s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(0.9, t))) + 1e-7);
+  });
+}
+
+// With a beta_1 next to 1 the product of the momenta decides long after its factors have become constant.
+TEST(OptimizerTest, NadamsProductGoesOnForever) {
+  constexpr double kBeta = 0.99999;
+  const auto optimizer = Optimizer::Create({"nadam", {{"beta_1", kBeta}, {"beta_2", 0.5}}}, 1);
+  const double beta = static_cast<double>(static_cast<float>(kBeta));
+  double product = 1;
+  for (int t = 1; t <= 200000; ++t) {
+    product *= beta * (1 - 0.5 * std::pow(static_cast<double>(0.96F), t));
+    if (t % 40000 != 0 && t != 1000) continue;
+    std::vector<float> row = {0, 0.25F, 1};  // as if there had been pushes before
+    float* rows = row.data();
+    const float gradient = 1;
+    const float* gradients = &gradient;
+    optimizer->Apply(&rows, &gradients, 1, 1, static_cast<uint64_t>(t));
+    const double momentum = 0.25 + 0.75 * (1 - beta);
+    const double expected = -(beta * momentum / (1 - product * beta) + (1 - beta) / (1 - product));
+    EXPECT_NEAR(row[0], expected, 1e-4 * std::abs(expected)) << "step " << t;
+  }
+}
+
+TEST(OptimizerTest, Rmsprop) {
+  ExpectRule({"rmsprop", {}}, 0, 0, [](State* s, double g, int) {
+    s->a = 0.9 * s->a + 0.1 * g * g;
+    s->w -= kRate * g / std::sqrt(s->a + 1e-7);
+  });
+  ExpectRule({"rmsprop", {{"momentum", 0.5}, {"rho", 0.8}, {"epsilon", 0.01}}}, 0, 0,
+             [](State* s, double g, int) {
+               s->a = 0.8 * s->a + 0.2 * g * g;
+               s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a + 0.01);
+               s->w -= s->b;
+             });
+  ExpectRule({"rmsprop", {{"centered", 1}, {"epsilon", 0.01}}}, 0, 0, [](State* s, double g, int) {
+    s->a = 0.9 * s->a + 0.1 * g * g;
+    s->b = 0.9 * s->b + 0.1 * g;
+    s->w -= kRate * g / std::sqrt(s->a - s->b * s->b + 0.01);
+  });
+  ExpectRule({"rmsprop", {{"centered", 1}, {"momentum", 0.5}, {"epsilon", 0.01}}}, 0, 0,
+             [](State* s, double g, int) {
+               s->a = 0.9 * s->a + 0.1 * g * g;
+               s->c = 0.9 * s->c + 0.1 * g;
+               s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a - s->c * s->c + 0.01);
+               s->w -= s->b;
+             });
+}
+
+TEST(OptimizerTest, CenteredRmspropSurvivesEqualGradients) {
+  const auto optimizer = Optimizer::Create({"rmsprop", {{"centered", 1}}}, kDim);
+  std::vector<float> row(optimizer->row_floats(), 0.0F);
+  optimizer->InitSlots(row.data());
+  std::vector<float> gradient(kDim);
+  for (uint32_t d = 0; d < kDim; ++d) gradient[d] = 1000.0F + static_cast<float>(d) / 3;
+  float* rows = row.data();
+  const float* gradients = gradient.data();
+  for (uint64_t step = 1; step <= 500; ++step) optimizer->Apply(&rows, &gradients, 1, 1e-6F, step);
+  for (uint32_t d = 0; d < kDim; ++d) EXPECT_TRUE(std::isfinite(row[d])) << d;
+}
+
+TEST(OptimizerTest, Lion) {
+  ExpectRule({"lion", {}}, 0, 0, [](State* s, double g, int) {
+    const double direction = 0.9 * s->a + 0.1 * g;
+    s->w -= kRate * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
+    s->a = 0.99 * s->a + 0.01 * g;
+  });
+}
+
+TEST(OptimizerTest, AdamAsync) {
+  ExpectRule({"adam_async", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
+    s->a = 0.9 * s->a + 0.1 * g;
+    s->b = 0.9 * s->b + 0.1 * g * g;
+    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->b) + 1e-8);
+  });
+  ExpectRule({"adam_async", {{"beta_2", 0.9}, {"apply_sparse_rmsprop", 1}, {"epsilon", 0.01}}}, 0, 0,
+             [](State* s, double g, int) {
+               s->b = 0.9 * s->b + 0.1 * g * g;
+               s->a = 0.9 * s->a + kRate * g / std::sqrt(s->b + 0.01);
+               s->w -= s->a;
+             });
+}
+
+TEST(OptimizerTest, AdagradDecay) {
+  ExpectRule({"adagrad_decay", {{"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}}, 0.1, 0,
+             [](State* s, double g, int t) {
+               if (t % 10 == 0) s->a = std::max(0.5 * s->a, 0.1);
+               s->a += g * g;
+               s->w -= kRate * g / std::sqrt(s->a);
+             });
+}
+
+// A row that comes back after several periods decays once in each of its next updates.
+TEST(OptimizerTest, AdagradDecayOfARowThatWasAway) {
+  const auto optimizer = Optimizer::Create(
+      {"adagrad_decay",
+       {{"initial_accumulator_value", 1}, {"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}},
+      kDim);
+  ASSERT_EQ(optimizer->row_floats(), 2 * kDim + 1);
+  std::vector<float> row(optimizer->row_floats(), 0.0F);
+  optimizer->InitSlots(row.data());
+  float* rows = row.data();
+  const std::vector<float> four(kDim, 4.0F);
+  const std::vector<float> zero(kDim, 0.0F);
+  const auto accumulator_after = [&](const std::vector<float>& gradient, uint64_t step) {
+    const float* gradients = gradient.data();
+    optimizer->Apply(&rows, &gradients, 1, 0.1F, step);
+    return row[kDim];
+  };
+  EXPECT_EQ(accumulator_after(four, 9), 17.0F);
+  EXPECT_EQ(accumulator_after(zero, 30), 8.5F);
+  EXPECT_EQ(accumulator_after(zero, 31), 4.25F);
+  EXPECT_EQ(accumulator_after(zero, 32), 2.125F);
+  EXPECT_EQ(accumulator_after(zero, 33), 2.125F);
+  EXPECT_EQ(accumulator_after(zero, 40), 1.0625F);
+  EXPECT_EQ(accumulator_after(zero, 50), 1.0F);
+}
+
+const char* const kAll[] = {"adadelta", "adagrad", "adagrad_decay", "adam",  "adam_async", "adamax",
+                            "adamw",    "ftrl",    "lion",          "nadam", "rmsprop",    "sgd"};
+
+TEST(OptimizerTest, WeightDecayComesFirst) {
+  for (const char* name : kAll) {
+    const auto plain = Optimizer::Create({name, {{"weight_decay", 0}}}, kDim);
+    const auto decaying = Optimizer::Create({name, {{"weight_decay", 0.25}}}, kDim);
+    ASSERT_EQ(plain->row_floats(), decaying->row_floats());
+    std::vector<float> row(plain->row_floats());
+    for (uint32_t d = 0; d < kDim; ++d) row[d] = static_cast<float>(d) - 5;
+    plain->InitSlots(row.data());
+    std::vector<float> other = row;
+    for (uint32_t d = 0; d < kDim; ++d) other[d] -= other[d] * 0.25F * 0.5F;
+    const std::vector<float> gradient(kDim, 0.75F);
+    const float* gradients = gradient.data();
+    float* rows = other.data();
+    plain->Apply(&rows, &gradients, 1, 0.5F, 1);
+    rows = row.data();
+    decaying->Apply(&rows, &gradients, 1, 0.5F, 1);
+    EXPECT_EQ(row, other) << name;
+  }
+}
+
 TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
-  for (const char* name : {"adagrad", "adam", "sgd", "ftrl"}) {
+  for (const char* name : kAll) {
     const auto optimizer = Optimizer::Create({name, {}}, kDim);
-    const size_t floats = size_t{kDim} * (1 + optimizer->slots());
+    const size_t floats = optimizer->row_floats();
     std::vector<float> together(3 * floats, 0.25F);
     std::vector<float> gradients(size_t{3} * kDim);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = 0.1F * static_cast<float>(i) - 1;
@@ -148,9 +335,17 @@ TEST(OptimizerTest, RefusesWhatItCannotDo) {
   const auto message = [](const OptimizerSpec& spec) {
     return MessageOf<SpecError>([&] { (void)Optimizer::Create(spec, 4); });
   };
-  EXPECT_EQ(message({"lion", {}}), "optimizer 'lion' is not one of adagrad, adam, ftrl, sgd");
-  EXPECT_EQ(message({"adam", {{"amsgrad", 1}}}),
-            "optimizer 'adam' does not support 'amsgrad'; it supports beta_1, beta_2, epsilon");
+  EXPECT_EQ(message({"lamb", {}}),
+            "optimizer 'lamb' is not one of adadelta, adagrad, adagrad_decay, adam, adam_async, adamax, "
+            "adamw, ftrl, lion, nadam, rmsprop, sgd");
+  EXPECT_EQ(message({"adamax", {{"amsgrad", 1}}}),
+            "optimizer 'adamax' does not support 'amsgrad'; it supports beta_1, beta_2, epsilon, "
+            "weight_decay");
+  EXPECT_EQ(message({"rmsprop", {{"weight_decay", -1}}}),
+            "optimizer 'rmsprop': 'weight_decay' must be at least 0, not -1");
+  EXPECT_EQ(message({"lion", {{"beta_1", 0}}}), "optimizer 'lion': 'beta_1' must be above 0, not 0");
+  EXPECT_EQ(message({"adagrad_decay", {{"accumulator_decay_step", 2.5}}}),
+            "optimizer 'adagrad_decay': 'accumulator_decay_step' must be a whole number, not 2.5");
   EXPECT_EQ(message({"sgd", {{"momentum", 1.5}}}),
             "optimizer 'sgd': 'momentum' must be between 0 and 1, not 1.5");
   EXPECT_EQ(message({"sgd", {{"nesterov", 0.5}}}),

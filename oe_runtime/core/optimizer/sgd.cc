@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 
 namespace oe {
@@ -9,14 +8,12 @@ namespace {
 // w -= lr·g
 class PlainSgd final : public Optimizer {
  public:
-  explicit PlainSgd(uint32_t dim) : Optimizer(dim) {}
-
-  uint32_t slots() const override { return 0; }
+  PlainSgd(const Params& params, uint32_t dim) : Optimizer(params, dim, 0) {}
 
   void InitSlots(float* /*row*/) const noexcept override {}
 
-  void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-             uint64_t /*step*/) const noexcept override {
+  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
+              uint64_t /*step*/) const noexcept override {
     const size_t size = dim();
     for (size_t i = 0; i < n; ++i) {
       float* __restrict weight = rows[i];
@@ -30,16 +27,14 @@ class PlainSgd final : public Optimizer {
 class MomentumSgd final : public Optimizer {
  public:
   MomentumSgd(const Params& params, uint32_t dim)
-      : Optimizer(dim),
+      : Optimizer(params, dim, dim),
         momentum_(static_cast<float>(params.at("momentum"))),
         nesterov_(params.at("nesterov") != 0) {}
 
-  uint32_t slots() const override { return 1; }
-
   void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), dim(), 0.0F); }
 
-  void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-             uint64_t /*step*/) const noexcept override {
+  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
+              uint64_t /*step*/) const noexcept override {
     const size_t size = dim();
     const float momentum = momentum_;
     for (size_t i = 0; i < n; ++i) {
@@ -72,17 +67,15 @@ class MomentumSgd final : public Optimizer {
 
 Params CompleteSgd(const Params& given) {
   const std::string what = "optimizer 'sgd'";
-  Params params = CompleteParams(what, given, {{"momentum", 0.0}, {"nesterov", 0.0}});
+  Params params = CompleteOptimizer("sgd", given, {{"momentum", 0.0}, {"nesterov", 0.0}});
   CheckParam(what, params, "momentum", 0, 1);
-  if (params["nesterov"] != 0 && params["nesterov"] != 1) {
-    throw SpecError(what + ": 'nesterov' must be true or false, not " + NumberText(params["nesterov"]));
-  }
+  CheckFlag(what, params, "nesterov");
   return params;
 }
 
 std::unique_ptr<Optimizer> NewSgd(const Params& params, uint32_t dim) {
   // As in Keras, nesterov without momentum is plain SGD.
-  if (params.at("momentum") == 0) return std::make_unique<PlainSgd>(dim);
+  if (params.at("momentum") == 0) return std::make_unique<PlainSgd>(params, dim);
   return std::make_unique<MomentumSgd>(params, dim);
 }
 

@@ -1,25 +1,32 @@
 #include "oe_runtime/core/server/connection.h"
 
+#include <sys/socket.h>
+
 #include <asio/buffer.hpp>
+#include <asio/post.hpp>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
-#include <chrono>
+#include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "oe_runtime/core/wire/dead_peer.h"
 
 namespace oe {
 namespace {
 
-constexpr auto kHelloTime = std::chrono::seconds(10);
+using std::chrono::steady_clock;
+
 // A worker that was suspended (Ctrl-Z) has as long to go on before it is taken for dead.
 constexpr auto kClientSilence = std::chrono::seconds(90);
 constexpr auto kFarewellTime = std::chrono::seconds(2);
-constexpr size_t kChunk = size_t{1} << 20;
+constexpr size_t kChunk = size_t{1} << 20;       // Asio moves at most 64 KiB a call unless told otherwise
+constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to be accounted for
 
-// Asio moves at most 64 KiB a call unless told otherwise.
-size_t LargeChunks(const asio::error_code& error, size_t) { return error ? 0 : kChunk; }
+// RFC 8446 section 6.2.
+constexpr uint8_t kAlertAccessDenied = 49;
+constexpr uint8_t kAlertProtocolVersion = 70;
 
 // Takes as long for a wrong token as for the right one.
 bool SameToken(const std::string& given, const std::string& wanted) {
@@ -34,10 +41,11 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
-    : socket_(std::move(socket)),
+    : stream_(std::move(socket)),
       context_(context),
       session_{context->store, context->scratch, context->accepted.fetch_add(1) + 1},
-      deadline_(socket_.get_executor()) {
+      deadline_(stream_.get_executor()),
+      watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);
 }
 
@@ -48,52 +56,169 @@ Connection::~Connection() {
 
 void Connection::Start() {
   asio::error_code ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  NoticeDeadPeer(socket_.native_handle(), kClientSilence);
-  deadline_.expires_after(kHelloTime);
-  deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
-    if (error) return;
-    asio::error_code unused;
-    self->context_->refused_frames.fetch_add(1);
-    self->socket_.close(unused);
-  });
-  ReadHeader();
+  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+  NoticeDeadPeer(stream_.socket().native_handle(), kClientSilence);
+  SetDeadline(context_->limits.hello, true);
+  if (context_->tls != nullptr) {
+    LookAtFirstByte();
+  } else {
+    ReadHeader();
+  }
 }
+
+void Connection::StartFull() {
+  SetDeadline(kFarewellTime, false);
+  if (context_->tls != nullptr) return RefuseTls(Refusal::kConnections, kAlertAccessDenied);
+  Refuse(Refusal::kConnections, ErrorCode::kInternal,
+         "the server has " + std::to_string(context_->limits.connections) +
+             " connections already, which is its limit; end clients that are not needed, or start it with "
+             "more --max-connections");
+}
+
+void Connection::SetDeadline(std::chrono::milliseconds time, bool counts) {
+  deadline_.expires_after(time);
+  deadline_.async_wait([weak = weak_from_this(), counts](const asio::error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr || (counts && self->greeted_)) return;
+    if (counts) self->context_->refusals.Count(Refusal::kSlow);
+    self->Close();
+  });
+}
+
+void Connection::Watch() {
+  watch_.expires_after(context_->limits.silence);
+  watch_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
+    const auto self = weak.lock();
+    if (!error && self != nullptr) self->LookAtProgress();
+  });
+}
+
+void Connection::LookAtProgress() {
+  if (phases_ == seen_phases_ && phase_ != Phase::kServer) {
+    if (phase_ == Phase::kHeader && moved_ == 0) {
+      TakeBuffers();
+      body_ = Buffer();
+      reply_ = Buffer();
+    } else if (moved_ - seen_moved_ < context_->limits.least_bytes) {
+      context_->refusals.Count(Refusal::kSlow);
+      return Close();
+    }
+  }
+  seen_phases_ = phases_;
+  seen_moved_ = moved_;
+  Watch();
+}
+
+void Connection::Enter(Phase phase) {
+  phase_ = phase;
+  ++phases_;
+  moved_ = seen_moved_ = 0;
+}
+
+// How much Asio shall move next; what has moved is noted.
+auto Connection::Moving() {
+  return [this](const asio::error_code& error, size_t moved) {
+    moved_ = moved;
+    return error ? size_t{0} : kChunk;
+  };
+}
+
+void Connection::WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share)) {
+  auto share = budget->Ask(amount, [self = shared_from_this(), next](Budget::Share later) {
+    asio::post(self->stream_.get_executor(),
+               [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
+  });
+  if (share) (this->*next)(std::move(*share));
+}
+
+// A client that does not encrypt, on a server that does, shall read why it is refused.
+void Connection::LookAtFirstByte() {
+  stream_.socket().async_wait(
+      asio::ip::tcp::socket::wait_read, [self = shared_from_this()](const asio::error_code& error) {
+        if (error) return;
+        uint8_t first = 0;
+        const ssize_t got =
+            ::recv(self->stream_.socket().native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->LookAtFirstByte();
+        if (got <= 0) return;
+        if (first == kTlsHandshake) return self->Handshake();
+        self->clear_ = true;
+        self->ReadHeader();
+      });
+}
+
+void Connection::Handshake() {
+  stream_.AsyncHandshake(
+      context_->tls, TlsContext::Role::kServer, [self = shared_from_this()](const asio::error_code& error) {
+        if (!error) return self->ReadHeader();
+        const TlsProblem problem = ProblemOf(error);
+        if (problem == TlsProblem::kBroken) return self->Cut();
+        self->context_->refusals.Count(problem == TlsProblem::kToken ? Refusal::kToken : Refusal::kHandshake);
+        self->Linger();  // the alert that says so is on its way
+      });
+}
+
+void Connection::KeepBuffers() {
+  kept_ = body_.capacity() + reply_.capacity();
+  if (context_->kept.fetch_add(kept_) + kept_ <= context_->limits.bytes) return;
+  TakeBuffers();
+  body_ = Buffer();
+  reply_ = Buffer();
+}
+
+void Connection::TakeBuffers() { context_->kept.fetch_sub(std::exchange(kept_, 0)); }
 
 void Connection::ReadHeader() {
-  asio::async_read(socket_, asio::buffer(header_bytes_),
-                   [self = shared_from_this()](const asio::error_code& error, size_t) {
-                     if (error) {
-                       self->deadline_.cancel();
-                       return;  // the client has left
-                     }
-                     self->header_ = {};  // what a refusal of this header replies to
-                     try {
-                       self->header_ =
-                           DecodeHeader(self->header_bytes_, self->greeted_ ? kMaxBody : kMaxHelloBody);
-                       self->ReadBody();
-                     } catch (const NotOurs&) {
-                       self->context_->refused_frames.fetch_add(1);
-                       self->deadline_.cancel();
-                     } catch (const ProtocolError& problem) {
-                       self->Refuse(ErrorCode::kProtocol, problem.what());
-                     } catch (const std::bad_alloc&) {
-                       self->Refuse(ErrorCode::kInternal, "the server has no memory for this request");
-                     }
-                   });
+  Enter(Phase::kHeader);
+  KeepBuffers();
+  asio::async_read(
+      stream_, asio::buffer(header_bytes_), Moving(),
+      [self = shared_from_this()](const asio::error_code& error, size_t got) {
+        self->TakeBuffers();
+        if (error && got > 0) return self->Cut();
+        if (error) return self->Close();  // the client has left
+        self->header_ = {};               // what a refusal of this header replies to
+        const bool known = self->greeted_;
+        try {
+          self->header_ = DecodeHeader(self->header_bytes_, known ? kMaxBody : kMaxHelloBody);
+        } catch (const NotOurs&) {
+          if (self->context_->tls == nullptr && self->header_bytes_[0] == kTlsHandshake) {
+            return self->RefuseTls(Refusal::kEncrypted, kAlertProtocolVersion);
+          }
+          self->context_->refusals.Count(Refusal::kForeign);
+          return self->Close();
+        } catch (const OtherVersion& problem) {
+          return self->Refuse(Refusal::kVersion, ErrorCode::kProtocol, problem.what());
+        } catch (const ProtocolError& problem) {
+          return self->Refuse(Refusal::kMalformed, ErrorCode::kProtocol, problem.what());
+        }
+        if (self->clear_) {
+          return self->Refuse(Refusal::kClear, ErrorCode::kProtocol,
+                              "this server takes encrypted connections only; connect with tls on "
+                              "(--tls on), or start it with --tls off");
+        }
+        self->Enter(Phase::kServer);
+        if (self->header_.length <= kSmall) return self->ReadBody({});
+        self->WhenFree(&self->context_->request_bytes, self->header_.length, &Connection::ReadBody);
+      });
 }
 
-void Connection::ReadBody() {
-  body_.Resize(static_cast<size_t>(header_.length));
-  asio::async_read(socket_, asio::buffer(body_.data(), body_.size()), LargeChunks,
+void Connection::ReadBody(Budget::Share share) {
+  request_share_ = std::move(share);
+  try {
+    body_.Resize(static_cast<size_t>(header_.length));
+  } catch (const std::bad_alloc&) {
+    return Refuse(Refusal::kMemory, ErrorCode::kInternal, "the server has no memory for this request");
+  }
+  Enter(Phase::kBody);
+  asio::async_read(stream_, asio::buffer(body_.data(), body_.size()), Moving(),
                    [self = shared_from_this()](const asio::error_code& error, size_t) {
-                     if (error) {
-                       self->deadline_.cancel();
-                       return;
-                     }
+                     if (error) return self->Cut();
+                     self->read_ = steady_clock::now();
                      self->context_->requests.fetch_add(1, std::memory_order_relaxed);
                      self->context_->bytes_in.fetch_add(kHeaderBytes + self->body_.size(),
                                                         std::memory_order_relaxed);
+                     self->Enter(Phase::kServer);
                      self->Answer();
                    });
 }
@@ -109,38 +234,86 @@ void Connection::Answer() {
       SetReply(context_->stats());
       return Reply(Op::kStats, false);
     }
+    const uint64_t bytes = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
+    context_->queued.fetch_add(1, std::memory_order_relaxed);
+    if (bytes <= kSmall) return AwaitSlot({});
+    WhenFree(&context_->reply_bytes, bytes, &Connection::AwaitSlot);
+  } catch (const std::exception&) {
+    AnswerFailure();
+  }
+}
+
+void Connection::AwaitSlot(Budget::Share share) {
+  reply_share_ = std::move(share);
+  WhenFree(&context_->slots, 1, &Connection::ServeOne);
+}
+
+void Connection::ServeOne(Budget::Share slot) {
+  const auto start = steady_clock::now();
+  context_->queued.fetch_sub(1, std::memory_order_relaxed);
+  context_->queue_wait.Add(start - read_);
+  try {
     if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
     Serve(session_, header_.op, {body_.data(), body_.size()}, &reply_);
-    Reply(header_.op, false);
+  } catch (const std::exception&) {
+    slot.Release();
+    return AnswerFailure();
+  }
+  const auto time = steady_clock::now() - start;
+  slot.Release();
+  if (header_.op == Op::kPull) context_->pull_time.Add(time);
+  if (header_.op == Op::kPush) context_->push_time.Add(time);
+  if (header_.op == Op::kSave) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    context_->saved.store(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  }
+  Reply(header_.op, false);
+}
+
+// Replies what the exception says that is being handled.
+void Connection::AnswerFailure() {
+  try {
+    throw;
   } catch (const ProtocolError& problem) {
-    Refuse(ErrorCode::kProtocol, problem.what());
+    Refuse(Refusal::kMalformed, ErrorCode::kProtocol, problem.what());
+  } catch (const std::bad_alloc&) {
+    SetReply(EncodeError({ErrorCode::kInternal, "the server is out of memory"}));
+    Reply(Op::kError, false);
   } catch (const std::exception& problem) {
-    const ErrorCode code = CodeOf(problem);
-    const std::string what = dynamic_cast<const std::bad_alloc*>(&problem) != nullptr
-                                 ? "the server is out of memory"
-                                 : problem.what();
-    SetReply(EncodeError({code, what}));
+    SetReply(EncodeError({CodeOf(problem), problem.what()}));
     Reply(Op::kError, false);
   }
 }
 
 void Connection::Hello() {
   if (header_.op != Op::kHello) throw ProtocolError("the first request must be a hello");
-  if (!SameToken(ParseHello({body_.data(), body_.size()}).token, context_->token)) {
-    context_->refused_tokens.fetch_add(1);
-    return Refuse(ErrorCode::kAuth,
+  // An encrypted connection has shown already that the client knows the token.
+  const oe::Hello hello = ParseHello({body_.data(), body_.size()});
+  if (!stream_.encrypted() && !SameToken(hello.token, context_->token)) {
+    return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
   greeted_ = true;
   deadline_.cancel();
+  Watch();
   SetReply(context_->hello);
   Reply(Op::kHello, false);
 }
 
-void Connection::Refuse(ErrorCode code, const std::string& message) {
-  if (code != ErrorCode::kAuth) context_->refused_frames.fetch_add(1);
+void Connection::Refuse(Refusal why, ErrorCode code, const std::string& message) {
+  context_->refusals.Count(why);
   SetReply(EncodeError({code, message}));
   Reply(Op::kError, true);
+}
+
+// In clear, as there are no keys yet.
+void Connection::RefuseTls(Refusal why, uint8_t alert) {
+  context_->refusals.Count(why);
+  std::memcpy(discarded_.data(), std::array<uint8_t, 7>{21, 3, 3, 0, 2, 2, alert}.data(), 7);
+  asio::async_write(stream_.socket(), asio::buffer(discarded_.data(), 7),
+                    [self = shared_from_this()](const asio::error_code& error, size_t) {
+                      if (!error) self->Linger();
+                    });
 }
 
 void Connection::SetReply(const std::string& text) {
@@ -149,12 +322,16 @@ void Connection::SetReply(const std::string& text) {
 }
 
 void Connection::Reply(Op op, bool last) {
+  request_share_.Release();
+  Enter(Phase::kReply);
   reply_header_ = EncodeHeader({op, header_.request, reply_.size()});
   context_->bytes_out.fetch_add(kHeaderBytes + reply_.size(), std::memory_order_relaxed);
   const std::array<asio::const_buffer, 2> message = {asio::buffer(reply_header_),
                                                      asio::buffer(reply_.data(), reply_.size())};
-  asio::async_write(socket_, message, LargeChunks,
+  stream_.Sending(kHeaderBytes + reply_.size());
+  asio::async_write(stream_, message, Moving(),
                     [self = shared_from_this(), op, last](const asio::error_code& error, size_t) {
+                      self->reply_share_.Release();
                       if (op == Op::kShutdown) self->context_->on_shutdown();
                       if (error) return;
                       if (last) {
@@ -165,27 +342,31 @@ void Connection::Reply(Op op, bool last) {
                     });
 }
 
+// The peer has gone in the middle of a frame or handshake.
+void Connection::Cut() {
+  if (stream_.socket().is_open()) context_->refusals.Count(Refusal::kCut);  // otherwise it was closed here
+  Close();
+}
+
+void Connection::Close() {
+  asio::error_code ignored;
+  stream_.socket().close(ignored);
+}
+
 // Closing while unread bytes wait would reset the connection, and the client might never see the last reply.
 void Connection::Linger() {
+  watch_.cancel();
   asio::error_code ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  deadline_.expires_after(kFarewellTime);
-  deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
-    asio::error_code unused;
-    if (!error) self->socket_.close(unused);
-  });
+  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  SetDeadline(kFarewellTime, false);
   Discard();
 }
 
 void Connection::Discard() {
-  socket_.async_read_some(asio::buffer(discarded_),
-                          [self = shared_from_this()](const asio::error_code& error, size_t) {
-                            if (error) {
-                              self->deadline_.cancel();
-                            } else {
-                              self->Discard();
-                            }
-                          });
+  stream_.socket().async_read_some(asio::buffer(discarded_),
+                                   [self = shared_from_this()](const asio::error_code& error, size_t) {
+                                     if (!error) self->Discard();
+                                   });
 }
 
 }  // namespace oe

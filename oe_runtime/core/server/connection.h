@@ -2,33 +2,52 @@
 #pragma once
 
 #include <array>
-#include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/steady_timer.hpp>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "oe_runtime/core/common/histogram.h"
+#include "oe_runtime/core/server/budget.h"
+#include "oe_runtime/core/server/limits.h"
+#include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/wire/stream.h"
 
 namespace oe {
 
 // What the connections of one server share.
 struct ConnectionContext {
+  ConnectionContext(const ServerLimits& of_server, unsigned serving)
+      : limits(of_server), request_bytes(limits.bytes), reply_bytes(limits.bytes), slots(serving) {}
+
+  const ServerLimits limits;
   Store* store = nullptr;
   Scratch* scratch = nullptr;  // may be nullptr
+  TlsContext* tls = nullptr;   // nullptr: connections are not encrypted
   std::string token;
   std::string hello;                   // the reply to a good hello
   std::function<std::string()> stats;  // the reply to kStats
   std::function<void()> on_shutdown;   // a client asked the server to end, and was answered
+
+  Budget request_bytes;
+  Budget reply_bytes;
+  Budget slots;                   // requests that are served at once
+  std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> accepted{0};
-  std::atomic<uint64_t> refused_frames{0};
-  std::atomic<uint64_t> refused_tokens{0};
+  Refusals refusals;
   std::atomic<uint64_t> requests{0};   // that were read whole
   std::atomic<uint64_t> bytes_in{0};   // of their frames
   std::atomic<uint64_t> bytes_out{0};  // of the replies' frames
+  std::atomic<uint64_t> queued{0};     // requests that were read whole and are not being served yet
+  std::atomic<int64_t> saved{0};       // when all tables were last saved, Unix seconds; 0: never
+  Histogram queue_wait;
+  Histogram pull_time;
+  Histogram push_time;
 };
 
 // Lives as long as one of its operations is under way. One request at a time; the handlers of one connection
@@ -41,29 +60,66 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection& operator=(const Connection&) = delete;
 
   void Start();
+  // Only says that the server has too many connections.
+  void StartFull();
 
  private:
+  enum class Phase : uint8_t { kHeader, kBody, kServer, kReply };  // what is waited for
+
+  void SetDeadline(std::chrono::milliseconds time, bool counts);
+  void Watch();
+  void LookAtProgress();
+  void Enter(Phase phase);
+  auto Moving();
+
+  // Between requests the buffers stay for the next one, as long as there is room.
+  void KeepBuffers();
+  void TakeBuffers();
+
+  void LookAtFirstByte();
+  void Handshake();
   void ReadHeader();
-  void ReadBody();
+  void ReadBody(Budget::Share share);
   void Answer();
+  void AwaitSlot(Budget::Share share);
+  void ServeOne(Budget::Share slot);
+  void AnswerFailure();
   void Hello();
   void SetReply(const std::string& text);
   void Reply(Op op, bool last);
-  void Refuse(ErrorCode code, const std::string& message);
+  void Refuse(Refusal why, ErrorCode code, const std::string& message);
+  void RefuseTls(Refusal why, uint8_t alert);
+  void Cut();
+  void Close();
   void Linger();
   void Discard();
+  // Goes on with `next` once the budget has so much.
+  void WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share));
 
-  asio::ip::tcp::socket socket_;
+  Stream stream_;
   ConnectionContext* const context_;
   const Session session_;
   bool may_have_files_ = false;  // in the scratch directory
   asio::steady_timer deadline_;  // for the hello, and for the farewell
+  asio::steady_timer watch_;     // for progress
   bool greeted_ = false;
+  bool clear_ = false;  // on a server that encrypts
+
+  Phase phase_ = Phase::kHeader;
+  uint64_t phases_ = 0;       // so far
+  size_t moved_ = 0;          // bytes in this phase
+  uint64_t seen_phases_ = 0;  // the two at the last look
+  size_t seen_moved_ = 0;
+
   HeaderBytes header_bytes_{};
   FrameHeader header_;
   Buffer body_;
   HeaderBytes reply_header_{};
   Buffer reply_;
+  uint64_t kept_ = 0;
+  Budget::Share request_share_;
+  Budget::Share reply_share_;
+  std::chrono::steady_clock::time_point read_;  // when the request was read whole
   std::array<uint8_t, 4096> discarded_{};
 };
 

@@ -11,9 +11,11 @@
 #include <asio/strand.hpp>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/server/connection.h"
 #include "oe_runtime/core/wire/errors.h"
+#include "oe_runtime/core/wire/tls.h"
 
 namespace oe {
 
@@ -30,6 +33,9 @@ class Server::Impl {
  public:
   explicit Impl(const ServerOptions& options)
       : pool_(options.threads),
+        // As many at once as threads work, and one; threads for one more, so that there is always one to
+        // accept, to refuse and to read.
+        context_(options.limits, pool_.threads() + 1),
         acceptor_(io_),
         pause_(io_),
         stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -45,6 +51,7 @@ class Server::Impl {
     if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
     context_.store = store_.get();
     context_.scratch = scratch_.get();
+    context_.tls = tls_.get();
     context_.token = options.token;
     context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
                                     {"storage", options.storage.type},       {"is_pmem", storage_->is_pmem()},
@@ -57,9 +64,8 @@ class Server::Impl {
     };
     Listen(options);
     Accept();
-    // One more than work at once, so that there is always one to accept, to refuse and to read.
-    for (unsigned i = 0; i < pool_.threads() + 1; ++i) {
-      threads_.emplace_back([this] { io_.run(); });
+    for (unsigned i = 0; i < pool_.threads() + 2; ++i) {
+      threads_.emplace_back([this] { Work(); });
     }
   }
 
@@ -69,6 +75,7 @@ class Server::Impl {
 
   uint16_t port() const { return port_; }
   const Storage& storage() const { return *storage_; }
+  bool encrypted() const { return tls_ != nullptr; }
   int stop_fd() const { return stop_event_.get(); }
 
   nlohmann::json Stats() const {
@@ -76,10 +83,22 @@ class Server::Impl {
     stats["traffic"] = {{"requests", context_.requests.load(std::memory_order_relaxed)},
                         {"bytes_in", context_.bytes_in.load(std::memory_order_relaxed)},
                         {"bytes_out", context_.bytes_out.load(std::memory_order_relaxed)}};
+    nlohmann::json refused;
+    for (size_t i = 0; i < Refusals::kNames.size(); ++i) {
+      refused[Refusals::kNames.at(i)] = context_.refusals.count(i);
+    }
     stats["connections"] = {{"open", context_.open.load()},
                             {"accepted", context_.accepted.load()},
-                            {"refused_frames", context_.refused_frames.load()},
-                            {"refused_tokens", context_.refused_tokens.load()}};
+                            {"encrypted", encrypted()},
+                            {"refused", std::move(refused)}};
+    stats["queue"] = {
+        {"requests", context_.queued.load(std::memory_order_relaxed)},
+        {"bytes", context_.request_bytes.used() + context_.reply_bytes.used()},
+        {"waiting_for_memory", context_.request_bytes.waiting() + context_.reply_bytes.waiting()}};
+    stats["times"] = {{"pull", TimesOf(context_.pull_time)},
+                      {"push", TimesOf(context_.push_time)},
+                      {"queue_wait", TimesOf(context_.queue_wait)}};
+    stats["saved"] = context_.saved.load();
     return stats;
   }
 
@@ -88,9 +107,36 @@ class Server::Impl {
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
+    // Connections that wait in line hold on to themselves.
+    for (Budget* budget : {&context_.request_bytes, &context_.reply_bytes, &context_.slots}) budget->Clear();
   }
 
  private:
+  // The bounds are those of the buckets but the last, which has none, in seconds.
+  static nlohmann::json TimesOf(const Histogram& histogram) {
+    nlohmann::json bounds = nlohmann::json::array();
+    nlohmann::json counts = nlohmann::json::array();
+    for (size_t i = 0; i < Histogram::kBuckets; ++i) {
+      if (i < Histogram::kBounds) bounds.push_back(static_cast<double>(Histogram::Bound(i)) / 1e9);
+      counts.push_back(histogram.bucket(i));
+    }
+    return {{"bounds", std::move(bounds)},
+            {"counts", std::move(counts)},
+            {"sum_seconds", histogram.sum_seconds()}};
+  }
+
+  // An exception that leaves a handler (memory ran out) ends that connection, not the server.
+  void Work() {
+    for (;;) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::exception& problem) {
+        std::fprintf(stderr, "server: a connection was closed: %s\n", problem.what());
+      }
+    }
+  }
+
   static std::string Place(const ServerOptions& options) {
     return options.host + ":" + std::to_string(options.port);
   }
@@ -105,6 +151,10 @@ class Server::Impl {
     const tcp::endpoint address = found.begin()->endpoint();
     if (options.token.empty() && !address.address().is_loopback()) {
       throw SpecError("host " + options.host + " is reachable from other machines: a token is needed");
+    }
+    if (Encrypts(options.tls, address.address())) {
+      if (options.token.empty()) throw SpecError("encrypted connections (--tls on) need a token");
+      tls_ = std::make_unique<TlsContext>(TlsContext::Role::kServer, options.token);
     }
     acceptor_.open(address.protocol(), error);
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
@@ -137,12 +187,34 @@ class Server::Impl {
         });
         return;
       }
-      std::make_shared<Connection>(std::move(socket), &context_)->Start();
+      try {
+        TakeIn(std::move(socket));
+      } catch (const std::bad_alloc&) {
+        context_.refusals.Count(Refusal::kMemory);
+      }
       Accept();
     });
   }
 
+  void TakeIn(tcp::socket socket) {
+    const uint64_t open = context_.open.load();
+    const uint64_t most = context_.limits.connections;
+    if (open >= most + kFarewells) {
+      context_.refusals.Count(Refusal::kConnections);
+      return;  // closes it
+    }
+    const auto connection = std::make_shared<Connection>(std::move(socket), &context_);
+    if (open >= most) {
+      connection->StartFull();
+    } else {
+      connection->Start();
+    }
+  }
+
+  static constexpr uint64_t kFarewells = 64;  // connections beyond the limit that are told so
+
   ThreadPool pool_;
+  std::unique_ptr<TlsContext> tls_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<Scratch> scratch_;
@@ -160,6 +232,7 @@ Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(opti
 Server::~Server() = default;
 uint16_t Server::port() const { return impl_->port(); }
 const Storage& Server::storage() const { return impl_->storage(); }
+bool Server::encrypted() const { return impl_->encrypted(); }
 int Server::stop_fd() const { return impl_->stop_fd(); }
 nlohmann::json Server::Stats() const { return impl_->Stats(); }
 void Server::Stop() { impl_->Stop(); }

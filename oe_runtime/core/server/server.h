@@ -6,7 +6,9 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "oe_runtime/core/server/limits.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/wire/tls_mode.h"
 
 namespace oe {
 
@@ -18,6 +20,8 @@ struct ServerOptions {
   unsigned threads = 0;        // 0: one per core
   std::string checkpoint_dir;  // the server's own, for clients without a file system in common; may be empty
   std::string token;           // every client must know it; may only be empty on loopback
+  TlsMode tls = TlsMode::kAuto;
+  ServerLimits limits;
 };
 
 class Server {
@@ -31,9 +35,10 @@ class Server {
 
   uint16_t port() const;
   const Storage& storage() const;
+  bool encrypted() const;
   // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
   int stop_fd() const;
-  // What Store::Stats says, and the traffic and connections.
+  // What Store::Stats says, and the traffic, connections and times.
   nlohmann::json Stats() const;
   // Finishes the requests that are being worked on, then ends. May be called twice.
   void Stop();

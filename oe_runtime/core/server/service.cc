@@ -92,6 +92,20 @@ void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
   if (!keys.empty()) std::memcpy(reply->data(), keys.data(), reply->size());
 }
 
+uint64_t IdOf(const json& request) {
+  const json id = request.value("id", json());
+  if (!id.is_number_unsigned()) throw ProtocolError("the id of the checkpoint is not a number from 0");
+  return id.get<uint64_t>();
+}
+
+void ServeCheckpoint(Store* store, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  const json wait = request.value("wait", json(false));
+  if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
+  store->Checkpoint(IdOf(request), wait.get<bool>());
+  Put("{}", reply);
+}
+
 Scratch* ScratchOf(const Session& session) {
   if (session.scratch != nullptr) return session.scratch;
   throw CheckpointError("this server has no directory for table files; start it with --checkpoint-dir");
@@ -137,6 +151,11 @@ void ServeWriteFile(const Session& session, Bytes body, Buffer* reply) {
 
 }  // namespace
 
+uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
+  if (op != Op::kPull) return 0;
+  return CountFloats(*session.store, ParseBatch(body)) * sizeof(float);
+}
+
 void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
   Store* store = session.store;
   switch (op) {
@@ -161,6 +180,13 @@ void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
       return Put("{}", reply);
     case Op::kKeys:
       return ServeKeys(*store, body, reply);
+    case Op::kCheckpoint:
+      return ServeCheckpoint(store, body, reply);
+    case Op::kCheckpoints:
+      return Put(json(store->Checkpoints()).dump(), reply);
+    case Op::kRecover:
+      store->Recover(IdOf(ObjectOf(body)));
+      return Put("{}", reply);
     case Op::kError:
     case Op::kHello:
     case Op::kStats:

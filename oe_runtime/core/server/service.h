@@ -15,6 +15,10 @@ struct Session {
   uint64_t client = 0;         // the number of the connection, from 1
 };
 
+// How many bytes the reply to a pull will have; 0 for other requests, of which most have short ones. Throws
+// as Serve does.
+uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
+
 // Answers one request into *reply, which lies on the connection and is used again. Throws the errors of
 // Store and Scratch, and ProtocolError for a body that makes no sense; then nothing has changed. kHello,
 // kStats and kShutdown are the connection's own.

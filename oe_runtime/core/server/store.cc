@@ -32,8 +32,9 @@ uint64_t ResidentBytes() {
 }
 
 // Everything that a push can get wrong but the room for new rows.
-void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard) {
+void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard, Executor* executor) {
   const TableSpec& spec = table.spec();
+  table.CheckGradients(part.keys, part.size, part.values, executor);
   if (!std::isfinite(part.learning_rate)) {
     throw SpecError("table '" + spec.name + "': the learning rate is not a finite number");
   }
@@ -125,7 +126,7 @@ void Store::Pull(const std::vector<PullPart>& parts) {
 void Store::Push(const std::vector<PushPart>& parts) {
   std::vector<Table*> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
-  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_); });
+  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_, pool_); });
 
   std::atomic<size_t> pushed{0};
   try {
@@ -175,7 +176,7 @@ void Store::Restore(const std::string& directory) {
   std::vector<std::vector<std::string>> files;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
-    const size_t row_floats = spec.dim * (1 + size_t{Optimizer::Create(spec.optimizer, spec.dim)->slots()});
+    const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
     files.push_back(FindTableFiles(directory, spec.name));
     CheckTableFiles(spec, row_floats, files.back());
   }
@@ -187,6 +188,47 @@ void Store::Restore(const std::string& directory) {
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->Restore(files[i]);
+}
+
+void Store::Checkpoint(uint64_t id, bool wait) {
+  const std::vector<Table*> tables = Tables();
+  for (Table* table : tables) table->Checkpoint(id);
+  if (!wait) return;
+  for (const Table* table : tables) table->WaitDurable();
+}
+
+std::vector<uint64_t> Store::Checkpoints() const {
+  std::vector<uint64_t> common;
+  bool first = true;
+  for (const Table* table : Tables()) {
+    std::vector<uint64_t> ids;
+    for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
+      if (first || std::binary_search(common.begin(), common.end(), checkpoint.id)) {
+        ids.push_back(checkpoint.id);
+      }
+    }
+    common = std::move(ids);
+    first = false;
+  }
+  return common;
+}
+
+void Store::Recover(uint64_t id) {
+  const std::vector<Table*> tables = Tables();
+  for (const Table* table : tables) {
+    std::string ids;
+    bool has = false;
+    for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
+      has = has || checkpoint.id == id;
+      ids += (ids.empty() ? "" : ", ") + std::to_string(checkpoint.id);
+    }
+    if (has) continue;
+    throw CheckpointError("table '" + table->spec().name + "' has no checkpoint " + std::to_string(id) +
+                          " in the storage of server " + std::to_string(shard_.server) +
+                          (ids.empty() ? "; it has none" : "; it has " + ids));
+  }
+  // Each is read by several threads; the memory of one at a time.
+  for (Table* table : tables) table->Recover(id);
 }
 
 nlohmann::json Store::Stats() const {
@@ -203,7 +245,8 @@ nlohmann::json Store::Stats() const {
                       {"rows", table->rows()},
                       {"bytes", of_rows},
                       {"index_bytes", of_index},
-                      {"version", table->version()}});
+                      {"version", table->version()},
+                      {"nonfinite_gradients", table->nonfinite_gradients()}});
   }
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},

@@ -41,8 +41,8 @@ class Store {
   uint32_t Dim(uint32_t table) const;
 
   void Pull(const std::vector<PullPart>& parts);
-  // Checks every key and learning rate before any table changes. Only a storage that fills up on the way can
-  // leave some tables pushed and others not; the error says so.
+  // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
+  // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
 
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
@@ -54,6 +54,16 @@ class Store {
   // Loads every table from the files that Save of any number of servers wrote. Verifies all files of all
   // tables before the first table changes. Throws CheckpointError.
   void Restore(const std::string& directory);
+
+  // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
+  // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
+  // return.
+  void Checkpoint(uint64_t id, bool wait);
+  // The ids of the durable checkpoints that every table has, ascending.
+  std::vector<uint64_t> Checkpoints() const;
+  // All tables go back to a checkpoint that every one of them has. Throws CheckpointError before the first
+  // changes if one has not; StorageError.
+  void Recover(uint64_t id);
 
   // JSON; oe_runtime/server.py documents it field by field.
   nlohmann::json Stats() const;

@@ -4,9 +4,12 @@
 #include <asio/ip/tcp.hpp>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
+#include <chrono>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "oe_runtime/core/client/client.h"
@@ -17,9 +20,10 @@ namespace oe {
 
 struct Cluster {
   // scratch: where each server has a directory of its own for checkpoints; empty for none.
-  explicit Cluster(uint32_t count, const std::string& token = "", const std::string& scratch = "") {
+  explicit Cluster(uint32_t count, const std::string& token = "", const std::string& scratch = "",
+                   const ServerOptions& base = {}) {
     for (uint32_t i = 0; i < count; ++i) {
-      ServerOptions options;
+      ServerOptions options = base;
       options.shard = {i, count};
       options.threads = 2;
       options.token = token;
@@ -28,12 +32,36 @@ struct Cluster {
       remote.endpoints.push_back("127.0.0.1:" + std::to_string(servers.back()->port()));
     }
     remote.token = token;
+    remote.tls = base.tls;
     remote.timeout = 30;
     remote.wire_checkpoints = !scratch.empty();
   }
   std::vector<std::unique_ptr<Server>> servers;
   RemoteOptions remote;
 };
+
+// Waits until the server's statistics at `pointer` are at least `least`; the time that a loaded machine takes
+// is no failure.
+inline uint64_t AwaitStat(const Server& server, const std::string& pointer, uint64_t least) {
+  uint64_t value = 0;
+  for (int i = 0; i < 6000; ++i) {
+    value = server.Stats().at(nlohmann::json::json_pointer(pointer)).get<uint64_t>();
+    if (value >= least) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return value;
+}
+
+// Waits until the statistics are at most `most`.
+inline uint64_t AwaitLess(const Server& server, const std::string& pointer, uint64_t most) {
+  uint64_t value = 0;
+  for (int i = 0; i < 6000; ++i) {
+    value = server.Stats().at(nlohmann::json::json_pointer(pointer)).get<uint64_t>();
+    if (value <= most) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return value;
+}
 
 inline TableSpec Spec(const std::string& name, uint32_t dim, const std::string& optimizer) {
   TableSpec spec;

@@ -1,6 +1,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/storage/storage.h"
@@ -8,6 +9,8 @@
 namespace oe {
 namespace {
 
+constexpr size_t kAlignment = 256;
+constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 class Dram final : public Storage {
@@ -15,36 +18,65 @@ class Dram final : public Storage {
   explicit Dram(const StorageSpec& spec) : Storage(spec) {}
 
   bool is_pmem() const override { return false; }
-
- private:
-  size_t overhead() const override { return 0; }
-
-  Segment Map(size_t bytes, const std::string& /*description*/) override {
-    // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need
-    // alignment, and untouched memory costs nothing, so map more and give back the ends.
-    const bool large = bytes >= kHugePage;
-    const size_t mapped = large ? bytes + kHugePage : bytes;
-    void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw StorageError("no memory for " + BytesText(bytes), errno);
-    if (large) {
-      auto* begin = static_cast<std::byte*>(memory);
-      const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(memory) % kHugePage) % kHugePage;
-      if (before > 0) (void)::munmap(begin, before);
-      (void)::munmap(begin + before + bytes, kHugePage - before);
-      memory = begin + before;
-      (void)::madvise(memory, bytes, MADV_HUGEPAGE);
-    }
-    return {static_cast<std::byte*>(memory), bytes, memory, bytes, ""};
-  }
-
-  void Unmap(const Segment& segment) noexcept override { (void)::munmap(segment.mapping, segment.mapped); }
 };
+
+std::byte* Map(size_t bytes) {
+  // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need
+  // alignment, and untouched memory costs nothing, so map more and give back the ends.
+  const bool large = bytes >= kHugePage;
+  const size_t mapped = large ? bytes + kHugePage : bytes;
+  void* memory = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw StorageError("no memory for " + BytesText(bytes), errno);
+  auto* begin = static_cast<std::byte*>(memory);
+  if (large) {
+    const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(memory) % kHugePage) % kHugePage;
+    if (before > 0) (void)::munmap(begin, before);
+    (void)::munmap(begin + before + bytes, kHugePage - before);
+    begin += before;
+    (void)::madvise(begin, bytes, MADV_HUGEPAGE);
+  }
+  return begin;
+}
 
 }  // namespace
 
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec) {
   if (!spec.path.empty()) throw SpecError("storage dram takes no path, but '" + spec.path + "' was given");
+  if (spec.recover)
+    throw SpecError("storage dram cannot recover tables; only pmem_libpmem outlives a process");
   return std::make_shared<Dram>(spec);
+}
+
+Arena::Arena(std::shared_ptr<Storage> storage, std::string owner)
+    : storage_(std::move(storage)), owner_(std::move(owner)) {}
+
+Arena::~Arena() {
+  for (const Segment& segment : segments_) {
+    (void)::munmap(segment.data, segment.size);
+    storage_->Give(segment.size);
+  }
+}
+
+std::byte* Arena::Allocate(size_t bytes) {
+  const size_t size = RoundUp(bytes, kAlignment);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (segments_.empty() || segments_.back().size - used_ < size) {
+    segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost
+    Segment segment;
+    segment.size = storage_->Take(RoundUp(size, kPage), RoundUp(NextSegment(bytes_), kPage), owner_,
+                                  [&](size_t wanted) { segment.data = Map(wanted); });
+    segments_.push_back(segment);
+    used_ = 0;
+    bytes_ += segment.size;
+  }
+  std::byte* block = segments_.back().data + used_;
+  used_ += size;
+  return block;
+}
+
+uint64_t Arena::bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_;
 }
 
 }  // namespace oe

@@ -1,23 +1,26 @@
 #include <fcntl.h>
 #include <libpmem.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <system_error>
+#include <utility>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/file.h"
+#include "oe_runtime/core/storage/directory_lock.h"
+#include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
@@ -25,160 +28,300 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<char, 8> kMagic = {'O', 'E', 'P', 'O', 'O', 'L', '\n', '\0'};
-constexpr size_t kHeaderBytes = 4096;
-constexpr const char* kLockName = "oe.lock";
-constexpr const char* kPoolPrefix = "oe-rows-";
-constexpr const char* kPoolSuffix = ".pool";
-
-// The first page of every pool file: magic, u32 format, u32 size of the JSON, u64 XXH3-64 of the JSON, JSON.
-struct PoolHeader {
-  std::array<char, 8> magic;
-  uint32_t format;
-  uint32_t text_size;
-  uint64_t checksum;
-};
-constexpr uint32_t kFormat = 1;
-
-bool IsPoolName(const std::string& name) {
-  const std::string prefix = kPoolPrefix;
-  const std::string suffix = kPoolSuffix;
-  return name.size() > prefix.size() + suffix.size() && name.compare(0, prefix.size(), prefix) == 0 &&
-         name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
-// The lock of a directory: a file with flock, which the system drops when its holder dies.
-class DirectoryLock {
+// The mapped regions, by their first byte.
+class Mappings {
  public:
-  explicit DirectoryLock(const fs::path& directory) : path_(directory / kLockName) {
-    while (true) {
-      file_ = File(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-      if (!file_.ok()) {
-        throw StorageError("cannot write in the storage directory " + directory.string() +
-                               "; give one that this user may write in",
-                           errno);
-      }
-      if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK) throw StorageError("cannot lock " + path_.string(), errno);
-        std::array<char, 32> pid{};
-        const ssize_t size = ::pread(file_.get(), pid.data(), pid.size() - 1, 0);
-        const long holder = size > 0 ? std::strtol(pid.data(), nullptr, 10) : 0;
-        throw StorageError("the storage directory " + directory.string() + " is in use by " +
-                           (holder > 0 ? "process " + std::to_string(holder) : "another process") +
-                           "; stop it or give another directory");
-      }
-      // A holder that left may have removed the file between our open and our lock: then it locks nothing.
-      struct stat ours{};
-      struct stat there{};
-      if (::fstat(file_.get(), &ours) == 0 && ::stat(path_.c_str(), &there) == 0 &&
-          ours.st_ino == there.st_ino && ours.st_dev == there.st_dev) {
-        break;
-      }
-    }
-    const std::string pid = std::to_string(::getpid()) + "\n";
-    if (::ftruncate(file_.get(), 0) != 0 ||
-        ::pwrite(file_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-      const int error = errno;
-      (void)::unlink(path_.c_str());
-      throw StorageError("cannot write " + path_.string(), error);
-    }
+  void Add(const Region& region) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sizes_[region.data] = region.size;
+    names_.insert(region.name);
   }
-  ~DirectoryLock() { (void)::unlink(path_.c_str()); }
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  void Remove(const Region& region) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sizes_.erase(region.data);
+    names_.erase(region.name);
+  }
+  bool Has(const std::string& name) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return names_.count(name) > 0;
+  }
+  // The mapping that has `data`.
+  std::pair<const std::byte*, size_t> Find(const std::byte* data) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *std::prev(sizes_.upper_bound(data));
+  }
 
  private:
-  const fs::path path_;
-  File file_;
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, size_t> sizes_;
+  std::set<std::string> names_;
 };
 
-class PmemLibpmem final : public Storage {
+// CLWB (or what the processor has) and SFENCE.
+class PmemFlusher final : public Flusher {
+ public:
+  void Flush(const void* data, size_t size) override { ::pmem_flush(data, size); }
+  void Fence() override { ::pmem_drain(); }
+};
+
+// Where the page cache is between us and the device. A call of msync writes all changed pages of its range
+// and may wait for the device, so there is one a region and fence, over all that was flushed there.
+class SyncFlusher final : public Flusher {
+ public:
+  explicit SyncFlusher(const Mappings* mappings) : mappings_(mappings) {}
+
+  void Flush(const void* data, size_t size) override {
+    const auto* begin = static_cast<const std::byte*>(data);
+    if (last_ == nullptr || begin < last_->region || begin >= last_->region + last_->size) {
+      const auto [region, bytes] = mappings_->Find(begin);
+      last_ = &dirty_.try_emplace(region, Dirty{region, bytes, begin, begin}).first->second;
+    }
+    last_->begin = std::min(last_->begin, begin);
+    last_->end = std::max(last_->end, begin + size);
+  }
+
+  void Fence() override {
+    for (const auto& [region, dirty] : dirty_) {
+      if (::pmem_msync(dirty.begin, static_cast<size_t>(dirty.end - dirty.begin)) != 0) {
+        throw StorageError("cannot sync a pool file", errno);
+      }
+    }
+    dirty_.clear();
+    last_ = nullptr;
+  }
+
+ private:
+  struct Dirty {
+    const std::byte* region;
+    size_t size;
+    const std::byte* begin;
+    const std::byte* end;
+  };
+
+  const Mappings* const mappings_;
+  std::map<const std::byte*, Dirty> dirty_;
+  Dirty* last_ = nullptr;
+};
+
+// Pools in the files of a directory.
+class PmemLibpmem final : public Storage, public Medium {
  public:
   PmemLibpmem(const StorageSpec& spec, const fs::path& directory)
-      : Storage(spec), directory_(directory), lock_(directory) {
-    RemoveStalePools();
+      : Storage(spec), directory_(directory), lock_(directory.string()) {
+    if (spec.recover) {
+      RemoveOrphans();
+    } else {
+      RemovePools();
+    }
+    SyncDirectory();
     // Asks the device now whether it is persistent and has room at all, not at the first push.
-    const Segment probe = Map(2 * kHeaderBytes, "{}");
-    Unmap(probe);
+    const Region probe = Map("oe-rows-probe.pool", 2 * kPoolPage);
+    (void)::pmem_unmap(probe.data, probe.size);
+    (void)::unlink(probe.path.c_str());
   }
 
   bool is_pmem() const override { return is_pmem_; }
 
- private:
-  size_t overhead() const override { return kHeaderBytes; }
+  std::unique_ptr<Pool> NewPool(const PoolSpec& wanted, bool fresh, bool* opened) override {
+    PoolSpec spec = wanted;
+    spec.window = this->spec().kept_checkpoints;
+    *opened = false;
+    if (!fresh && this->spec().recover) {
+      if (const auto uuid = FindPool(spec)) {
+        *opened = true;
+        return Pool::Open(this, *uuid, spec);
+      }
+    }
+    return Pool::Create(this, spec);
+  }
 
-  Segment Map(size_t bytes, const std::string& description) override {
-    const std::string number = std::to_string(next_++);
-    const fs::path file =
-        directory_ /
-        (kPoolPrefix + std::string(number.size() < 6 ? 6 - number.size() : 0, '0') + number + kPoolSuffix);
-    size_t mapped = 0;
+  Region Create(const std::string& name, size_t least, size_t wanted, const std::string& owner) override {
+    Region region;
+    Take(least, wanted, owner, [&](size_t bytes) { region = Map(name, bytes); });
+    SyncDirectory();
+    return region;
+  }
+
+  Region Open(const std::string& name) override {
+    Region region{name, PathOf(name), nullptr, 0};
+    int is_pmem = 0;
+    region.data =
+        static_cast<std::byte*>(::pmem_map_file(region.path.c_str(), 0, 0, 0, &region.size, &is_pmem));
+    if (region.data == nullptr) {
+      const int error = errno;
+      std::error_code ignored;
+      if (fs::file_size(region.path, ignored) == 0) {
+        throw StorageError(region.path + " is damaged: it is truncated, 'bytes' are 0" +
+                           "; move the pool away, or start without recovery, and restore from a checkpoint");
+      }
+      throw StorageError("cannot open the pool file " + region.path, error);
+    }
+    mappings_.Add(region);
+    Count(region.size);
+    return region;
+  }
+
+  void Close(const Region& region) noexcept override {
+    mappings_.Remove(region);
+    (void)::pmem_unmap(region.data, region.size);
+    Give(region.size);
+  }
+
+  void Remove(const std::string& name) override {
+    if (::unlink(PathOf(name).c_str()) != 0 && errno != ENOENT) {
+      throw StorageError("cannot remove the pool file " + PathOf(name), errno);
+    }
+    SyncDirectory();
+  }
+
+  std::vector<std::string> List() const override {
+    std::set<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(directory_, error), end; !error && entry != end;
+         entry.increment(error)) {
+      const std::string name = entry->path().filename().string();
+      if (IsPoolName(name)) names.insert(name);
+    }
+    if (error) throw StorageError("cannot list the storage directory " + directory_.string(), error.value());
+    return {names.begin(), names.end()};
+  }
+
+  std::string PathOf(const std::string& name) const override { return (directory_ / name).string(); }
+
+  std::unique_ptr<Flusher> NewFlusher() override {
+    if (is_pmem_) return std::make_unique<PmemFlusher>();
+    return std::make_unique<SyncFlusher>(&mappings_);
+  }
+
+ private:
+  Region Map(const std::string& name, size_t bytes) {
+    Region region{name, PathOf(name), nullptr, 0};
     int is_pmem = 0;
     // Without PMEM_FILE_SPARSE the file's blocks are allocated here, so that a full device is an error now
     // and not a SIGBUS at some later store.
-    void* mapping =
-        ::pmem_map_file(file.c_str(), bytes, PMEM_FILE_CREATE | PMEM_FILE_EXCL, 0600, &mapped, &is_pmem);
-    if (mapping == nullptr) {
+    region.data = static_cast<std::byte*>(::pmem_map_file(
+        region.path.c_str(), bytes, PMEM_FILE_CREATE | PMEM_FILE_EXCL, 0600, &region.size, &is_pmem));
+    if (region.data == nullptr) {
       const int error = errno;
-      if (error != EEXIST) (void)::unlink(file.c_str());
+      if (error != EEXIST) (void)::unlink(region.path.c_str());
       throw StorageError(
           "cannot get " + BytesText(bytes) + " in the storage directory " + directory_.string(), error);
     }
     is_pmem_ = is_pmem != 0;
-    WriteHeader(mapping, bytes, description);
-    return {static_cast<std::byte*>(mapping) + kHeaderBytes, mapped - kHeaderBytes, mapping, mapped,
-            file.string()};
+    mappings_.Add(region);
+    return region;
   }
 
-  void Unmap(const Segment& segment) noexcept override {
-    (void)::pmem_unmap(segment.mapping, segment.mapped);
-    (void)::unlink(segment.file.c_str());
-  }
-
-  void WriteHeader(void* mapping, size_t bytes, const std::string& description) const {
-    nlohmann::json fields = {{"pid", ::getpid()}, {"bytes", bytes}};
-    fields["table"] = nlohmann::json::parse(description, nullptr, false);
-    std::string text = fields.dump();
-    if (sizeof(PoolHeader) + text.size() > kHeaderBytes) {
-      fields.erase("table");  // a very long name
-      text = fields.dump();
-    }
-    PoolHeader header{kMagic, kFormat, static_cast<uint32_t>(text.size()),
-                      XXH3_64bits(text.data(), text.size())};
-    auto* page = static_cast<std::byte*>(mapping);
-    std::memcpy(page + sizeof(header), text.data(), text.size());
-    std::memcpy(page, &header, sizeof(header));
-    if (is_pmem_) {
-      ::pmem_persist(page, kHeaderBytes);
-    } else {
-      (void)::pmem_msync(page, kHeaderBytes);
+  void SyncDirectory() const {
+    const File directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory.ok() || ::fsync(directory.get()) != 0) {
+      throw StorageError("cannot sync the storage directory " + directory_.string(), errno);
     }
   }
 
-  // Files of a server that died. A file with our kind of name but other content is somebody else's: refuse.
-  void RemoveStalePools() const {
-    std::error_code error;
-    for (fs::directory_iterator entry(directory_, error), end; !error && entry != end;
-         entry.increment(error)) {
-      if (!IsPoolName(entry->path().filename().string())) continue;
-      const fs::path& path = entry->path();
-      const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-      std::array<char, 8> magic{};
-      // All zeros: its server died before it wrote the header.
-      const bool ours = file.ok() && ::read(file.get(), magic.data(), magic.size()) >= 0 &&
-                        (magic == kMagic || magic == std::array<char, 8>{});
-      if (!ours) {
-        throw StorageError(path.string() + " is not a pool file of this program; move it away");
+  // The pool of the same rows, or else one of the same table, which is going to be refused. Throws
+  // StorageError for one that is damaged.
+  std::optional<uint64_t> FindPool(const PoolSpec& wanted) {
+    std::optional<uint64_t> found;
+    int best = 0;
+    for (const std::string& name : List()) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+      if (mappings_.Has(name)) continue;  // of a table that is open
+      const Region region = Open(name);
+      int rank = 0;
+      try {
+        rank = Rank(region, wanted);
+      } catch (...) {
+        Close(region);
+        throw;
       }
-      if (::unlink(path.c_str()) != 0)
-        throw StorageError("cannot remove the stale pool file " + path.string(), errno);
+      Close(region);
+      if (rank <= best) continue;
+      best = rank;
+      found = uuid;
     }
-    if (error) throw StorageError("cannot list the storage directory " + directory_.string(), error.value());
+    return found;
+  }
+
+  // 0: another table's. 1: another part of the table. 2: the same part. 3: with a checkpoint: a power cut
+  // while a table is restored from files may leave two, of which one has none.
+  static int Rank(const Region& region, const PoolSpec& wanted) {
+    using nlohmann::json;
+    std::string text;
+    uint64_t uuid = 0;
+    if (!ReadSuperHeader(region, &uuid, &text)) return 0;
+    const json there = json::parse(text);
+    const json identity = json::parse(wanted.identity);
+    if (there.value("/table/name"_json_pointer, "") != wanted.table) return 0;
+    for (const char* field : {"server", "servers"}) {
+      if (there.value(field, json()) != identity.value(field, json())) return 1;
+    }
+    for (size_t copy = 0; copy < 2; ++copy) {
+      SuperCopy decoded;
+      if (!DecodeSuperCopy(region.data + kSuperTextBytes + copy * kPoolPage, &decoded)) continue;
+      if (!decoded.kept.empty()) return 3;
+    }
+    return 2;
+  }
+
+  // Files of ours. One with our kind of name but other content is somebody else's: refuse.
+  void CheckOurs(const std::string& name) const {
+    const std::string path = PathOf(name);
+    const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    std::array<char, 8> magic{};
+    // All zeros: the power went before its header was written.
+    const bool ours = file.ok() && ::read(file.get(), magic.data(), magic.size()) >= 0 &&
+                      (magic == kSuperMagic || magic == kSegmentMagic || magic == std::array<char, 8>{});
+    if (!ours) throw StorageError(path + " is not a pool file of this program; move it away");
+  }
+
+  void RemovePools() {
+    const std::vector<std::string> names = List();
+    for (const std::string& name : names) CheckOurs(name);
+    // Superblocks first: a pool is whole or not there.
+    for (const bool supers : {true, false}) {
+      for (const std::string& name : names) {
+        uint64_t uuid = 0;
+        bool super = false;
+        (void)ParsePoolName(name, &uuid, &super);
+        if (super == supers) Remove(name);
+      }
+    }
+  }
+
+  // Segments whose superblock is gone, and superblocks that were never finished.
+  void RemoveOrphans() {
+    std::set<uint64_t> pools;
+    const std::vector<std::string> names = List();
+    for (const std::string& name : names) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+      std::array<char, 8> magic{};
+      const File file(::open(PathOf(name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+      if (!file.ok() || ::read(file.get(), magic.data(), magic.size()) < 0) {
+        throw StorageError("cannot read the pool file " + PathOf(name), errno);
+      }
+      if (magic == std::array<char, 8>{}) {
+        Remove(name);
+      } else {
+        pools.insert(uuid);
+      }
+    }
+    for (const std::string& name : names) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (ParsePoolName(name, &uuid, &super) && (super || pools.count(uuid) > 0)) continue;
+      CheckOurs(name);
+      Remove(name);
+    }
   }
 
   const fs::path directory_;
   const DirectoryLock lock_;  // before any use of the directory, after the last
-  uint64_t next_ = 0;
+  Mappings mappings_;
   std::atomic<bool> is_pmem_{false};
 };
 
@@ -190,6 +333,10 @@ std::map<std::string, std::weak_ptr<Storage>> open_directories;
 std::shared_ptr<Storage> OpenPmemLibpmem(const StorageSpec& spec) {
   if (spec.path.empty())
     throw SpecError("storage pmem_libpmem needs a path, the directory for its pool files");
+  if (spec.kept_checkpoints < 1 || spec.kept_checkpoints > kMostKeptCheckpoints) {
+    throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
+                    std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
+  }
   if (::mkdir(spec.path.c_str(), 0755) != 0 && errno != EEXIST) {
     throw StorageError("cannot make the storage directory " + spec.path +
                            "; make it (or mount the persistent memory there) first",

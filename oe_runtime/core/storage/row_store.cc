@@ -7,26 +7,59 @@
 namespace oe {
 namespace {
 
-// Small, because every internal shard of every table holds a part of one; large enough that the array of
+constexpr size_t kLine = 256;
+
+// Small, because every internal shard of every table holds a part of a block; large enough that the array of
 // blocks stays in the caches.
 constexpr size_t kBlockBytes = size_t{32} << 10;
 
 }  // namespace
 
-RowStore::RowStore(Arena* arena, size_t row_floats) : arena_(arena), row_floats_(row_floats) {
-  while ((size_t{2} << shift_) * row_floats * sizeof(float) <= kBlockBytes) ++shift_;
-  mask_ = (1U << shift_) - 1;
+RowLayout RowLayout::Dense(size_t row_bytes, size_t block_bytes) {
+  RowLayout layout;
+  layout.row_bytes = row_bytes;
+  layout.stride = row_bytes;
+  while ((size_t{2} << layout.shift) * row_bytes <= block_bytes) ++layout.shift;
+  layout.block_bytes = layout.block_rows() * row_bytes;
+  return layout;
 }
 
-void RowStore::Reserve() {
-  if ((size_ >> shift_) < blocks_.size()) return;
+RowLayout RowLayout::InLines(size_t row_bytes, size_t block_bytes) {
+  RowLayout layout;
+  layout.row_bytes = row_bytes;
+  size_t in_line = 1;
+  size_t lines = 1;  // of a row
+  if (row_bytes < kLine) {
+    in_line = kLine / row_bytes;
+    layout.stride = row_bytes;
+    layout.gap = kLine - in_line * row_bytes;
+    layout.reciprocal = static_cast<uint32_t>((uint64_t{1} << 32) / in_line + (in_line > 1 ? 1 : 0));
+    if (in_line == 1) {  // 2^32 is no reciprocal of 32 bits
+      layout.stride = kLine;
+      layout.gap = 0;
+      layout.reciprocal = 0;
+    }
+  } else {
+    lines = (row_bytes + kLine - 1) / kLine;
+    layout.stride = lines * kLine;
+  }
+  const auto bytes = [&](size_t rows) { return (rows + in_line - 1) / in_line * lines * kLine; };
+  while (bytes(size_t{2} << layout.shift) <= block_bytes) ++layout.shift;
+  layout.block_bytes = bytes(layout.block_rows());
+  return layout;
+}
+
+ArenaRows::ArenaRows(Arena* arena, size_t row_bytes)
+    : RowStore(RowLayout::Dense(row_bytes, kBlockBytes)), arena_(arena) {}
+
+void ArenaRows::Reserve() {
+  if ((size_ >> layout().shift) < blocks()) return;
   if (size_ >= std::numeric_limits<uint32_t>::max()) {
     throw StorageError(
         "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
   }
-  if (blocks_.size() == blocks_.capacity()) blocks_.reserve(blocks_.size() * 2 + 1);
-  const size_t bytes = (size_t{1} << shift_) * row_floats_ * sizeof(float);
-  blocks_.push_back(reinterpret_cast<float*>(arena_->Allocate(bytes)));
+  ReserveBlock();
+  AddBlock(arena_->Allocate(layout().block_bytes));
 }
 
 }  // namespace oe

@@ -5,34 +5,86 @@
 #include <cstdint>
 #include <vector>
 
+#include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
 
-// Rows of `row_floats` floats, numbered from 0 in order of allocation, without headers. They never move, so
-// pointers to them stay good for the life of the store. Not thread-safe.
+class SlotStore;
+
+// How rows of one size lie in blocks of 2^shift rows.
+struct RowLayout {
+  size_t row_bytes = 0;     // what a row holds
+  size_t stride = 0;        // from a row to the next one of its line
+  size_t gap = 0;           // unused bytes at the end of a line
+  uint32_t reciprocal = 0;  // ceil(2^32 / rows in a line), to divide by; 0 without lines
+  uint32_t shift = 0;
+  size_t block_bytes = 0;
+
+  // One after the other, in blocks of about `block_bytes`.
+  static RowLayout Dense(size_t row_bytes, size_t block_bytes);
+  // So that persistent memory, which reads and writes lines of 256 bytes, touches as few of them as possible:
+  // larger rows begin with a line, smaller ones do not straddle two.
+  static RowLayout InLines(size_t row_bytes, size_t block_bytes);
+
+  uint32_t block_rows() const { return 1U << shift; }
+  size_t Offset(uint32_t row_of_block) const noexcept {
+    const size_t line = (uint64_t{row_of_block} * reciprocal) >> 32;
+    return row_of_block * stride + line * gap;
+  }
+};
+
+// Rows of one internal shard of a table, without headers, known by numbers. They never move, so pointers to
+// them stay good for the life of the store. Not thread-safe.
 class RowStore {
  public:
-  // `arena` must outlive the store.
-  RowStore(Arena* arena, size_t row_floats);
+  explicit RowStore(const RowLayout& layout) : layout_(layout), mask_(layout.block_rows() - 1) {}
+  virtual ~RowStore() = default;
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
 
   // Makes room for one more row; throws StorageError when the storage is full. Add() then does not throw.
-  void Reserve();
-  // The number of a new row, contents undefined. Reserve() must have come before.
-  uint32_t Add() noexcept { return static_cast<uint32_t>(size_++); }
+  virtual void Reserve() = 0;
+  // The number of a new row for `key`, contents undefined. Reserve() must have come before.
+  virtual uint32_t Add(Key key) noexcept = 0;
+  // Rows there are.
+  virtual uint64_t size() const noexcept = 0;
+  // This store, if a row must be asked for before it is written (slot_store.h).
+  virtual SlotStore* slots() noexcept { return nullptr; }
 
-  float* row(uint32_t number) const noexcept {
-    return blocks_[number >> shift_] + static_cast<size_t>(number & mask_) * row_floats_;
+  std::byte* row(uint32_t number) const noexcept {
+    return blocks_[number >> layout_.shift] + layout_.Offset(number & mask_);
   }
-  uint64_t size() const noexcept { return size_; }
+
+ protected:
+  const RowLayout& layout() const noexcept { return layout_; }
+  uint32_t mask() const noexcept { return mask_; }
+  size_t blocks() const noexcept { return blocks_.size(); }
+  // Makes room for one more block; may throw std::bad_alloc.
+  void ReserveBlock() {
+    if (blocks_.size() == blocks_.capacity()) blocks_.reserve(blocks_.size() * 2 + 1);
+  }
+  void AddBlock(std::byte* block) { blocks_.push_back(block); }
+
+ private:
+  const RowLayout layout_;
+  const uint32_t mask_;
+  std::vector<std::byte*> blocks_;
+};
+
+// In memory of an arena, numbered from 0 in order of allocation.
+class ArenaRows final : public RowStore {
+ public:
+  // `arena` must outlive the store.
+  ArenaRows(Arena* arena, size_t row_bytes);
+
+  void Reserve() override;
+  uint32_t Add(Key /*key*/) noexcept override { return static_cast<uint32_t>(size_++); }
+  uint64_t size() const noexcept override { return size_; }
 
  private:
   Arena* const arena_;
-  const size_t row_floats_;
-  uint32_t shift_ = 0;  // log2 of the rows in a block
-  uint32_t mask_ = 0;
   uint64_t size_ = 0;
-  std::vector<float*> blocks_;
 };
 
 }  // namespace oe

@@ -6,16 +6,14 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool.h"
 
 namespace oe {
 namespace {
 
-constexpr size_t kAlignment = 256;  // what Optane reads and writes at once
 constexpr size_t kPage = 4096;
 constexpr size_t kSmallestSegment = size_t{256} << 10;
 constexpr size_t kLargestSegment = size_t{1} << 30;
-
-size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -33,14 +31,23 @@ std::string BytesText(uint64_t bytes) {
   return text.data();
 }
 
+size_t NextSegment(uint64_t bytes) {
+  return std::clamp(static_cast<size_t>(bytes / 8), kSmallestSegment, kLargestSegment);
+}
+
 std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
   if (spec.type == "dram") return OpenDram(spec);
   if (spec.type == "pmem_libpmem") return OpenPmemLibpmem(spec);
   throw SpecError("storage type '" + spec.type + "' is not one of dram, pmem_libpmem");
 }
 
-std::unique_ptr<Arena> Storage::NewArena(const std::string& owner, const std::string& description) {
-  return std::make_unique<Arena>(shared_from_this(), owner, description);
+std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {
+  return std::make_unique<Arena>(shared_from_this(), owner);
+}
+
+std::unique_ptr<Pool> Storage::NewPool(const PoolSpec& /*spec*/, bool /*fresh*/, bool* opened) {
+  *opened = false;
+  return nullptr;
 }
 
 uint64_t Storage::bytes() const {
@@ -48,10 +55,9 @@ uint64_t Storage::bytes() const {
   return bytes_;
 }
 
-Segment Storage::Take(size_t minimum, size_t wanted, const std::string& owner,
-                      const std::string& description) {
-  const size_t least = RoundUp(minimum + overhead(), kPage);
-  size_t size = RoundUp(std::max(minimum, wanted) + overhead(), kPage);
+size_t Storage::Take(size_t least, size_t wanted, const std::string& owner,
+                     const std::function<void(size_t)>& map) {
+  size_t size = std::max(least, wanted);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (spec_.capacity_bytes > 0) {
     const uint64_t left = spec_.capacity_bytes > bytes_ ? spec_.capacity_bytes - bytes_ : 0;
@@ -65,9 +71,9 @@ Segment Storage::Take(size_t minimum, size_t wanted, const std::string& owner,
   }
   while (true) {
     try {
-      Segment segment = Map(size, description);
-      bytes_ += segment.mapped;
-      return segment;
+      map(size);
+      bytes_ += size;
+      return size;
     } catch (const StorageError& error) {
       // The device may still have room for a smaller piece.
       if (size == least) {
@@ -79,38 +85,14 @@ Segment Storage::Take(size_t minimum, size_t wanted, const std::string& owner,
   }
 }
 
-void Storage::Give(const Segment& segment) noexcept {
+void Storage::Count(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Unmap(segment);
-  bytes_ -= segment.mapped;
+  bytes_ += bytes;
 }
 
-Arena::Arena(std::shared_ptr<Storage> storage, std::string owner, std::string description)
-    : storage_(std::move(storage)), owner_(std::move(owner)), description_(std::move(description)) {}
-
-Arena::~Arena() {
-  for (const Segment& segment : segments_) storage_->Give(segment);
-}
-
-std::byte* Arena::Allocate(size_t bytes) {
-  const size_t size = RoundUp(bytes, kAlignment);
+void Storage::Give(size_t bytes) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (segments_.empty() || segments_.back().size - used_ < size) {
-    // Growing by an eighth keeps both the number of segments and the unused part of the last one small.
-    const size_t wanted = std::clamp(static_cast<size_t>(bytes_ / 8), kSmallestSegment, kLargestSegment);
-    segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost
-    segments_.push_back(storage_->Take(size, wanted, owner_, description_));
-    used_ = 0;
-    bytes_ += segments_.back().mapped;
-  }
-  std::byte* block = segments_.back().data + used_;
-  used_ += size;
-  return block;
-}
-
-uint64_t Arena::bytes() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return bytes_;
+  bytes_ -= bytes;
 }
 
 }  // namespace oe

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,42 +11,56 @@
 
 namespace oe {
 
+class Pool;
+struct PoolSpec;
+
+constexpr uint32_t kMostKeptCheckpoints = 64;
+
 // Where the rows of a server live.
 struct StorageSpec {
   std::string type = "dram";    // "dram" or "pmem_libpmem"
   std::string path;             // pmem_libpmem: a directory, created if only its last part is missing
   uint64_t capacity_bytes = 0;  // most bytes for the rows of all tables; 0 = no cap
+  // pmem_libpmem: whether tables that the directory holds are opened when they are created again, at their
+  // newest checkpoint. Otherwise they are removed and every table starts empty.
+  bool recover = false;
+  // pmem_libpmem: how many of the newest checkpoints of a table can be gone back to, 1 to
+  // kMostKeptCheckpoints. Each costs room for the rows that changed after it.
+  uint32_t kept_checkpoints = 2;
 };
 
-// A piece of memory of a storage, 256-byte aligned.
-struct Segment {
-  std::byte* data = nullptr;  // the usable part
-  size_t size = 0;
-  void* mapping = nullptr;  // all of it, for the storage's own use
-  size_t mapped = 0;
-  std::string file;  // empty for DRAM
+// A checkpoint that a table can be recovered to.
+struct CheckpointInfo {
+  uint64_t id = 0;       // that the caller gave it
+  uint64_t version = 0;  // pushes
+  uint64_t rows = 0;
 };
 
 class Arena;
 
 // The memory of one server: its kind, its cap and, for persistent memory, its locked directory. Knows nothing
-// of rows, keys or optimizers. Thread-safe.
+// of optimizers. Thread-safe.
 class Storage : public std::enable_shared_from_this<Storage> {
  public:
-  // Opens the storage. A pmem_libpmem directory is locked for the life of the storage; pool files left in it
-  // by a server that died are removed (they are scratch: the truth after a crash is the checkpoint). Opening
-  // the same directory again in the same process gives the same storage. Throws SpecError for a type that
-  // does not exist, StorageError for a directory that cannot be used or that another live process holds
-  // (naming its pid).
+  // Opens the storage. A pmem_libpmem directory is locked for the life of the storage; without `recover`,
+  // pool files left in it are removed. Opening the same directory again in the same process gives the same
+  // storage. Throws SpecError for a type that does not exist, StorageError for a directory that cannot be
+  // used or that another live process holds (naming its pid).
   static std::shared_ptr<Storage> Open(const StorageSpec& spec);
 
   virtual ~Storage() = default;
 
-  // Memory for one table's rows. `description` (JSON) goes into the header of every pool file of it.
-  std::unique_ptr<Arena> NewArena(const std::string& owner, const std::string& description);
+  // Memory for one table's rows.
+  std::unique_ptr<Arena> NewArena(const std::string& owner);
+
+  // A pool for one table's rows, or nullptr if this storage holds its tables in arenas. With `recover` in the
+  // spec of the storage and unless `fresh`, the pool of that table's name that is there is opened
+  // (*opened): Pool::Recover() must follow. Throws StorageError for a pool that is damaged or of other rows,
+  // naming the file and the field. The storage must outlive the pool.
+  virtual std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened);
 
   const StorageSpec& spec() const { return spec_; }
-  // Bytes that all arenas hold now, pool headers included.
+  // Bytes that all tables hold now, pool headers included.
   uint64_t bytes() const;
   // True when the memory is persistent (DAX); a plain directory under pmem_libpmem is not.
   virtual bool is_pmem() const = 0;
@@ -53,29 +68,26 @@ class Storage : public std::enable_shared_from_this<Storage> {
  protected:
   explicit Storage(const StorageSpec& spec) : spec_(spec) {}
 
+  // Counts and gets at least `least` bytes, about `wanted` if the cap and the device have room (multiples of
+  // 4096), by `map`, which throws StorageError for more than the device has. Returns how many.
+  size_t Take(size_t least, size_t wanted, const std::string& owner, const std::function<void(size_t)>& map);
+  // Counts bytes that are there already.
+  void Count(size_t bytes);
+  void Give(size_t bytes) noexcept;
+
  private:
   friend class Arena;
-
-  // What a segment costs beside its usable bytes.
-  virtual size_t overhead() const = 0;
-  // Maps `bytes` (a multiple of 4096, overhead included) or throws StorageError.
-  virtual Segment Map(size_t bytes, const std::string& description) = 0;
-  virtual void Unmap(const Segment& segment) noexcept = 0;
-
-  // Gets a segment with at least `minimum` usable bytes, about `wanted` if the cap and the device have room.
-  Segment Take(size_t minimum, size_t wanted, const std::string& owner, const std::string& description);
-  void Give(const Segment& segment) noexcept;
 
   const StorageSpec spec_;
   mutable std::mutex mutex_;
   uint64_t bytes_ = 0;
 };
 
-// One table's memory: blocks carved from segments that grow with the table; all of it goes back at once.
-// Thread-safe.
+// One table's rows in DRAM: blocks carved from segments that grow with the table; all of it goes back at
+// once. Thread-safe.
 class Arena {
  public:
-  Arena(std::shared_ptr<Storage> storage, std::string owner, std::string description);
+  Arena(std::shared_ptr<Storage> storage, std::string owner);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -87,9 +99,13 @@ class Arena {
   uint64_t bytes() const;
 
  private:
+  struct Segment {
+    std::byte* data = nullptr;
+    size_t size = 0;
+  };
+
   const std::shared_ptr<Storage> storage_;
   const std::string owner_;
-  const std::string description_;
   mutable std::mutex mutex_;
   std::vector<Segment> segments_;
   size_t used_ = 0;  // of the last segment
@@ -102,6 +118,12 @@ std::shared_ptr<Storage> OpenPmemLibpmem(const StorageSpec& spec);
 
 // 1536 → "1.5 KiB".
 std::string BytesText(uint64_t bytes);
+
+// How much a table that has `bytes` should ask for next: growing by an eighth keeps both the number of
+// segments and the unused part of the last one small.
+size_t NextSegment(uint64_t bytes);
+
+inline size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace oe
 

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -14,6 +15,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/row_store.h"
 
 namespace oe {
@@ -27,6 +29,42 @@ std::vector<std::string> FilesIn(const std::string& directory) {
   return {names.begin(), names.end()};
 }
 
+// Rows of one size in a storage of either kind.
+class Rows {
+ public:
+  Rows(Storage* storage, const std::string& table, size_t row_bytes, const std::string& more = "") {
+    PoolSpec spec;
+    spec.table = table;
+    spec.identity = R"({"table": {"name": ")" + table + '"' + more + "}}";
+    spec.row_bytes = row_bytes;
+    spec.shard_of = [](Key) { return 0U; };
+    bool opened = true;
+    pool_ = storage->NewPool(spec, false, &opened);
+    EXPECT_FALSE(opened);
+    if (pool_) {
+      store_ = pool_->shard(0);
+      return;
+    }
+    arena_ = storage->NewArena(table);
+    arena_rows_ = std::make_unique<ArenaRows>(arena_.get(), row_bytes);
+    store_ = arena_rows_.get();
+  }
+
+  // Throws StorageError.
+  std::byte* Add() {
+    store_->Reserve();
+    return store_->row(store_->Add(store_->size()));
+  }
+  RowStore* operator->() { return store_; }
+  uint64_t bytes() const { return pool_ ? pool_->bytes() : arena_->bytes(); }
+
+ private:
+  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<ArenaRows> arena_rows_;
+  std::unique_ptr<Pool> pool_;
+  RowStore* store_ = nullptr;
+};
+
 class StorageTest : public testing::TestWithParam<const char*> {
  protected:
   StorageSpec Spec(uint64_t capacity = 0) const {
@@ -37,78 +75,84 @@ class StorageTest : public testing::TestWithParam<const char*> {
   TestDirectory directory_;
 };
 
-TEST_P(StorageTest, BlocksAreAlignedDisjointAndStay) {
+TEST_P(StorageTest, RowsOfAnySizeAreDisjointAndStay) {
   const auto storage = Storage::Open(Spec());
-  const auto arena = storage->NewArena("t", "{}");
-  std::vector<std::byte*> blocks;
-  constexpr size_t kBytes = 100000;
-  for (int i = 0; i < 100; ++i) {
-    blocks.push_back(arena->Allocate(kBytes));
-    ASSERT_EQ(reinterpret_cast<uintptr_t>(blocks.back()) % 256, 0U);
-    std::memset(blocks.back(), i, kBytes);
+  for (const size_t floats : {size_t{1}, size_t{9}, size_t{18}, size_t{64}, size_t{130}, size_t{200000}}) {
+    Rows rows(storage.get(), "t", floats * sizeof(float));
+    std::vector<float*> places;
+    const uint32_t count = floats > 1000 ? 5 : 5000;
+    for (uint32_t i = 0; i < count; ++i) {
+      places.push_back(reinterpret_cast<float*>(rows.Add()));
+      std::fill_n(places[i], floats, static_cast<float>(i));
+    }
+    EXPECT_EQ(rows->size(), count);
+    for (uint32_t i = 0; i < count; ++i) {
+      ASSERT_EQ(reinterpret_cast<float*>(rows->row(i)), places[i]);
+      ASSERT_EQ(std::count(places[i], places[i] + floats, static_cast<float>(i)), floats);
+    }
   }
-  for (int i = 0; i < 100; ++i) {
-    EXPECT_EQ(blocks[static_cast<size_t>(i)][0], std::byte(i));
-    EXPECT_EQ(blocks[static_cast<size_t>(i)][kBytes - 1], std::byte(i));
-  }
-  EXPECT_GE(arena->bytes(), 100 * kBytes);
-  EXPECT_LE(arena->bytes(), 100 * kBytes * 3 / 2);
-  EXPECT_EQ(storage->bytes(), arena->bytes());
 }
 
-TEST_P(StorageTest, TheCapIsOneForAllArenasAndComesBack) {
+TEST_P(StorageTest, BlocksAreAlignedAndLittleIsWasted) {
+  const auto storage = Storage::Open(Spec());
+  const uint64_t before = storage->bytes();
+  constexpr size_t kBytes = 100096;  // a multiple of 256
+  Rows rows(storage.get(), "t", kBytes);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(reinterpret_cast<uintptr_t>(rows.Add()) % 256, 0U);
+  EXPECT_GE(rows.bytes(), 100 * kBytes);
+  EXPECT_LE(rows.bytes(), 100 * kBytes * 3 / 2);
+  EXPECT_GE(storage->bytes(), rows.bytes());
+  EXPECT_LE(storage->bytes() - before, rows.bytes() + kSuperBytes);
+}
+
+TEST_P(StorageTest, TheCapIsOneForAllTablesAndComesBack) {
   constexpr uint64_t kCap = uint64_t{2} << 20;
   const auto storage = Storage::Open(Spec(kCap));
-  auto first = storage->NewArena("first", "{}");
-  const auto second = storage->NewArena("second", "{}");
-  (void)first->Allocate(uint64_t{1} << 20);
+  auto first = std::make_unique<Rows>(storage.get(), "first", size_t{100} << 10);
+  Rows second(storage.get(), "second", size_t{100} << 10);
+  for (int i = 0; i < 10; ++i) (void)first->Add();
   const std::string message = MessageOf<StorageError>([&] {
-    while (true) (void)second->Allocate(size_t{100} << 10);
+    while (true) (void)second.Add();
   });
   EXPECT_NE(message.find("is full: table 'second' needs 1"), std::string::npos) << message;
   EXPECT_NE(message.find("of 2.0 MiB are in use; raise the storage size"), std::string::npos) << message;
   EXPECT_GT(storage->bytes(), kCap * 8 / 10) << "gave up with room left";
   EXPECT_LE(storage->bytes(), kCap);
   first.reset();
-  EXPECT_NE(second->Allocate(size_t{100} << 10), nullptr);
-}
-
-TEST_P(StorageTest, RowsKeepTheirPlace) {
-  const auto storage = Storage::Open(Spec());
-  const auto arena = storage->NewArena("t", "{}");
-  for (const size_t floats : {size_t{1}, size_t{18}, size_t{130}, size_t{200000}}) {
-    RowStore store(arena.get(), floats);
-    std::vector<float*> rows;
-    const uint32_t count = floats > 1000 ? 5 : 5000;
-    for (uint32_t i = 0; i < count; ++i) {
-      store.Reserve();
-      ASSERT_EQ(store.Add(), i);
-      rows.push_back(store.row(i));
-      store.row(i)[0] = static_cast<float>(i);
-      store.row(i)[floats - 1] = static_cast<float>(i);
-    }
-    for (uint32_t i = 0; i < count; ++i) {
-      ASSERT_EQ(store.row(i), rows[i]);
-      ASSERT_EQ(store.row(i)[0], static_cast<float>(i));
-      ASSERT_EQ(store.row(i)[floats - 1], static_cast<float>(i));
-    }
-  }
+  EXPECT_NE(second.Add(), nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::Values("dram", "pmem_libpmem"),
                          [](const auto& kind) { return std::string(kind.param); });
 
-TEST(PmemStorageTest, FilesDescribeThemselvesAndGoOnClose) {
+TEST(PmemStorageTest, SmallRowsDoNotStraddleLines) {
+  for (size_t bytes = 4; bytes <= 1024; bytes += 4) {
+    const RowLayout layout = RowLayout::InLines(bytes, size_t{32} << 10);
+    size_t last = 0;
+    for (uint32_t i = 0; i < layout.block_rows(); ++i) {
+      const size_t begin = layout.Offset(i);
+      ASSERT_GE(begin, i > 0 ? last + bytes : 0);
+      ASSERT_EQ(begin / 256 + (bytes - 1) / 256, (begin + bytes - 1) / 256) << bytes << " row " << i;
+      last = begin;
+    }
+    ASSERT_LE(last + bytes, layout.block_bytes);
+    ASSERT_LE(layout.block_bytes, std::max(size_t{32} << 10, (bytes + 255) / 256 * 256));
+  }
+}
+
+TEST(PmemStorageTest, FilesDescribeThemselvesAndGoOnCloseWithoutACheckpoint) {
   const TestDirectory directory;
   {
     const auto storage = Storage::Open({"pmem_libpmem", directory.path(), 0});
-    const auto arena = storage->NewArena("t", R"({"name": "t", "dim": 9})");
-    (void)arena->Allocate(1000);
+    Rows rows(storage.get(), "t", 1000, R"(, "dim": 9)");
+    (void)rows.Add();
     const auto files = FilesIn(directory.path());
-    ASSERT_EQ(files.size(), 2U);
-    EXPECT_EQ(files[0], "oe-rows-000001.pool");
-    EXPECT_EQ(files[1], "oe.lock");
-    const std::string content = ReadAll(directory.file(files[0]));
+    ASSERT_EQ(files.size(), 3U);
+    EXPECT_EQ(files[0].substr(19), "-000000.pool");
+    EXPECT_EQ(files[1], files[0].substr(0, 19) + "-super.pool");
+    EXPECT_EQ(files[2], "oe.lock");
+    EXPECT_EQ(ReadAll(directory.file(files[0])).compare(0, 7, "OESLOTS"), 0);
+    const std::string content = ReadAll(directory.file(files[1]));
     EXPECT_EQ(content.compare(0, 6, "OEPOOL"), 0);
     EXPECT_NE(content.find(R"("table":{"dim":9,"name":"t"})"), std::string::npos);
     EXPECT_EQ(std::stol(ReadAll(directory.file("oe.lock"))), ::getpid());
@@ -134,8 +178,8 @@ TEST(PmemStorageTest, RefusesADirectoryThatALiveProcessHolds) {
   if (child == 0) {
     ::close(done[1]);
     const auto storage = Storage::Open({"pmem_libpmem", directory.path(), 0});
-    const auto arena = storage->NewArena("t", "{}");
-    (void)arena->Allocate(1000);
+    Rows rows(storage.get(), "t", 1000);
+    (void)rows.Add();
     char byte = 'r';
     (void)!::write(ready[1], &byte, 1);
     (void)!::read(done[0], &byte, 1);
@@ -148,10 +192,10 @@ TEST(PmemStorageTest, RefusesADirectoryThatALiveProcessHolds) {
   EXPECT_EQ(MessageOf<StorageError>(open), "the storage directory " + directory.path() +
                                                " is in use by process " + std::to_string(child) +
                                                "; stop it or give another directory");
-  EXPECT_EQ(FilesIn(directory.path()).size(), 2U) << "the holder's files were touched";
+  EXPECT_EQ(FilesIn(directory.path()).size(), 3U) << "the holder's files were touched";
   ::close(done[1]);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  EXPECT_EQ(FilesIn(directory.path()).size(), 2U);
+  EXPECT_EQ(FilesIn(directory.path()).size(), 3U);
   {
     const auto storage = open();  // the holder is dead: its files are stale
     EXPECT_EQ(FilesIn(directory.path()), std::vector<std::string>{"oe.lock"});
@@ -180,7 +224,8 @@ TEST(PmemStorageTest, LeavesForeignFilesAlone) {
 TEST(PmemStorageTest, AFullDeviceIsAnErrorAndNotASignal) {
   const TestDirectory directory;
   const auto storage = Storage::Open({"pmem_libpmem", directory.path(), 0});
-  const auto arena = storage->NewArena("t", "{}");
+  Rows small(storage.get(), "t", 290000);
+  Rows large(storage.get(), "t", 400000);
   // A limit on file sizes stands in for the full device: allocating the blocks of a larger file fails.
   struct rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -188,15 +233,15 @@ TEST(PmemStorageTest, AFullDeviceIsAnErrorAndNotASignal) {
   limit.rlim_cur = 300000;
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  EXPECT_NE(arena->Allocate(290000), nullptr) << "did not try a smaller piece";
-  const std::string message = MessageOf<StorageError>([&] { (void)arena->Allocate(400000); });
+  EXPECT_NE(small.Add(), nullptr) << "did not try a smaller piece";
+  const std::string message = MessageOf<StorageError>([&] { (void)large.Add(); });
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   (void)std::signal(SIGXFSZ, handler);
   EXPECT_NE(message.find("table 't': cannot get 3"), std::string::npos) << message;
   EXPECT_NE(message.find(directory.path() + ": File too large; free space there"), std::string::npos)
       << message;
-  EXPECT_EQ(FilesIn(directory.path()).size(), 2U) << "the file that failed was left";
-  EXPECT_NE(arena->Allocate(400000), nullptr);
+  EXPECT_EQ(FilesIn(directory.path()).size(), 4U) << "the file that failed was left";
+  EXPECT_NE(large.Add(), nullptr);
 }
 
 TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {

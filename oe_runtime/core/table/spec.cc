@@ -41,6 +41,12 @@ class Fields {
     return value.get<uint64_t>();
   }
 
+  bool Boolean(const std::string& name) {
+    const json value = Take(name);
+    if (!value.is_boolean()) Refuse(name, value, "true or false");
+    return value.get<bool>();
+  }
+
   Params Numbers() {
     Params params;
     for (const auto& [name, value] : left_.items()) {
@@ -109,6 +115,10 @@ TableSpec Complete(const TableSpec& spec) {
   } else {
     Refuse(spec, "'index' must be hash or array, not '" + spec.index + "'");
   }
+  const std::string& policy = spec.nonfinite_gradients;
+  if (policy != "refuse" && policy != "skip" && policy != "pass") {
+    Refuse(spec, "'nonfinite_gradients' must be refuse, skip or pass, not '" + policy + "'");
+  }
   try {
     complete.optimizer = Optimizer::Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
@@ -147,7 +157,7 @@ void to_json(json& json, const TableSpec& spec) {
   json = {{"name", spec.name},           {"dim", spec.dim},
           {"dtype", spec.dtype},         {"index", spec.index},
           {"input_dim", spec.input_dim}, {"optimizer", Flat(spec.optimizer.name, spec.optimizer.params)},
-          {"initializer", initializer}};
+          {"initializer", initializer},  {"nonfinite_gradients", spec.nonfinite_gradients}};
 }
 
 void from_json(const json& json, TableSpec& spec) {
@@ -173,7 +183,8 @@ void from_json(const json& json, TableSpec& spec) {
     }
     read.initializer.params = initializer.Numbers();
   }
-  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer");
+  if (fields.Has("nonfinite_gradients")) read.nonfinite_gradients = fields.String("nonfinite_gradients");
+  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer, nonfinite_gradients");
   spec = std::move(read);
 }
 
@@ -196,7 +207,11 @@ TableSpec TableSpecFromJsonText(const std::string& text) {
 }
 
 void to_json(json& json, const StorageSpec& spec) {
-  json = {{"type", spec.type}, {"path", spec.path}, {"capacity_bytes", spec.capacity_bytes}};
+  json = {{"type", spec.type},
+          {"path", spec.path},
+          {"capacity_bytes", spec.capacity_bytes},
+          {"recover", spec.recover},
+          {"kept_checkpoints", spec.kept_checkpoints}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -207,7 +222,11 @@ void from_json(const json& json, StorageSpec& spec) {
   if (fields.Has("capacity_bytes")) {
     read.capacity_bytes = fields.Unsigned("capacity_bytes", std::numeric_limits<uint64_t>::max());
   }
-  fields.End("type, path, capacity_bytes");
+  if (fields.Has("recover")) read.recover = fields.Boolean("recover");
+  if (fields.Has("kept_checkpoints")) {
+    read.kept_checkpoints = static_cast<uint32_t>(fields.Unsigned("kept_checkpoints", kMostKeptCheckpoints));
+  }
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints");
   spec = std::move(read);
 }
 

@@ -22,6 +22,9 @@ struct TableSpec {
   uint64_t input_dim = 0;         // array: number of keys; hash: 0
   OptimizerSpec optimizer;
   InitializerSpec initializer;
+  // What a push does with a key whose gradient has NaN or infinity: "refuse": nothing, and GradientError
+  // names the key; "skip": that row stays as it is; "pass": the optimizer takes it, as Keras does, unchecked.
+  std::string nonfinite_gradients = "refuse";
 };
 
 constexpr uint32_t kLargestDim = 65536;
@@ -46,7 +49,7 @@ std::string ToJsonText(const TableSpec& spec);
 // The same from text; text that is not JSON throws SpecError too. The result is completed.
 TableSpec TableSpecFromJsonText(const std::string& text);
 
-// {"type": "dram"|"pmem_libpmem", "path": "", "capacity_bytes": 0}
+// {"type": "dram"|"pmem_libpmem", "path": "", "capacity_bytes": 0, "recover": false, "kept_checkpoints": 2}
 void to_json(nlohmann::json& json, const StorageSpec& spec);
 void from_json(const nlohmann::json& json, StorageSpec& spec);
 

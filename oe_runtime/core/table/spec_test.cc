@@ -17,7 +17,8 @@ std::string Refusal(const std::string& text) {
 TEST(SpecTest, JsonRoundTrip) {
   const TableSpec spec = TableSpecFromJsonText(R"({"name": "C1", "dim": 9, "index": "array", "input_dim": 5,
       "optimizer": {"name": "sgd", "momentum": 0.5, "nesterov": true},
-      "initializer": {"name": "normal", "stddev": 0.1, "seed": 18446744073709551615}})");
+      "initializer": {"name": "normal", "stddev": 0.1, "seed": 18446744073709551615},
+      "nonfinite_gradients": "skip"})");
   EXPECT_EQ(spec.optimizer.params.at("nesterov"), 1);
   EXPECT_EQ(spec.initializer.params.at("mean"), 0);
   EXPECT_EQ(spec.initializer.seed, ~uint64_t{0});
@@ -30,7 +31,8 @@ TEST(SpecTest, RefusesByField) {
   EXPECT_EQ(Refusal(R"({"dim": 9})"), "the field 'name' is missing");
   EXPECT_EQ(
       Refusal(R"({"name": "t", "dim": 9, "rows": 3})"),
-      "unknown field 'rows'; the fields are name, dim, dtype, index, input_dim, optimizer, initializer");
+      "unknown field 'rows'; the fields are name, dim, dtype, index, input_dim, optimizer, initializer, "
+      "nonfinite_gradients");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 1.5})"),
             "the field 'dim' must be a whole number between 0 and 65536, not 1.5");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "initializer": {"name": "zeros", "seed": -1}})"),
@@ -46,8 +48,11 @@ TEST(SpecTest, RefusesByField) {
             "table 't': a hash table takes any key, so 'input_dim' must be 0, not 4");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "dtype": "float16"})"),
             "table 't': 'dtype' must be float32, not 'float16'");
-  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "adam", "amsgrad": true}})"),
-            "table 't': optimizer 'adam' does not support 'amsgrad'; it supports beta_1, beta_2, epsilon");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "sgd", "amsgrad": true}})"),
+            "table 't': optimizer 'sgd' does not support 'amsgrad'; it supports momentum, nesterov, "
+            "weight_decay");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "nonfinite_gradients": "clip"})"),
+            "table 't': 'nonfinite_gradients' must be refuse, skip or pass, not 'clip'");
   EXPECT_NE(Refusal("{").find("not JSON"), std::string::npos);
   EXPECT_EQ(Refusal("[1]"), "the spec must be a JSON object, not [1]");
 }
@@ -72,8 +77,17 @@ TEST(SpecTest, DifferenceNamesTheField) {
 }
 
 TEST(SpecTest, Storage) {
-  const auto spec = nlohmann::json::parse(R"({"type": "pmem_libpmem", "path": "/x", "capacity_bytes": 7})");
+  auto spec = nlohmann::json::parse(R"({"type": "pmem_libpmem", "path": "/x", "capacity_bytes": 7})");
+  const auto complete = nlohmann::json(spec.get<StorageSpec>());
+  spec["recover"] = false;
+  spec["kept_checkpoints"] = 2;
+  EXPECT_EQ(complete, spec);
+  spec["recover"] = true;
+  spec["kept_checkpoints"] = 5;
   EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
+  spec["recover"] = 1;
+  EXPECT_EQ(MessageOf<SpecError>([&] { (void)spec.get<StorageSpec>(); }),
+            "the field 'storage.recover' must be true or false, not 1");
   EXPECT_THROW((void)nlohmann::json::parse(R"({"type": "dram", "size": 7})").get<StorageSpec>(), SpecError);
 }
 

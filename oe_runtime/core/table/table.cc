@@ -8,26 +8,16 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "oe_runtime/core/checkpoint/table_file.h"
-#include "oe_runtime/core/table/row_map.h"
+#include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/gradients.h"
 
 namespace oe {
 namespace {
 
-constexpr uint32_t kShardBits = 4;
-constexpr uint32_t kShards = 1U << kShardBits;
-static_assert(kShards == Table::kParts, "Keys() has one part per internal shard");
 constexpr size_t kBlock = 64;  // rows in flight
-constexpr size_t kFloatsPerLine = 16;
-
-void PrefetchRow(const float* row, size_t floats) {
-  // Beyond a few lines the hardware's own prefetcher has caught on.
-  const size_t ahead = std::min(floats, size_t{8} * kFloatsPerLine);
-  for (size_t i = 0; i < ahead; i += kFloatsPerLine) __builtin_prefetch(row + i);
-  __builtin_prefetch(row + floats - 1);
-}
 
 // Short rows are the rule, and a call of memcpy costs as much as copying one.
 void CopyFloats(const float* from, float* to, size_t n) {
@@ -40,16 +30,7 @@ void CopyFloats(const float* from, float* to, size_t n) {
   for (; i < n; ++i) to[i] = from[i];
 }
 
-bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
-
 }  // namespace
-
-// The rows, exchanged as a whole by Restore.
-struct Table::Content {
-  std::unique_ptr<Arena> arena;  // before the shards, which point to it
-  std::array<std::unique_ptr<RowMap>, kShards> shards;
-  std::atomic<uint64_t> version{0};
-};
 
 // The keys of a call in the order of their internal shards.
 struct Table::Plan {
@@ -100,26 +81,52 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
       shard_(shard),
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
-      row_floats_(size_t{spec_.dim} * (1 + optimizer_->slots())),
-      content_(NewContent()) {}
+      row_floats_(optimizer_->row_floats()),
+      content_(NewContent(false)) {
+  if (content_->pool && content_->opened) RecoverContent(std::nullopt);
+}
 
 Table::~Table() = default;
 
-std::unique_ptr<Table::Content> Table::NewContent() const {
+PoolSpec Table::NewPoolSpec() const {
+  PoolSpec pool;
+  pool.table = spec_.name;
+  nlohmann::json table = spec_;
+  table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
+  pool.identity =
+      nlohmann::json{{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
+  pool.row_bytes = row_floats_ * sizeof(float);
+  pool.shards = kShards;
+  pool.shard_of = [this](Key key) { return InternalShard(key); };
+  return pool;
+}
+
+std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
+  try {
+    if (!IsArray(spec_)) return NewHashIndex();
+    return NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * internal_shard,
+                         uint64_t{shard_.servers} * kShards);
+  } catch (const std::bad_alloc&) {
+    throw StorageError("table '" + spec_.name + "': no memory for the index of 'input_dim' " +
+                       std::to_string(spec_.input_dim) + "; use more servers or a hash table");
+  }
+}
+
+std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   auto content = std::make_unique<Content>();
-  content->arena = storage_->NewArena(spec_.name, ToJsonText(spec_));
-  const uint64_t stride = uint64_t{shard_.servers} * kShards;
+  std::array<std::unique_ptr<Index>, kShards> indexes;
+  for (uint32_t i = 0; i < kShards; ++i) indexes[i] = NewIndex(i);
+  content->pool = storage_->NewPool(NewPoolSpec(), fresh, &content->opened);
+  if (!content->pool) content->arena = storage_->NewArena(spec_.name);
   for (uint32_t i = 0; i < kShards; ++i) {
-    std::unique_ptr<Index> index;
-    try {
-      index = IsArray(spec_)
-                  ? NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * i, stride)
-                  : NewHashIndex();
-    } catch (const std::bad_alloc&) {
-      throw StorageError("table '" + spec_.name + "': no memory for the index of 'input_dim' " +
-                         std::to_string(spec_.input_dim) + "; use more servers or a hash table");
+    RowStore* store = nullptr;
+    if (content->pool) {
+      store = content->pool->shard(i);
+    } else {
+      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), row_floats_ * sizeof(float));
+      store = content->stores[i].get();
     }
-    content->shards[i] = std::make_unique<RowMap>(std::move(index), content->arena.get(), row_floats_);
+    content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
   return content;
 }
@@ -216,7 +223,34 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
   });
 }
 
+void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor) const {
+  if (spec_.nonfinite_gradients != "refuse") return;
+  const size_t count = CountNonfinite(grads, n, spec_.dim, executor);
+  if (count == 0) return;
+  nonfinite_gradients_ += count;
+  throw Nonfinite(spec_, keys, n, grads);
+}
+
+// Leaves out the rows with gradients that are not finite.
+void Table::PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate,
+                       Executor* executor) {
+  const size_t dim = spec_.dim;
+  std::vector<Key> left_keys;
+  std::vector<float> left_grads;
+  for (size_t i = 0; i < n; ++i) {
+    const float* row = grads + i * dim;
+    if (!AllFinite(row, dim)) continue;
+    left_keys.push_back(keys[i]);
+    left_grads.insert(left_grads.end(), row, row + dim);
+  }
+  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor);
+  nonfinite_gradients_ += n - left_keys.size();
+}
+
 void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor) {
+  if (spec_.nonfinite_gradients == "skip" && !AllFinite(grads, n * spec_.dim, executor)) {
+    return PushFinite(keys, n, grads, learning_rate, executor);
+  }
   const auto rate = static_cast<float>(learning_rate);
   if (!std::isfinite(rate) || rate < 0) {
     throw SpecError("table '" + spec_.name +
@@ -273,6 +307,8 @@ std::vector<Key> Table::Keys(uint32_t part) const {
   return keys;
 }
 
+uint64_t Table::nonfinite_gradients() const { return nonfinite_gradients_; }
+
 uint64_t Table::version() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
   return content_->version.load();
@@ -290,7 +326,7 @@ uint64_t Table::rows() const {
 
 uint64_t Table::bytes() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  return content_->arena->bytes();
+  return content_->pool ? content_->pool->bytes() : content_->arena->bytes();
 }
 
 uint64_t Table::index_bytes() const {
@@ -304,84 +340,5 @@ uint64_t Table::index_bytes() const {
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }
-
-TableFileInfo Table::Save(const std::string& file) const {
-  // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
-  TableFileInfo info;
-  info.file = file;
-  info.spec = spec_;
-  info.shard = shard_;
-  info.version = content_->version.load();
-  info.row_floats = row_floats_;
-  for (const auto& map : content_->shards) info.rows += map->size();
-
-  TableFileWriter writer(info);
-  const size_t block = writer.block_rows();
-  const std::unique_ptr<Key[]> keys(new Key[block]);
-  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
-  const std::unique_ptr<float[]> rows(new float[block * row_floats_]);
-  size_t filled = 0;
-  for (const auto& map : content_->shards) {
-    uint64_t position = 0;
-    while (const size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
-      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_floats_);
-      for (size_t i = 0; i < found; ++i) {
-        std::memcpy(&rows[(filled + i) * row_floats_], map->row(numbers[i]), row_floats_ * sizeof(float));
-      }
-      filled += found;
-      if (filled == block) {
-        writer.WriteBlock(keys.get(), rows.get(), filled);
-        filled = 0;
-      }
-    }
-  }
-  if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
-  return writer.Finish();
-}
-
-void Table::LoadFile(const std::string& file, Content* content) const {
-  TableFileReader reader(file);
-  while (const size_t n = reader.NextBlock()) {
-    for (size_t i = 0; i < n; ++i) {
-      const Key key = reader.keys()[i];
-      const uint32_t shard = InternalShard(key);
-      if (shard == kShards) {
-        if (IsArray(spec_) && key >= spec_.input_dim) {
-          throw CheckpointError(file + ": key " + std::to_string(key) + " is not below input_dim " +
-                                std::to_string(spec_.input_dim) + "; the file is damaged");
-        }
-        continue;
-      }
-      RowMap& map = *content->shards[shard];
-      uint32_t number = kNoRow;
-      bool added = false;
-      map.FindOrAdd(&key, 1, &number, [&](Key, float* row) {
-        std::memcpy(row, reader.rows() + i * row_floats_, row_floats_ * sizeof(float));
-        added = true;
-      });
-      if (!added) {
-        throw CheckpointError(file + ": key " + std::to_string(key) +
-                              " has a row already; the files overlap");
-      }
-    }
-  }
-}
-
-void Table::Restore(const std::vector<std::string>& files) {
-  const std::vector<TableFileInfo> infos = CheckTableFiles(spec_, row_floats_, files);
-  // Loaded beside the present content and exchanged only when every checksum was right.
-  std::unique_ptr<Content> content = NewContent();
-  for (const TableFileInfo& info : infos) {
-    const bool same_servers = info.shard.servers == shard_.servers;
-    if (same_servers && info.shard.server != shard_.server) continue;  // has no key of ours
-    LoadFile(info.file, content.get());
-  }
-  content->version = infos.front().version;
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
-  content_.swap(content);
-}
 
 }  // namespace oe

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 
 namespace oe {
 
+class Index;
 struct TableFileInfo;
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
@@ -24,7 +26,9 @@ struct TableFileInfo;
 // wait, a restore makes everything wait only while it exchanges the content.
 class Table {
  public:
-  // A table without rows in `storage`, which the tables of one server share. Throws SpecError, StorageError.
+  // A table in `storage`, which the tables of one server share: without rows, or, if the storage recovers and
+  // has a pool of that name, with those of its newest checkpoint. Throws SpecError, StorageError (also for a
+  // pool that is damaged or of another spec or shard, naming the file and the field).
   static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
                                        ShardInfo shard = {});
   // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
@@ -44,6 +48,11 @@ class Table {
   // another server.
   void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
 
+  // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
+  // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
+  // several tables can ask them all before the first one changes.
+  void CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor = nullptr) const;
+
   // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts
   // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to
   // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
@@ -55,7 +64,9 @@ class Table {
   static constexpr uint32_t kParts = 16;
   std::vector<Key> Keys(uint32_t part) const;
 
-  uint64_t version() const;      // pushes so far
+  uint64_t version() const;  // pushes so far
+  // Gradients with NaN or infinity, a row each, that were refused or skipped since the table was made.
+  uint64_t nonfinite_gradients() const;
   uint64_t rows() const;         // keys with a row
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
@@ -71,15 +82,35 @@ class Table {
   // ones; then the content is as before.
   void Restore(const std::vector<std::string>& files);
 
+  // Checkpoints in the storage itself, for pmem_libpmem; for dram all but Checkpoints() throw SpecError.
+  //
+  // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
+  // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
+  // not be made durable.
+  void Checkpoint(uint64_t id);
+  // Returns when all checkpoints so far are durable; throws StorageError why one cannot be.
+  void WaitDurable() const;
+  // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
+  std::vector<CheckpointInfo> Checkpoints() const;
+  // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
+  // checkpoints and pushes are gone. Everything waits meanwhile. Throws StorageError for a checkpoint that is
+  // not kept or a pool that is damaged; then the content is as before.
+  void Recover(std::optional<uint64_t> id);
+
  private:
   struct Content;
   struct Plan;
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard);
-  std::unique_ptr<Content> NewContent() const;
+  PoolSpec NewPoolSpec() const;
+  std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
+  std::unique_ptr<Content> NewContent(bool fresh) const;
+  void RecoverContent(std::optional<uint64_t> id);
+  Pool& RequirePool() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
+  void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor);
   void LoadFile(const std::string& file, Content* content) const;
 
   const TableSpec spec_;
@@ -89,6 +120,7 @@ class Table {
   const std::unique_ptr<const Initializer> initializer_;
   const size_t row_floats_;
 
+  mutable std::atomic<uint64_t> nonfinite_gradients_{0};
   mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
   mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore
   std::unique_ptr<Content> content_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -113,7 +114,7 @@ TEST_P(TableTest, PushUpdatesTheRowsOfItsKeys) {
 }
 
 TEST_P(TableTest, MatchesAModelOverManyBatches) {
-  for (const char* name : {"adagrad", "adam", "sgd", "ftrl"}) {
+  for (const char* name : {"adagrad", "adam", "adagrad_decay", "nadam", "sgd", "ftrl"}) {
     for (const uint32_t dim : {1U, 9U, 64U, 100U}) {
       const auto table = Table::Create(Spec(index(), name, dim), StorageFor());
       const auto optimizer = Optimizer::Create(table->spec().optimizer, dim);
@@ -126,7 +127,7 @@ TEST_P(TableTest, MatchesAModelOverManyBatches) {
           std::vector<float>& row = model[keys[i]];
           if (row.empty()) {
             row = Initial(table->spec(), {keys[i]});
-            row.resize(size_t{dim} * (1 + optimizer->slots()));
+            row.resize(optimizer->row_floats());
             optimizer->InitSlots(row.data());
           }
           float* rows = row.data();
@@ -196,6 +197,98 @@ TEST_P(TableTest, LearningRatesAreChecked) {
     EXPECT_THROW(table->Push(&key, 1, grads.data(), rate), SpecError) << rate;
   }
   EXPECT_EQ(table->rows(), 0U);
+}
+
+TEST_P(TableTest, GradientsThatAreNotFinite) {
+  const std::vector<Key> keys = {7, 0, 4999, 12};
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> grads = Gradients(keys, kDim, 1);
+  for (float& g : grads) g *= std::numeric_limits<float>::max() / 2;  // large is not infinite
+  for (const float bad : {nan, -nan, infinity, -infinity}) {
+    for (const char* policy : {"refuse", "skip", "pass"}) {
+      TableSpec spec = Spec(index(), "sgd");
+      spec.nonfinite_gradients = policy;
+      const auto table = Table::Create(spec, StorageFor());
+      table->CheckGradients(keys.data(), keys.size(), grads.data());
+      std::vector<float> bad_grads = grads;
+      bad_grads[kDim] = bad;          // the first of key 0
+      bad_grads[3 * kDim - 1] = bad;  // the last of key 4999
+      const std::string refusal = MessageOf<GradientError>(
+          [&] { table->CheckGradients(keys.data(), keys.size(), bad_grads.data()); });
+      std::vector<float> expected = Initial(table->spec(), keys);
+      if (policy == std::string("refuse")) {
+        EXPECT_EQ(refusal,
+                  "table 'C1': the gradient of key 0 is not finite (2 of 4 keys); try a smaller "
+                  "learning rate, or set the table's nonfinite_gradients to skip or pass");
+        EXPECT_EQ(table->version(), 0U);
+      } else {
+        EXPECT_EQ(refusal, "no exception");
+        Backwards executor;
+        table->Push(keys.data(), keys.size(), bad_grads.data(), 0x1p-126, &executor);
+        EXPECT_EQ(table->version(), 1U);
+        const bool skip = policy == std::string("skip");
+        EXPECT_EQ(table->rows(), skip ? 2U : 4U);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          if (skip && (i == 1 || i == 2)) continue;
+          for (size_t d = 0; d < kDim; ++d) expected[i * kDim + d] -= bad_grads[i * kDim + d] * 0x1p-126F;
+        }
+      }
+      const std::vector<float> rows = Pull(*table, keys);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (std::isnan(expected[i])) {
+          EXPECT_TRUE(std::isnan(rows[i])) << policy << " " << i;
+        } else {
+          EXPECT_EQ(rows[i], expected[i]) << policy << " " << i;
+        }
+      }
+      EXPECT_EQ(table->nonfinite_gradients(), policy == std::string("pass") ? 0U : 2U);
+    }
+  }
+}
+
+TEST_P(TableTest, OneInfinityAmongManyGradientsIsFound) {
+  std::vector<Key> keys(kInputDim);
+  for (Key key = 0; key < kInputDim; ++key) keys[key] = key;
+  std::vector<float> grads(keys.size() * 64, 1.0F);
+  Backwards executor;
+  const auto wide = Table::Create(Spec(index(), "sgd", 64), StorageFor());
+  wide->CheckGradients(keys.data(), keys.size(), grads.data(), &executor);
+  for (const size_t at : {size_t{0}, size_t{65535}, size_t{65536}, grads.size() - 1}) {
+    grads[at] = std::numeric_limits<float>::infinity();
+    EXPECT_THROW(wide->CheckGradients(keys.data(), keys.size(), grads.data(), &executor), GradientError)
+        << at;
+    grads[at] = 1;
+  }
+}
+
+// What a rule takes from the number of the push must be the same after a restore: Adam's powers, Nadam's
+// product, AdagradDecay's period.
+TEST_P(TableTest, ARestoredTableGoesOnAsIfNothingHadHappened) {
+  for (const char* name : {"adagrad_decay", "adam", "adam_async", "adamax", "ftrl", "nadam", "rmsprop"}) {
+    TableSpec spec = Spec(index(), name);
+    if (name == std::string("adagrad_decay")) spec.optimizer.params["accumulator_decay_step"] = 3;
+    const auto push = [&](Table* table, int step) {
+      const std::vector<Key> keys = Batch(step, 50, array());
+      const std::vector<float> grads = Gradients(keys, kDim, step);
+      table->Push(keys.data(), keys.size(), grads.data(), 0.1);
+    };
+    const auto table = Table::Create(spec, StorageFor());
+    for (int step = 1; step <= 7; ++step) push(table.get(), step);
+    const std::string file = directory_.file(std::string(name) + ".oet");
+    table->Save(file);
+    spec.nonfinite_gradients = "pass";  // the policy may be another
+    const auto restored = Table::Create(spec, StorageFor());
+    restored->Restore({file});
+    for (int step = 8; step <= 12; ++step) {
+      push(table.get(), step);
+      push(restored.get(), step);
+    }
+    for (uint32_t part = 0; part < Table::kParts; ++part) {
+      const std::vector<Key> keys = table->Keys(part);
+      EXPECT_EQ(Pull(*table, keys), Pull(*restored, keys)) << name;
+    }
+  }
 }
 
 TEST_P(TableTest, ShardsExecutorsAndTiersGiveTheSameBits) {

@@ -114,6 +114,39 @@ TEST_P(TableThreadsTest, ASaveSeesWholePushes) {
   EXPECT_EQ(mixed, 0);
 }
 
+TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
+  if (std::string(GetParam()) == "dram") GTEST_SKIP() << "dram keeps no checkpoints";
+  const auto table = NewTable();
+  std::vector<Key> keys(kKeys);
+  for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
+  const std::vector<float> grads(kKeys * kDim, -1.0F);
+  std::atomic<int> mixed{0};
+  RunThreads([&](int thread) {
+    Threads executor;
+    std::vector<float> out(kKeys * kDim);
+    for (uint64_t step = 0; step < 40; ++step) {
+      if (thread == 0) {
+        table->Checkpoint(step);
+        (void)table->Checkpoints();
+        if (step % 8 != 7) continue;
+        table->WaitDurable();
+        table->Recover(std::nullopt);
+        continue;
+      }
+      table->Push(keys.data(), keys.size(), grads.data(), 1.0, thread == 1 ? &executor : nullptr);
+      table->Pull(keys.data(), keys.size(), out.data(), thread == 1 ? &executor : nullptr);
+      for (size_t i = 0; i < kKeys; ++i) {
+        for (uint32_t d = 1; d < kDim; ++d) mixed += out[i * kDim + d] != out[i * kDim] ? 1 : 0;
+      }
+    }
+  });
+  EXPECT_EQ(mixed, 0);
+  table->Recover(std::nullopt);
+  std::vector<float> out(kKeys * kDim);
+  table->Pull(keys.data(), keys.size(), out.data());
+  for (const float value : out) ASSERT_EQ(value, static_cast<float>(table->version()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, TableThreadsTest, testing::Values("dram", "pmem_libpmem"),
                          [](const auto& kind) { return std::string(kind.param); });
 

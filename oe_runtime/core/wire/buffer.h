@@ -49,6 +49,7 @@ class Buffer {
   uint8_t* data() { return data_; }
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+  size_t capacity() const { return capacity_; }
   // The memory as an array of T; T must be a plain number.
   template <typename T>
   T* as() {

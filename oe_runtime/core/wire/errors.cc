@@ -10,6 +10,7 @@ ErrorCode CodeOf(const std::exception& error) {
   if (dynamic_cast<const CheckpointError*>(&error) != nullptr) return ErrorCode::kCheckpoint;
   if (dynamic_cast<const AuthError*>(&error) != nullptr) return ErrorCode::kAuth;
   if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return ErrorCode::kProtocol;
+  if (dynamic_cast<const GradientError*>(&error) != nullptr) return ErrorCode::kGradient;
   return ErrorCode::kInternal;
 }
 
@@ -29,6 +30,8 @@ void ThrowAs(ErrorCode code, const std::string& message) {
       throw AuthError(message);
     case ErrorCode::kProtocol:
       throw ProtocolError(message);
+    case ErrorCode::kGradient:
+      throw GradientError(message);
     case ErrorCode::kInternal:
       break;
   }

@@ -49,6 +49,7 @@ enum class ErrorCode : uint32_t {
   kCheckpoint = 6,
   kAuth = 7,
   kProtocol = 8,
+  kGradient = 9,
 };
 
 ErrorCode CodeOf(const std::exception& error);

@@ -34,8 +34,8 @@ FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length) {
   std::memcpy(&header.request, bytes.data() + 8, sizeof header.request);
   std::memcpy(&header.length, bytes.data() + 16, sizeof header.length);
   if (version != kProtocolVersion) {
-    throw ProtocolError("the peer speaks protocol version " + std::to_string(version) + ", this side " +
-                        std::to_string(kProtocolVersion) + "; install the same oe_runtime on both hosts");
+    throw OtherVersion("the peer speaks protocol version " + std::to_string(version) + ", this side " +
+                       std::to_string(kProtocolVersion) + "; install the same oe_runtime on both hosts");
   }
   if (op > kLastOp) throw ProtocolError("unknown operation " + std::to_string(op));
   if (header.length > max_length) {

@@ -38,12 +38,15 @@ enum class Op : uint16_t {
   kStats = 7,
   kShutdown = 8,
   kKeys = 9,
-  kReceive = 10,    // the server shall take table files for a restore
-  kReadFile = 11,   // a chunk of a saved table file
-  kWriteFile = 12,  // the next chunk of a file that was announced
-  kDrop = 13,       // the server shall remove the table files of this client
+  kReceive = 10,      // the server shall take table files for a restore
+  kReadFile = 11,     // a chunk of a saved table file
+  kWriteFile = 12,    // the next chunk of a file that was announced
+  kDrop = 13,         // the server shall remove the table files of this client
+  kCheckpoint = 14,   // {"id", "wait"}: Store::Checkpoint
+  kCheckpoints = 15,  // Store::Checkpoints, a JSON array
+  kRecover = 16,      // {"id"}: Store::Recover
 };
-constexpr uint16_t kLastOp = 13;
+constexpr uint16_t kLastOp = 16;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
@@ -65,8 +68,14 @@ class NotOurs : public ProtocolError {
   using ProtocolError::ProtocolError;
 };
 
-// Throws NotOurs for a wrong magic, ProtocolError for another version, an unknown op, or a body longer than
-// max_length; the message says what was found.
+// The peer is another version of this program.
+class OtherVersion : public ProtocolError {
+ public:
+  using ProtocolError::ProtocolError;
+};
+
+// Throws NotOurs for a wrong magic, OtherVersion for another version, ProtocolError for an unknown op or a
+// body longer than max_length; the message says what was found.
 FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length);
 
 }  // namespace oe

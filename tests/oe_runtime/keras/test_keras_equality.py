@@ -25,6 +25,20 @@ OPTIMIZERS = {
         l2_shrinkage_regularization_strength=0.01,
         beta=0.1,
     ),
+    "adadelta": lambda: keras.optimizers.Adadelta(2.0, rho=0.9, epsilon=1e-4),
+    "amsgrad": lambda: keras.optimizers.Adam(0.02, amsgrad=True, epsilon=1e-6),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, epsilon=1e-6),
+    "adamax": lambda: keras.optimizers.Adamax(0.02, epsilon=1e-6),
+    "nadam": lambda: keras.optimizers.Nadam(0.02, epsilon=1e-6),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.005, momentum=0.5, centered=True, epsilon=1e-5),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "adam_async": lambda: embed.AdamAsync(0.02, epsilon=1e-6),
+    "adagrad_decay": lambda: embed.AdagradDecay(0.1, accumulator_decay_step=4),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.7),
+        weight_decay=0.05,
+        epsilon=1e-6,
+    ),
 }
 
 

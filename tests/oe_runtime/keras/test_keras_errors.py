@@ -15,16 +15,11 @@ from oe_runtime.errors import KeyRangeError, SpecMismatch
 @pytest.mark.parametrize(
     ("optimizer", "named"),
     [
-        (keras.optimizers.Adam(amsgrad=True), "amsgrad"),
-        (keras.optimizers.SGD(weight_decay=0.1), "weight_decay"),
-        (keras.optimizers.SGD(clipnorm=1.0), "clipnorm"),
-        (keras.optimizers.SGD(clipvalue=1.0), "clipvalue"),
-        (keras.optimizers.Adagrad(global_clipnorm=1.0), "global_clipnorm"),
         (keras.optimizers.Ftrl(use_ema=True), "use_ema"),
         (keras.optimizers.Adam(loss_scale_factor=2.0), "loss_scale_factor"),
         (keras.optimizers.Adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
-        (keras.optimizers.RMSprop(), "RMSprop"),
-        (keras.optimizers.AdamW(), "AdamW"),
+        (keras.optimizers.Adafactor(), "Adafactor"),
+        (keras.optimizers.Lamb(), "Lamb"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -51,7 +46,8 @@ def _one_table(**options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"embeddings_initializer": "glorot_uniform"}, "GlorotUniform has no counterpart"),
+        ({"embeddings_initializer": "orthogonal"}, "Orthogonal makes the rows .* depend"),
+        ({"embeddings_initializer": "identity"}, "Identity makes the rows .* depend"),
         (
             {"embeddings_initializer": keras.initializers.Constant(np.ones((100, 2)))},
             "Constant has no counterpart",
@@ -60,7 +56,10 @@ def _one_table(**options):
             {"embeddings_initializer": keras.initializers.RandomUniform(seed=-1)},
             "seed must be an integer ≥ 0",
         ),
-        ({"embeddings_regularizer": "l2"}, "embeddings_regularizer is not supported"),
+        (
+            {"embeddings_regularizer": keras.regularizers.OrthogonalRegularizer()},
+            "embeddings_regularizer OrthogonalRegularizer is not supported",
+        ),
         ({"embeddings_constraint": "non_neg"}, "embeddings_constraint is not supported"),
         ({"lora_rank": 2}, "lora_rank is not supported"),
         ({"dtype": "bfloat16"}, "keeps variables as bfloat16"),
@@ -96,10 +95,53 @@ def test_translated_initializers():
             keras.initializers.RandomNormal(0.5, 0.25, seed=9),
             {"name": "normal", "mean": 0.5, "stddev": 0.25, "seed": 9},
         ),
+        (
+            keras.initializers.TruncatedNormal(0.5, 0.25, seed=9),
+            {"name": "truncated_normal", "mean": 0.5, "stddev": 0.25, "seed": 9},
+        ),
     ):
         model = embed.distributed_model(_one_table(embeddings_initializer=given), seed=4, name_prefix="x/")
         model.compile("sgd", "mse")
         assert dict(model.tables["x/here"].initializer) == expected
+
+
+SCALED = [
+    keras.initializers.GlorotUniform(),
+    keras.initializers.GlorotNormal(),
+    keras.initializers.HeUniform(),
+    keras.initializers.HeNormal(),
+    keras.initializers.LecunUniform(),
+    keras.initializers.LecunNormal(),
+    keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal"),
+    keras.initializers.VarianceScaling(3.0, "fan_avg", "uniform"),
+]
+
+
+@pytest.mark.parametrize("initializer", SCALED, ids=lambda i: type(i).__name__)
+def test_variance_scaling(initializer):
+    """Rows have the mean, the deviation and the range that Keras's own values have."""
+    rows, dim = 3000, 20
+    x = keras.Input((1,), dtype="int64")
+    stock = keras.Model(x, keras.layers.Embedding(rows, dim, initializer, name="here")(x))
+    model = embed.distributed_model(stock, seed=3)
+    model.compile("sgd", "mse")
+    ours = model.get_layer("here").table.rows(np.arange(rows))
+    theirs = stock.get_layer("here").get_weights()[0]
+    deviation = theirs.std()
+    assert abs(ours.mean()) < 4 * deviation / np.sqrt(ours.size)
+    assert ours.std() == pytest.approx(deviation, rel=0.02)
+    if initializer.distribution != "untruncated_normal":
+        assert np.abs(ours).max() == pytest.approx(np.abs(theirs).max(), rel=0.01)
+
+
+@pytest.mark.parametrize("initializer", SCALED, ids=lambda i: f"{type(i).__name__}-{i.mode}")
+def test_variance_scaling_without_a_number_of_rows(initializer):
+    if initializer.mode == "fan_out":
+        layer = embed.Embedding(-1, 8, initializer)
+        assert layer.initializer_spec(0)["stddev"] == pytest.approx(np.sqrt(2 / 8))
+        return
+    with pytest.raises(ValueError, match=r"'any': .*divides by the number of rows"):
+        embed.Embedding(-1, 8, initializer, name="any")
 
 
 def test_a_layer_without_servers():

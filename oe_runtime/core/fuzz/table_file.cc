@@ -1,0 +1,91 @@
+#include "oe_runtime/core/checkpoint/table_file.h"
+
+#include <cstring>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/fuzz/targets.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kFixed = 16;  // magic, format, size of the header
+constexpr size_t kChecksum = sizeof(uint64_t);
+
+void MakeChecksumsRight(std::string* file) {
+  uint32_t header = 0;
+  if (file->size() < kFixed + 2 * kChecksum) return;
+  std::memcpy(&header, file->data() + 12, sizeof header);
+  if (header > file->size() - kFixed - 2 * kChecksum) return;
+  for (const size_t end : {kFixed + header, file->size() - kChecksum}) {
+    const uint64_t checksum = XXH3_64bits(file->data(), end);
+    std::memcpy(file->data() + end, &checksum, kChecksum);
+  }
+}
+
+void Read(const std::string& file) {
+  try {
+    TableFileReader reader(file);
+    uint64_t rows = 0;
+    while (const size_t n = reader.NextBlock()) {
+      rows += n;
+      // All of a block is there.
+      volatile float last = reader.rows()[n * reader.info().row_floats - 1];
+      volatile Key key = reader.keys()[n - 1];
+      (void)last;
+      (void)key;
+    }
+    Require(rows == reader.info().rows);
+  } catch (const CheckpointError&) {
+    return;
+  }
+}
+
+TableSpec SpecOf(const std::string& name, uint32_t dim, const std::string& optimizer) {
+  TableSpec spec;
+  spec.name = name;
+  spec.dim = dim;
+  spec.optimizer.name = optimizer;
+  spec.initializer.name = "uniform";
+  return Complete(spec);
+}
+
+}  // namespace
+
+void FuzzTableFile(const uint8_t* data, size_t size) {
+  static TestDirectory* const directory = new TestDirectory;  // lives as long as the process
+  const std::string file = directory->file("table.oet");
+  std::string content(reinterpret_cast<const char*>(data), size);
+  WriteAll(file, content);
+  Read(file);
+  MakeChecksumsRight(&content);
+  WriteAll(file, content);
+  Read(file);
+}
+
+std::vector<std::pair<std::string, std::string>> TableFileSeeds() {
+  std::vector<std::pair<std::string, std::string>> seeds;
+  for (const auto& [name, dim, optimizer, rows] :
+       {std::tuple<const char*, uint32_t, const char*, uint64_t>{"adagrad", 2, "adagrad", 3},
+        {"adam", 1, "adam", 1},
+        {"empty", 4, "sgd", 0}}) {
+    TableFileInfo info;
+    info.spec = SpecOf(name, dim, optimizer);
+    info.shard = {0, 2};
+    info.version = 7;
+    info.rows = rows;
+    info.row_floats = Optimizer::Create(info.spec.optimizer, dim)->row_floats();
+    std::string content;
+    TableFileEncoder encoder(info, [&content](const void* from, size_t bytes) {
+      content.append(static_cast<const char*>(from), bytes);
+    });
+    const std::vector<Key> keys = {5, 6, 7};
+    const std::vector<float> values(rows * info.row_floats, 0.5F);
+    if (rows > 0) encoder.WriteBlock(keys.data(), values.data(), rows);
+    (void)encoder.Finish();
+    seeds.emplace_back(name, content);
+  }
+  return seeds;
+}
+
+}  // namespace oe

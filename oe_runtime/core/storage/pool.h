@@ -1,0 +1,186 @@
+#ifndef OE_CORE_STORAGE_POOL_H_
+#define OE_CORE_STORAGE_POOL_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/medium.h"
+#include "oe_runtime/core/storage/pool_format.h"
+#include "oe_runtime/core/storage/slot_store.h"
+#include "oe_runtime/core/storage/storage.h"
+
+namespace oe {
+
+struct PoolSpec {
+  std::string table;     // its name, for messages
+  std::string identity;  // a JSON object that says whose rows they are: a pool with another one is refused
+  size_t row_bytes = 0;
+  uint32_t shards = 1;                    // internal ones
+  std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here
+  uint32_t window = 2;                    // checkpoints that are kept
+  size_t block_bytes = size_t{32} << 10;
+  // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
+  bool background = true;
+};
+
+// The rows of one table on a medium, which survive the process and a power cut at checkpoint granularity.
+//
+// A table is always in one open epoch. A row that is written for the first time in an epoch moves to a free
+// slot, so slots of closed epochs never change. Checkpoint() closes the epoch: it hands over the lists of
+// slots that were written and retired in it, and pushes go on in the next epoch while a thread
+//   1. flushes rows, keys and states (epoch and checksum) of the written slots    fence
+//   2. commits the checkpoint in the superblock, dropping the oldest               fence
+//   3. zeroes the states of retired slots that no kept checkpoint needs            fence
+//   4. then those of the tombstones that hid them                                  fence
+//   5. and gives all these slots back to be used again.
+// So a slot is free on the medium before anything of it is overwritten, and an epoch that the superblock does
+// not have never happened. Recovery reads the metadata regions only: it keeps for each key the newest slot
+// whose epoch is not newer than the chosen checkpoint's, and zeroes the states of newer ones.
+//
+// A pool's regions are oe-<uuid>-super.pool, two alternating copies of the superblock after a description,
+// and segments oe-<uuid>-<number>.pool with a header, the metadata of their slots and their rows
+// (pool_format.h). Thread-safe but for what the comments exclude.
+class Pool {
+ public:
+  // A new pool without rows, in epoch 1. Throws StorageError.
+  static std::unique_ptr<Pool> Create(Medium* medium, const PoolSpec& spec);
+  // Opens a pool that is there and checks everything but the slots; Recover() must follow. Changes nothing.
+  // Throws StorageError naming the file and what is wrong with it.
+  static std::unique_ptr<Pool> Open(Medium* medium, uint64_t uuid, const PoolSpec& spec);
+  // Makes durable what Checkpoint() was called for. A pool without any checkpoint is worth nothing after this
+  // and is removed.
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // The rows of an internal shard. Recover() replaces them.
+  SlotStore* shard(uint32_t number) { return shards_[number].get(); }
+
+  // Closes the open epoch: takes microseconds, however many rows there are. The caller excludes writers of
+  // all shards; `version` is theirs. Throws SpecError for an id that is not above that of the last checkpoint
+  // and StorageError when an earlier checkpoint could not be made durable; then nothing has changed.
+  void Checkpoint(uint64_t id, uint64_t version);
+  // Returns when every checkpoint so far is durable; throws StorageError why one cannot be.
+  void WaitDurable();
+  // The same without the error.
+  void WaitIdle() noexcept;
+  // Makes pending checkpoints durable in the calling thread, without `background`.
+  void RunPending();
+
+  // Durable checkpoints that are kept, oldest first.
+  std::vector<CheckpointInfo> Checkpoints() const;
+
+  // Goes back to the kept checkpoint `id`, or without one to the newest, or to an empty table if there is
+  // none; later checkpoints are dropped. `indexes`, one a shard and empty, get the rows. Returns what was
+  // recovered. The caller excludes all use of shards. Throws StorageError for an id that is not kept and for
+  // a pool that is damaged; then nothing has changed on the medium or in the shards. Interrupted anywhere, it
+  // can be done again.
+  CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes);
+
+  // Reads all rows that a key of `numbers[shard]` has and compares their checksums; throws StorageError
+  // naming the file of the first that is wrong. For rows of closed epochs.
+  void Verify(uint32_t shard, const std::vector<uint32_t>& numbers) const;
+
+  // All regions go with this object, whatever checkpoints there are; at once, those of the superblock.
+  void Remove();
+
+  // Bytes of all segments.
+  uint64_t bytes() const;
+
+  // For SlotStore: a block of free slots. Throws StorageError.
+  SlotBlock TakeBlock();
+
+ private:
+  using Slots = std::vector<std::vector<uint32_t>>;  // numbers by shard
+  struct Segment {
+    Region region;
+    SegmentHeader header;
+  };
+  struct Job {
+    KeptCheckpoint checkpoint;
+    std::vector<SlotStore::Changes> changes;  // by shard
+  };
+  struct Scan;
+
+  Pool(Medium* medium, uint64_t uuid, const PoolSpec& spec);
+
+  // Segments (pool.cc).
+  void OpenSuper();
+  void OpenSegments();
+  void CreateSuper();
+  void Grow(size_t blocks);
+  SlotBlock BlockOf(const Segment& segment, uint64_t block) const;
+  [[noreturn]] void Damaged(const std::string& name, const std::string& what) const;
+  void CloseRegions() noexcept;
+  void RemoveRegions() noexcept;
+
+  // Checkpoints (pool_checkpoint.cc).
+  void Start();
+  void Run();
+  void GrowAhead() noexcept;
+  void MakeDurable(const Job& job);
+  void Seal(const Job& job);
+  void Commit(std::vector<KeptCheckpoint> kept);
+  void Recycle();
+  void Invalidate(const Slots& slots);
+  SlotMeta* MetaOf(uint32_t shard, uint32_t number) const;
+  const std::byte* RowOf(uint32_t shard, uint32_t number) const;
+
+  // Recovery (pool_recovery.cc).
+  void AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_blocks) const;
+  void ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const;
+
+  Medium* const medium_;
+  const PoolSpec spec_;
+  const RowLayout layout_;
+  uint64_t uuid_;
+  Region super_;
+  std::vector<std::unique_ptr<SlotStore>> shards_;
+
+  std::mutex grow_mutex_;  // held while a segment is made; before the next
+  mutable std::mutex segments_mutex_;
+  std::vector<Segment> segments_;
+  std::vector<SlotBlock> free_blocks_;
+  uint64_t bytes_ = 0;
+  size_t low_water_ = 0;  // free blocks at which the thread is asked for a segment; 0: never
+
+  // Of whoever makes checkpoints durable.
+  std::unique_ptr<Flusher> flusher_;
+  std::vector<std::vector<SlotBlock>> blocks_;  // by shard: those of the closed epochs
+  std::map<uint64_t, Slots> retired_;           // by the epoch in which they were retired
+  std::map<uint64_t, Slots> tombstones_;        // by their epoch
+  uint64_t digest_ = 0;                         // of the last closed epoch, see KeptCheckpoint
+  uint64_t sequence_ = 0;                       // of the newest copy of the superblock
+  uint64_t least_segments_ = 0;                 // that copy's
+
+  // Of callers of Checkpoint(), who exclude each other.
+  uint64_t epoch_ = 1;
+  uint64_t last_id_ = 0;
+  bool has_id_ = false;
+
+  mutable std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::vector<KeptCheckpoint> kept_;  // what the superblock says
+  std::deque<Job> queue_;             // the first is under way when busy_
+  bool busy_ = false;
+  bool grow_ = false;  // the thread is asked for a segment
+  bool stop_ = false;
+  bool remove_ = false;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_STORAGE_POOL_H_

@@ -1,0 +1,250 @@
+// How checkpoints of a pool become durable.
+#include <algorithm>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool.h"
+
+namespace oe {
+
+void Pool::Start() {
+  if (spec_.background) thread_ = std::thread([this] { Run(); });
+}
+
+void Pool::Checkpoint(uint64_t id, uint64_t version) {
+  if (has_id_ && id <= last_id_) {
+    throw SpecError("table '" + spec_.table + "': checkpoint " + std::to_string(id) +
+                    " is not after the last one, " + std::to_string(last_id_));
+  }
+  if (epoch_ >= kLastEpoch) {
+    throw StorageError("table '" + spec_.table + "' has had as many checkpoints as a pool can have");
+  }
+  Job job;
+  job.changes.reserve(spec_.shards);
+  {
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    if (!failure_.empty()) {
+      throw StorageError("table '" + spec_.table + "' can have no more checkpoints: " + failure_);
+    }
+    queue_.emplace_back();  // all that can throw comes first
+    job.checkpoint = {epoch_, id, version, 0, 0};
+    for (const auto& shard : shards_) {
+      job.checkpoint.rows += shard->size();
+      job.changes.push_back(shard->Close());
+    }
+    queue_.back() = std::move(job);
+  }
+  ++epoch_;
+  last_id_ = id;
+  has_id_ = true;
+  queue_changed_.notify_all();
+}
+
+void Pool::Run() {
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  while (true) {
+    queue_changed_.wait(lock, [this] { return stop_ || grow_ || !queue_.empty(); });
+    busy_ = true;
+    if (grow_) {
+      lock.unlock();
+      GrowAhead();
+      lock.lock();
+      grow_ = false;
+    }
+    if (queue_.empty()) {
+      busy_ = false;
+      queue_changed_.notify_all();
+      if (stop_) return;
+      continue;
+    }
+    std::string failure;
+    {
+      const Job job = std::move(queue_.front());
+      lock.unlock();
+      try {
+        MakeDurable(job);
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    }
+    lock.lock();
+    busy_ = false;
+    queue_.pop_front();
+    if (!failure.empty()) {
+      // What comes after builds on this one.
+      failure_ = failure;
+      queue_.clear();
+    }
+    queue_changed_.notify_all();
+  }
+}
+
+void Pool::GrowAhead() noexcept {
+  try {
+    size_t blocks = 0;
+    {
+      const std::lock_guard<std::mutex> lock(segments_mutex_);
+      blocks = low_water_;
+    }
+    Grow(blocks);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever needs the room will be told
+  }
+}
+
+void Pool::RunPending() {
+  while (!queue_.empty()) {
+    const Job job = std::move(queue_.front());
+    queue_.pop_front();
+    MakeDurable(job);
+  }
+}
+
+void Pool::WaitIdle() noexcept {
+  if (!spec_.background) return;
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  queue_changed_.wait(lock, [this] { return queue_.empty() && !busy_ && !grow_; });
+}
+
+void Pool::WaitDurable() {
+  WaitIdle();
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  if (!failure_.empty()) {
+    throw StorageError("table '" + spec_.table + "': a checkpoint could not be made durable: " + failure_);
+  }
+}
+
+std::vector<CheckpointInfo> Pool::Checkpoints() const {
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  std::vector<CheckpointInfo> checkpoints;
+  checkpoints.reserve(kept_.size());
+  for (const KeptCheckpoint& kept : kept_) checkpoints.push_back({kept.id, kept.version, kept.rows});
+  return checkpoints;
+}
+
+SlotMeta* Pool::MetaOf(uint32_t shard, uint32_t number) const {
+  return &blocks_[shard][number >> layout_.shift].metas[number & (layout_.block_rows() - 1)];
+}
+
+const std::byte* Pool::RowOf(uint32_t shard, uint32_t number) const {
+  return blocks_[shard][number >> layout_.shift].rows + layout_.Offset(number & (layout_.block_rows() - 1));
+}
+
+void Pool::MakeDurable(const Job& job) {
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    const std::vector<SlotBlock>& blocks = job.changes[i].blocks;
+    blocks_[i].insert(blocks_[i].end(), blocks.begin(), blocks.end());
+  }
+  Seal(job);
+
+  const uint64_t epoch = job.checkpoint.epoch;
+  Slots retired(spec_.shards);
+  Slots tombstones(spec_.shards);
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    for (const uint32_t number : job.changes[i].retired) {
+      const SlotMeta* meta = MetaOf(i, number);
+      digest_ -= SlotDigest(meta->key, meta->state);
+    }
+    retired[i] = job.changes[i].retired;
+    tombstones[i] = job.changes[i].tombstones;
+  }
+  std::vector<KeptCheckpoint> kept = kept_;
+  kept.push_back(job.checkpoint);
+  kept.back().digest = digest_;
+  while (kept.size() > spec_.window) kept.erase(kept.begin());
+  Commit(std::move(kept));
+
+  retired_[epoch] = std::move(retired);
+  tombstones_[epoch] = std::move(tombstones);
+  Recycle();
+}
+
+// Writes down the slots of a closed epoch. States need not wait for their rows: until the superblock has the
+// epoch, recovery invalidates them.
+void Pool::Seal(const Job& job) {
+  const uint64_t epoch = job.checkpoint.epoch;
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    std::vector<uint32_t> tombstones = job.changes[i].tombstones;
+    std::sort(tombstones.begin(), tombstones.end());
+    for (const uint32_t number : job.changes[i].written) {
+      SlotMeta* meta = MetaOf(i, number);
+      const std::byte* row = RowOf(i, number);
+      uint64_t state = 0;
+      if (std::binary_search(tombstones.begin(), tombstones.end(), number)) {
+        state = TombstoneState(epoch, meta->key);
+      } else {
+        state = SlotState(epoch, meta->key, row, layout_.row_bytes);
+        digest_ += SlotDigest(meta->key, state);
+        flusher_->Flush(row, layout_.row_bytes);
+      }
+      flusher_->Store(&meta->state, state);
+      flusher_->Flush(meta, sizeof(SlotMeta));
+    }
+  }
+  flusher_->Fence();
+}
+
+void Pool::Commit(std::vector<KeptCheckpoint> kept) {
+  SuperCopy copy;
+  copy.sequence = sequence_ + 1;
+  {
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    copy.segments = segments_.size();
+  }
+  copy.kept = kept;
+  const std::vector<uint64_t> words = EncodeSuperCopy(copy);
+  auto* at = reinterpret_cast<uint64_t*>(super_.data + kSuperTextBytes + copy.sequence % 2 * kPoolPage);
+  // A copy that was interrupted here before, with the same sequence, may lack a single word on the medium,
+  // and be whole once we store it: its checksum goes first.
+  flusher_->Store(at, 0);
+  flusher_->Flush(at, sizeof(uint64_t));
+  flusher_->Fence();
+  for (size_t i = 0; i < words.size(); ++i) flusher_->Store(at + i, words[i]);
+  flusher_->Flush(at, words.size() * sizeof(uint64_t));
+  flusher_->Fence();
+  sequence_ = copy.sequence;
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  kept_ = std::move(kept);
+}
+
+// Gives back the slots that no kept checkpoint needs: one that was retired in epoch e is part of checkpoints
+// before e only. The tombstones of e go after it, since an erased row without its tombstone would be back.
+void Pool::Recycle() {
+  if (kept_.empty()) return;
+  const uint64_t oldest = kept_.front().epoch;
+  for (std::map<uint64_t, Slots>* lists : {&retired_, &tombstones_}) {
+    const auto end = lists->upper_bound(oldest);
+    for (auto of_epoch = lists->begin(); of_epoch != end; ++of_epoch) Invalidate(of_epoch->second);
+    flusher_->Fence();
+  }
+  for (std::map<uint64_t, Slots>* lists : {&retired_, &tombstones_}) {
+    const auto end = lists->upper_bound(oldest);
+    for (auto of_epoch = lists->begin(); of_epoch != end; of_epoch = lists->erase(of_epoch)) {
+      for (uint32_t i = 0; i < spec_.shards; ++i) shards_[i]->Give(of_epoch->second[i]);
+    }
+  }
+}
+
+void Pool::Invalidate(const Slots& slots) {
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    for (const uint32_t number : slots[i]) {
+      SlotMeta* meta = MetaOf(i, number);
+      flusher_->Store(&meta->state, 0);
+      flusher_->Flush(&meta->state, sizeof(meta->state));
+    }
+  }
+}
+
+void Pool::Verify(uint32_t shard, const std::vector<uint32_t>& numbers) const {
+  for (const uint32_t number : numbers) {
+    const SlotMeta* meta = MetaOf(shard, number);
+    const std::byte* row = RowOf(shard, number);
+    if (meta->state == SlotState(EpochOf(meta->state), meta->key, row, layout_.row_bytes)) continue;
+    for (const Segment& segment : segments_) {
+      if (row < segment.region.data || row >= segment.region.data + segment.region.size) continue;
+      Damaged(segment.region.name,
+              "the checksum of the row of key " + std::to_string(meta->key) + " is wrong");
+    }
+  }
+}
+
+}  // namespace oe

@@ -1,0 +1,365 @@
+// The proof that pools keep their promise: random pushes, erases, checkpoints and recoveries on a simulated
+// medium, power cuts and kills at random steps (also of recovery itself), and after each a comparison of
+// every row with a model.
+//
+//   OE_CRASH_SEED=N      repeats a run (each prints its seed)
+//   OE_CRASH_POINTS=N    crash points, 30000 if not set
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool.h"
+#include "oe_runtime/core/storage/simulated_medium.h"
+#include "oe_runtime/core/table/row_map.h"
+
+namespace oe {
+namespace {
+
+constexpr uint32_t kShards = 2;
+constexpr std::array<uint32_t, 7> kDims = {1, 8, 9, 16, 64, 65, 128};
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+// What a row holds: a function of its key and of the number of the write that made it, different in all
+// words.
+float Value(Key key, uint64_t stamp, uint32_t d) {
+  const auto bits = static_cast<uint32_t>(Mix64(Mix64(key) + stamp * 1000 + d) >> 41);
+  return static_cast<float>(bits);
+}
+
+using Rows = std::map<Key, uint64_t>;  // key → number of its last write
+
+struct Totals {
+  uint64_t crashes = 0;
+  uint64_t in_recovery = 0;
+  uint64_t in_checkpoint = 0;
+  uint64_t recovered = 0;
+  uint64_t to_older = 0;
+  uint64_t rows_compared = 0;
+  uint64_t erases = 0;
+  uint64_t reused = 0;
+  uint64_t full = 0;
+};
+
+// One table through many lives.
+class Subject {
+ public:
+  Subject(uint64_t seed, uint32_t dim, uint32_t window, Totals* totals)
+      : random_(seed), medium_(seed + 1), dim_(dim), totals_(totals) {
+    spec_.table = "t";
+    spec_.identity = R"({"table": {"name": "t"}})";
+    spec_.row_bytes = dim * sizeof(float);
+    spec_.shards = kShards;
+    spec_.shard_of = [](Key key) { return static_cast<uint32_t>(Mix64(key) & (kShards - 1)); };
+    spec_.window = window;
+    spec_.block_bytes = 2048;
+    spec_.background = false;
+    keys_ = 10 + random_() % 60;
+    medium_.set_largest(16 << 10);
+    // Pushes go on while a checkpoint is made durable.
+    medium_.on_step = [this] {
+      if (!closing_ || random_() % 8 != 0) return;
+      closing_ = false;
+      Push();
+      closing_ = true;
+    };
+  }
+
+  // Until the next crash and the recovery after it. False when something was wrong.
+  void Live() {
+    medium_.CrashAfter(random_() % 3 == 0 ? random_() % 40 : random_() % 1500);
+    bool crashed = false;
+    try {
+      pending_ = 0;
+      Open();
+      while (!testing::Test::HasFatalFailure()) Act();
+    } catch (const SimulatedMedium::Crash&) {
+      crashed = true;
+    }
+    if (testing::Test::HasFatalFailure()) return;
+    ASSERT_TRUE(crashed);
+    ++totals_->crashes;
+    totals_->in_recovery += recovering_ ? 1 : 0;
+    totals_->in_checkpoint += closing_ ? 1 : 0;
+    closing_ = false;
+    recovering_ = false;
+    maps_.clear();
+    pool_.reset();
+    medium_.Restart(random_() % 3 != 0);
+    // Usually look at it in peace; sometimes the next life begins with a crash at once.
+    if (random_() % 4 != 0) {
+      Open();
+      if (testing::Test::HasFatalFailure()) return;
+      Compare();
+      // A power cut now must not change what was seen.
+      if (random_() % 2 == 0) Act();
+      maps_.clear();
+      pool_.reset();
+      medium_.Restart(true);
+    }
+  }
+
+ private:
+  void Open() {
+    std::optional<uint64_t> uuid;
+    for (const std::string& name : medium_.List()) {
+      uint64_t found = 0;
+      bool super = false;
+      ASSERT_TRUE(ParsePoolName(name, &found, &super));
+      // A region without its magic was never finished; storages remove these.
+      const Region region = medium_.Open(name);
+      uint64_t inside = 0;
+      std::string text;
+      if (super && ReadSuperHeader(region, &inside, &text)) uuid = found;
+    }
+    if (!uuid) {
+      ASSERT_TRUE(committed_.empty()) << "a pool with a checkpoint is gone";
+      for (const std::string& name : medium_.List()) medium_.Remove(name);
+      medium_.capacity = UINT64_MAX;
+      pool_ = Pool::Create(&medium_, spec_);
+      rows_.clear();
+      called_.clear();
+      for (uint32_t i = 0; i < kShards; ++i) {
+        maps_.push_back(std::make_unique<RowMap>(NewHashIndex(), pool_->shard(i)));
+      }
+      return;
+    }
+    recovering_ = true;
+    pool_ = Pool::Open(&medium_, *uuid, spec_);
+    Recover();
+    recovering_ = false;
+  }
+
+  void Recover() {
+    const std::vector<CheckpointInfo> kept = pool_->Checkpoints();
+    CheckKept(kept);
+    std::optional<uint64_t> id;
+    // An older one from time to time, of several.
+    if (!kept.empty() && random_() % 4 == 0) {
+      id = kept[random_() % kept.size()].id;
+      totals_->to_older += *id != kept.back().id ? 1 : 0;
+    }
+    if (id) {
+      // From here on later ones may be gone.
+      while (!committed_.empty() && committed_.back() > *id) committed_.pop_back();
+    }
+    std::vector<std::unique_ptr<Index>> indexes;
+    std::vector<Index*> pointers;
+    for (uint32_t i = 0; i < kShards; ++i) {
+      indexes.push_back(NewHashIndex());
+      pointers.push_back(indexes.back().get());
+    }
+    const CheckpointInfo info = pool_->Recover(id, pointers);
+    pending_ = 0;
+    if (kept.empty()) {
+      ASSERT_EQ(info.rows, 0U);
+      rows_.clear();
+      called_.clear();
+    } else {
+      ASSERT_EQ(info.id, id ? *id : kept.back().id);
+      rows_ = called_.at(info.id);
+      ASSERT_EQ(info.version, info.id * 7);
+      called_.erase(called_.upper_bound(info.id), called_.end());
+      committed_.clear();
+      for (const CheckpointInfo& one : pool_->Checkpoints()) committed_.push_back(one.id);
+    }
+    next_id_ = info.id + 1;
+    ASSERT_EQ(info.rows, rows_.size());
+    maps_.clear();
+    for (uint32_t i = 0; i < kShards; ++i) {
+      maps_.push_back(std::make_unique<RowMap>(std::move(indexes[i]), pool_->shard(i)));
+    }
+    ++totals_->recovered;
+  }
+
+  // All that were committed for sure, and none that was never asked for; the window is kept.
+  void CheckKept(const std::vector<CheckpointInfo>& kept) {
+    ASSERT_LE(kept.size(), spec_.window);
+    if (!committed_.empty()) {
+      ASSERT_FALSE(kept.empty()) << "the committed checkpoint " << committed_.back() << " is gone";
+      ASSERT_GE(kept.back().id, committed_.back());
+    }
+    for (size_t i = 0; i < kept.size(); ++i) {
+      ASSERT_EQ(called_.count(kept[i].id), 1U) << kept[i].id;
+      ASSERT_EQ(kept[i].rows, called_[kept[i].id].size());
+      if (i == 0) continue;
+      ASSERT_EQ(std::next(called_.find(kept[i - 1].id))->first, kept[i].id) << "one in between is gone";
+    }
+  }
+
+  void Act() {
+    const uint64_t what = random_() % 16;
+    if (what < 9) return Push();
+    if (what < 11) return EraseSome();
+    if (what < 15) return Checkpoint();
+    if (pending_ > 0 || random_() % 4 != 0) return;
+    // Back to a checkpoint without a crash.
+    recovering_ = true;
+    Recover();
+    recovering_ = false;
+    Compare();
+  }
+
+  void Push() {
+    std::vector<Key> keys;
+    const size_t n = 1 + random_() % 20;
+    for (size_t i = 0; i < n; ++i) keys.push_back(random_() % keys_);
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    for (const Key key : keys) {
+      RowMap& map = *maps_[spec_.shard_of(key)];
+      uint32_t number = 0;
+      try {
+        map.FindOrAdd(&key, 1, &number, [&](Key, float* row) { Fill(row, key, 0); });
+      } catch (const StorageError&) {
+        ++totals_->full;
+        return;
+      }
+      const uint64_t stamp = ++stamp_;
+      rows_.try_emplace(key, 0);
+      medium_.Step();
+      Fill(map.row(number), key, stamp);
+      rows_[key] = stamp;
+    }
+  }
+
+  // In two halves, between which the power may go.
+  void Fill(float* row, Key key, uint64_t stamp) {
+    for (uint32_t d = 0; d < dim_; ++d) {
+      if (d == dim_ / 2 && stamp > 0) medium_.Step();
+      row[d] = Value(key, stamp, d);
+    }
+  }
+
+  void EraseSome() {
+    const size_t n = random_() % 6;
+    for (size_t i = 0; i < n; ++i) {
+      const Key key = random_() % keys_;
+      try {
+        const bool erased = maps_[spec_.shard_of(key)]->Erase(key);
+        ASSERT_EQ(erased, rows_.count(key) > 0);
+        totals_->erases += erased ? 1 : 0;
+      } catch (const StorageError&) {
+        ++totals_->full;
+        return;
+      }
+      rows_.erase(key);
+      medium_.Step();
+    }
+  }
+
+  void Checkpoint() {
+    if (random_() % 40 == 0) medium_.capacity = 0;  // no new segments: slots must be used again
+    const uint64_t id = next_id_++;
+    called_[id] = rows_;
+    pool_->Checkpoint(id, id * 7);
+    ++pending_;
+    if (random_() % 4 == 0) return;  // durable together with the next one
+    closing_ = true;
+    pool_->RunPending();
+    closing_ = false;
+    const size_t expected = std::min<size_t>(spec_.window, committed_.size() + pending_);
+    pending_ = 0;
+    committed_.clear();
+    for (const CheckpointInfo& kept : pool_->Checkpoints()) committed_.push_back(kept.id);
+    ASSERT_EQ(committed_.size(), expected);
+    ASSERT_EQ(committed_.back(), id);
+    while (!called_.empty() && called_.begin()->first < committed_.front()) {
+      called_.erase(called_.begin());
+    }
+  }
+
+  // Every row, and nothing else.
+  void Compare() {
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < kShards; ++i) {
+      std::vector<Key> keys(maps_[i]->size() + 1);
+      std::vector<uint32_t> numbers(maps_[i]->size() + 1);
+      uint64_t position = 0;
+      const size_t found = maps_[i]->Scan(&position, keys.size(), keys.data(), numbers.data());
+      ASSERT_EQ(found, maps_[i]->size());
+      numbers.resize(found);
+      for (size_t at = 0; at < found; ++at) {
+        const auto expected = rows_.find(keys[at]);
+        ASSERT_NE(expected, rows_.end()) << "key " << keys[at] << " is back";
+        const float* row = maps_[i]->row(numbers[at]);
+        for (uint32_t d = 0; d < dim_; ++d) {
+          ASSERT_EQ(row[d], Value(keys[at], expected->second, d)) << "key " << keys[at] << " at " << d;
+        }
+      }
+      pool_->Verify(i, numbers);
+      rows += found;
+    }
+    ASSERT_EQ(rows, rows_.size());
+    totals_->rows_compared += rows;
+  }
+
+  std::mt19937_64 random_;
+  SimulatedMedium medium_;
+  const uint32_t dim_;
+  Totals* const totals_;
+  PoolSpec spec_;
+  uint64_t keys_ = 0;
+
+  std::unique_ptr<Pool> pool_;
+  std::vector<std::unique_ptr<RowMap>> maps_;
+  bool recovering_ = false;
+  bool closing_ = false;
+
+  Rows rows_;                        // the present
+  std::map<uint64_t, Rows> called_;  // at each checkpoint that was asked for
+  std::vector<uint64_t> committed_;  // that are durable for sure
+  size_t pending_ = 0;               // asked for, and not made durable yet
+  uint64_t next_id_ = 1;
+  uint64_t stamp_ = 0;
+};
+
+TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
+  const uint64_t seed = FromEnvironment("OE_CRASH_SEED", std::random_device{}());
+  const uint64_t points = FromEnvironment("OE_CRASH_POINTS", 30000);
+  std::printf("OE_CRASH_SEED=%llu OE_CRASH_POINTS=%llu\n", static_cast<unsigned long long>(seed),
+              static_cast<unsigned long long>(points));
+  Totals totals;
+  std::mt19937_64 random(seed);
+  while (totals.crashes < points) {
+    const uint32_t dim = kDims[random() % kDims.size()];
+    const auto window = static_cast<uint32_t>(1 + random() % 3);
+    SCOPED_TRACE("dim " + std::to_string(dim) + ", window " + std::to_string(window) + ", after " +
+                 std::to_string(totals.crashes) +
+                 " crashes; repeat with OE_CRASH_SEED=" + std::to_string(seed));
+    Subject subject(random(), dim, window, &totals);
+    for (int life = 0; life < 40; ++life) {
+      ASSERT_NO_THROW(subject.Live());
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+  std::printf(
+      "%llu crashes (%llu in recovery, %llu in a checkpoint), %llu recoveries (%llu to an older one), "
+      "%llu rows compared, %llu erased, %llu times full\n",
+      static_cast<unsigned long long>(totals.crashes), static_cast<unsigned long long>(totals.in_recovery),
+      static_cast<unsigned long long>(totals.in_checkpoint),
+      static_cast<unsigned long long>(totals.recovered), static_cast<unsigned long long>(totals.to_older),
+      static_cast<unsigned long long>(totals.rows_compared), static_cast<unsigned long long>(totals.erases),
+      static_cast<unsigned long long>(totals.full));
+  EXPECT_GT(totals.in_recovery, points / 100);
+  EXPECT_GT(totals.in_checkpoint, points / 20);
+  EXPECT_GT(totals.to_older, points / 100);
+  EXPECT_GT(totals.rows_compared, points);
+}
+
+}  // namespace
+}  // namespace oe

@@ -1,0 +1,278 @@
+// How a pool goes back to a checkpoint.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kAtOnce = 64;
+constexpr uint64_t kManySlots = 1 << 16;  // below it, threads cost more than they bring
+
+// Calls task(0) … task(count - 1), on several threads if `parallel`; rethrows an error.
+template <typename Task>
+void ForEach(uint32_t count, bool parallel, const Task& task) {
+  const uint32_t threads = parallel ? std::min(count, std::max(1U, std::thread::hardware_concurrency())) : 1;
+  std::atomic<uint32_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (uint32_t i = next++; i < count; i = next++) {
+      try {
+        task(i);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (uint32_t i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& thread : others) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Whether a slot with state `left` is a newer one of its key than that with `right`. In an epoch in which a
+// key was erased and added again, the row is newer than the tombstone.
+bool Newer(uint64_t left, uint64_t right) {
+  if (EpochOf(left) != EpochOf(right)) return EpochOf(left) > EpochOf(right);
+  return !IsTombstone(left) && IsTombstone(right);
+}
+
+}  // namespace
+
+// What recovery finds of one shard.
+struct Pool::Scan {
+  struct Loser {
+    Key key;
+    uint64_t state;
+    uint32_t number;
+  };
+  std::vector<SlotBlock> blocks;
+  std::unique_ptr<SlotStore> slots;
+  std::vector<uint32_t> free;        // with the later ones
+  std::vector<uint32_t> later;       // of epochs after the chosen one
+  std::vector<Loser> losers;         // with a newer slot of the same key
+  std::vector<uint32_t> tombstones;  // all
+  uint64_t rows = 0;
+  uint64_t digest = 0;
+};
+
+// Blocks belong to the shard of their keys; those without any are free.
+void Pool::AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_blocks) const {
+  for (const Segment& segment : segments_) {
+    for (uint64_t b = 0; b < segment.header.blocks; ++b) {
+      const SlotBlock block = BlockOf(segment, b);
+      const SlotMeta* end = block.metas + segment.header.block_rows;
+      const SlotMeta* used = std::find_if(block.metas, block.metas + segment.header.block_rows,
+                                          [](const SlotMeta& meta) { return meta.state != 0; });
+      if (used == end) {
+        free_blocks->push_back(block);
+        continue;
+      }
+      const uint32_t shard = spec_.shard_of(used->key);
+      if (shard >= spec_.shards) {
+        Damaged(segment.region.name,
+                "it has a row of key " + std::to_string(used->key) + ", which cannot be here");
+      }
+      (*scans)[shard].blocks.push_back(block);
+    }
+  }
+}
+
+void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const {
+  scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1);
+  SlotStore& slots = *scan->slots;
+  uint64_t valid = 0;
+  for (const SlotBlock& block : scan->blocks) {
+    (void)slots.Adopt(block);
+    for (uint32_t i = 0; i < layout_.block_rows(); ++i) valid += block.metas[i].state != 0 ? 1 : 0;
+  }
+  index->Reserve(valid);
+
+  std::array<Key, kAtOnce> keys{};
+  std::array<uint32_t, kAtOnce> numbers{};
+  std::array<uint32_t, kAtOnce> found{};
+  size_t filled = 0;
+  const auto take = [&] {
+    index->Find(keys.data(), filled, found.data());
+    for (size_t i = 0; i < filled; ++i) {
+      const uint64_t state = slots.meta(numbers[i]).state;
+      if (!IsTombstone(state)) {
+        ++scan->rows;
+        scan->digest += SlotDigest(keys[i], state);
+      }
+      // A key may come twice among these.
+      if (found[i] == kNoRow) index->Find(&keys[i], 1, &found[i]);
+      if (found[i] == kNoRow) {
+        index->Add(keys[i], numbers[i]);
+        continue;
+      }
+      index->Find(&keys[i], 1, &found[i]);
+      const uint64_t other = slots.meta(found[i]).state;
+      const bool newer = Newer(state, other);
+      if (!newer && !IsTombstone(state) && EpochOf(state) == EpochOf(other)) {
+        throw StorageError("the pool " + super_.path + " is damaged: key " + std::to_string(keys[i]) +
+                           " has two rows of one epoch; restore from a checkpoint");
+      }
+      if (newer) index->Set(keys[i], numbers[i]);
+      const uint64_t lost = newer ? other : state;
+      scan->losers.push_back({keys[i], lost, newer ? found[i] : numbers[i]});
+      if (!IsTombstone(lost)) {
+        --scan->rows;
+        scan->digest -= SlotDigest(keys[i], lost);
+      }
+    }
+    filled = 0;
+  };
+  for (uint32_t b = static_cast<uint32_t>(scan->blocks.size()); b > 0; --b) {
+    for (uint32_t i = layout_.block_rows(); i > 0; --i) {
+      const uint32_t number = ((b - 1) << layout_.shift) + i - 1;
+      const SlotMeta& meta = scan->blocks[b - 1].metas[i - 1];
+      if (meta.state == 0 || EpochOf(meta.state) > epoch) {
+        if (meta.state != 0) scan->later.push_back(number);
+        scan->free.push_back(number);
+        continue;
+      }
+      if (spec_.shard_of(meta.key) != shard) {
+        throw StorageError("the pool " + super_.path + " is damaged: key " + std::to_string(meta.key) +
+                           " lies among keys of another part of the table; restore from a checkpoint");
+      }
+      if (IsTombstone(meta.state)) scan->tombstones.push_back(number);
+      keys[filled] = meta.key;
+      numbers[filled] = number;
+      if (++filled == kAtOnce) take();
+    }
+  }
+  take();
+}
+
+CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes) {
+  WaitDurable();
+  // What is kept up to the chosen one.
+  std::vector<KeptCheckpoint> kept = kept_;
+  if (id) {
+    while (!kept.empty() && kept.back().id != *id) kept.pop_back();
+    if (kept.empty()) {
+      std::string ids;
+      for (const KeptCheckpoint& one : kept_) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
+      throw StorageError("the pool of table '" + spec_.table + "' has no checkpoint " + std::to_string(*id) +
+                         (ids.empty() ? "; it has none at all" : "; it has " + ids));
+    }
+  }
+  const KeptCheckpoint chosen = kept.empty() ? KeptCheckpoint{} : kept.back();
+
+  // Read everything; nothing is changed yet.
+  std::vector<Scan> scans(spec_.shards);
+  std::vector<SlotBlock> free_blocks;
+  AssignBlocks(&scans, &free_blocks);
+  uint64_t blocks = 0;
+  for (const Scan& scan : scans) blocks += scan.blocks.size();
+  ForEach(spec_.shards, blocks << layout_.shift > kManySlots,
+          [&](uint32_t i) { ScanShard(i, static_cast<uint32_t>(chosen.epoch), indexes[i], &scans[i]); });
+  uint64_t rows = 0;
+  uint64_t digest = 0;
+  for (const Scan& scan : scans) {
+    rows += scan.rows;
+    digest += scan.digest;
+  }
+  if (rows != chosen.rows || digest != chosen.digest) {
+    throw StorageError("the pool " + super_.path + " is damaged: checkpoint " + std::to_string(chosen.id) +
+                       " has " + std::to_string(chosen.rows) + " rows, but the segments beside it have " +
+                       std::to_string(rows) + (rows == chosen.rows ? " with other checksums" : "") +
+                       "; move the pool away, or start without recovery, and restore from a checkpoint");
+  }
+
+  // Retired slots wait for the checkpoints that need them to be dropped, by the epoch of the next newer slot
+  // of their key.
+  std::map<uint64_t, Slots> retired;
+  std::map<uint64_t, Slots> tombstones;
+  const auto put = [this](std::map<uint64_t, Slots>* lists, uint64_t epoch, uint32_t shard, uint32_t number) {
+    Slots& slots = (*lists)[epoch];
+    slots.resize(spec_.shards);
+    slots[shard].push_back(number);
+  };
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    Scan& scan = scans[i];
+    std::sort(scan.losers.begin(), scan.losers.end(), [](const Scan::Loser& left, const Scan::Loser& right) {
+      return left.key != right.key ? left.key < right.key : Newer(left.state, right.state);
+    });
+    for (size_t at = 0; at < scan.losers.size(); ++at) {
+      const Scan::Loser& loser = scan.losers[at];
+      if (IsTombstone(loser.state)) continue;
+      uint64_t newer = 0;
+      if (at > 0 && scan.losers[at - 1].key == loser.key) {
+        newer = scan.losers[at - 1].state;
+      } else {
+        uint32_t newest = kNoRow;
+        indexes[i]->Find(&loser.key, 1, &newest);
+        newer = scan.slots->meta(newest).state;
+      }
+      put(&retired, EpochOf(newer), i, loser.number);
+    }
+    for (const uint32_t number : scan.tombstones) {
+      const SlotMeta& meta = scan.slots->meta(number);
+      put(&tombstones, EpochOf(meta.state), i, number);
+      uint32_t newest = kNoRow;
+      indexes[i]->Find(&meta.key, 1, &newest);
+      if (newest == number) indexes[i]->Erase(meta.key);
+    }
+  }
+
+  Slots later(spec_.shards);
+  Slots free(spec_.shards);
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    later[i] = std::move(scans[i].later);
+    free[i] = std::move(scans[i].free);
+    blocks_[i] = std::move(scans[i].blocks);
+  }
+  try {
+    // A process that was killed, without a power cut, leaves stores that can be read and are not durable yet.
+    // What was fenced before something else was stored is, so what is left is what comes last: the
+    // superblock, headers, and states that were zeroed.
+    flusher_->Flush(super_.data, super_.size);
+    for (const Segment& segment : segments_) flusher_->Flush(segment.region.data, sizeof(SegmentHeader));
+    for (uint32_t i = 0; i < spec_.shards; ++i) {
+      for (const uint32_t number : free[i]) flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
+    }
+    for (const SlotBlock& block : free_blocks) {
+      flusher_->Flush(block.metas, layout_.block_rows() * sizeof(SlotMeta));
+    }
+    flusher_->Fence();
+    // Later checkpoints first, then their slots: interrupted in between, these are still later than the
+    // newest.
+    if (kept.size() != kept_.size()) Commit(kept);
+    Invalidate(later);
+    flusher_->Fence();
+  } catch (const StorageError& error) {
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    failure_ = error.what();  // blocks_ no longer has the numbers of the shards
+    throw;
+  }
+
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    scans[i].slots->SetSize(scans[i].rows);
+    scans[i].slots->Give(free[i]);
+    shards_[i] = std::move(scans[i].slots);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    free_blocks_ = std::move(free_blocks);
+  }
+  retired_ = std::move(retired);
+  tombstones_ = std::move(tombstones);
+  digest_ = chosen.digest;
+  epoch_ = chosen.epoch + 1;
+  last_id_ = chosen.id;
+  has_id_ = !kept.empty();
+  Recycle();
+  return {chosen.id, chosen.version, chosen.rows};
+}
+
+}  // namespace oe

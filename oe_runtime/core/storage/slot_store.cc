@@ -1,0 +1,104 @@
+#include "oe_runtime/core/storage/slot_store.h"
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool.h"
+
+namespace oe {
+namespace {
+
+template <typename T>
+void ReserveOne(std::vector<T>* list) {
+  if (list->size() == list->capacity()) list->reserve(list->size() * 2 + 64);
+}
+
+}  // namespace
+
+void SlotStore::Reserve() {
+  ReserveOne(&changes_.written);
+  ReserveOne(&changes_.retired);
+  ReserveOne(&changes_.tombstones);
+  if (!free_.empty() || TakeGiven()) return;
+  if (blocks() >= (uint64_t{1} << 32 >> layout().shift) - 1) {
+    throw StorageError(
+        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+  }
+  SlotBlock block;
+  try {
+    block = pool_->TakeBlock();
+  } catch (const StorageError&) {
+    // A checkpoint that is being made durable will give slots back.
+    pool_->WaitIdle();
+    if (TakeGiven()) return;
+    throw;
+  }
+  ReserveOne(&changes_.blocks);
+  const uint32_t first = Adopt(block);
+  changes_.blocks.push_back(block);
+  free_.reserve(layout().block_rows());
+  for (uint32_t i = layout().block_rows(); i > 0; --i) free_.push_back(first + i - 1);
+}
+
+uint32_t SlotStore::Adopt(const SlotBlock& block) {
+  const auto first = static_cast<uint32_t>(blocks() << layout().shift);
+  ReserveBlock();
+  ReserveOne(&metas_);
+  const size_t slots = epochs_.size() + layout().block_rows();
+  if (slots > epochs_.capacity()) epochs_.reserve(slots + slots / 2);
+  epochs_.resize(slots, 0);
+  metas_.push_back(block.metas);
+  AddBlock(block.rows);
+  return first;
+}
+
+bool SlotStore::TakeGiven() {
+  const std::lock_guard<std::mutex> lock(given_mutex_);
+  if (free_.empty()) free_.swap(given_);
+  return !free_.empty();
+}
+
+void SlotStore::Give(const std::vector<uint32_t>& numbers) {
+  const std::lock_guard<std::mutex> lock(given_mutex_);
+  given_.insert(given_.end(), numbers.begin(), numbers.end());
+}
+
+uint32_t SlotStore::Take(Key key) noexcept {
+  const uint32_t number = free_.back();
+  free_.pop_back();
+  metas_[number >> layout().shift][number & mask()].key = key;
+  epochs_[number] = epoch_;
+  changes_.written.push_back(number);
+  return number;
+}
+
+uint32_t SlotStore::Add(Key key) noexcept {
+  ++size_;
+  return Take(key);
+}
+
+uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
+  const uint32_t copy = Take(key);
+  std::memcpy(row(copy), row(number), layout().row_bytes);
+  changes_.retired.push_back(number);
+  return copy;
+}
+
+void SlotStore::Erase(Key key, uint32_t number) noexcept {
+  --size_;
+  if (Writable(number)) {
+    changes_.tombstones.push_back(number);  // itself; the key may have older slots
+    return;
+  }
+  changes_.tombstones.push_back(Take(key));
+  changes_.retired.push_back(number);
+}
+
+SlotStore::Changes SlotStore::Close() noexcept {
+  ++epoch_;
+  return std::exchange(changes_, Changes{});
+}
+
+}  // namespace oe

@@ -1,0 +1,26 @@
+#ifndef OE_CORE_TABLE_GRADIENTS_H_
+#define OE_CORE_TABLE_GRADIENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/executor.h"
+#include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/table/spec.h"
+
+namespace oe {
+
+// Whether none of n floats is NaN or an infinity. As fast as memory brings them; the threads of `executor`,
+// if there is one, share the work.
+bool AllFinite(const float* values, size_t n, Executor* executor = nullptr);
+
+// How many of the n rows of grads[n * dim] have NaN or an infinity.
+size_t CountNonfinite(const float* grads, size_t n, size_t dim, Executor* executor = nullptr);
+
+// What a table that refuses such gradients says: names the table and the first key that has one.
+GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const float* grads);
+
+}  // namespace oe
+
+#endif  // OE_CORE_TABLE_GRADIENTS_H_

@@ -1,0 +1,92 @@
+"""The gradients of a batch's rows between the tape and the push: regularizers and clipping.
+
+Both are about rows, each once, while the tape has a gradient for every id of a lookup. Without them the
+client sums those, faster; with them the sums are made here, inside the compiled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from oe_runtime.keras.translate import clips
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The rows of all trained tables of one dim in a batch, as tensors of a step's function.
+
+    Rows of several tables lie in no order among each other.
+    """
+
+    rows: Any  # (rows, dim), each once
+    inverse: Any  # (ids,): the row of each id of all lookups, one lookup after the other
+    sizes: Any  # (lookups,): ids of each
+    layers: Sequence[Any]  # the layer of each lookup
+    lookups: Sequence[Any]  # the gathered rows of each lookup, (ids, dim)
+
+    def tables(self) -> list[Any]:
+        """The layers, each once: one a table."""
+        return list(dict.fromkeys(self.layers))
+
+    def sum(self, gradients: Any) -> Any:
+        """From a gradient for each id to one for each row."""
+        return tf.math.unsorted_segment_sum(gradients, self.inverse, tf.shape(self.rows)[0])
+
+    def split(self, values: Any) -> list[Any]:
+        """(rows, …) → for each of `tables`, what belongs to its rows."""
+        tables = self.tables()
+        return [values] if len(tables) == 1 else tf.dynamic_partition(values, self._table_of(), len(tables))
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """The inverse of `split`."""
+        if len(parts) == 1:
+            return parts[0]
+        return tf.dynamic_stitch(self.split(tf.range(tf.shape(self.rows)[0])), parts)
+
+    def _table_of(self) -> Any:
+        tables = self.tables()
+        of_lookup = tf.constant([tables.index(layer) for layer in self.layers], tf.int32)
+        of_id = tf.repeat(of_lookup, self.sizes)
+        return tf.math.unsorted_segment_max(of_id, self.inverse, tf.shape(self.rows)[0])
+
+
+def needs_sums(optimizer: Any, layers: Sequence[Any]) -> bool:
+    """Whether the rows' gradients must be summed before the push, not by it."""
+    return clips(optimizer) or any(layer.embeddings_regularizer is not None for layer in layers)
+
+
+def regularization(groups: Sequence[RowGroup]) -> list[Any]:
+    """The regularizers' losses of the rows of a batch."""
+    return [
+        layer.embeddings_regularizer(rows)
+        for group in groups
+        if any(layer.embeddings_regularizer is not None for layer in group.layers)
+        for layer, rows in zip(group.tables(), group.split(group.rows), strict=True)
+        if layer.embeddings_regularizer is not None
+    ]
+
+
+def clip(
+    optimizer: Any, dense: Sequence[Any], groups: Sequence[RowGroup], sums: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Clips (dense gradients, summed gradients of the groups) as Keras does, with a table as one variable.
+
+    By norm and by value each variable is clipped by itself, and the optimizer does so with the dense ones. By
+    the global norm they are clipped together; what the optimizer sees then has no larger norm, so that it
+    leaves it as it is.
+    """
+    if not clips(optimizer):
+        return dense, sums
+    parts = [group.split(s) for group, s in zip(groups, sums, strict=True)]
+    before = list(dense) if optimizer.global_clipnorm else []
+    clipped = iter(optimizer._clip_gradients([*before, *(part for group in parts for part in group)]))
+    dense = [next(clipped) for _ in before] if optimizer.global_clipnorm else dense
+    joined = [
+        group.join([next(clipped) for _ in group_parts])
+        for group, group_parts in zip(groups, parts, strict=True)
+    ]
+    return dense, joined

@@ -1,0 +1,193 @@
+"""What a server tells Prometheus: its counters in the text format, version 0.0.4, and the page that has them.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/ and .../practices/naming/. Written here rather
+than with python3-prometheus-client: servers' hosts have no packages from PyPI, the counters live in the core,
+and the format is a few lines.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
+from socket import AF_INET, AF_INET6
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+__all__ = ["CONTENT_TYPE", "Endpoint", "text"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = 10.0  # that a client may keep silent in its request
+_READERS = 8  # at once; more are turned away
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def text(stats: Mapping[str, Any], now: float) -> str:
+    """The metrics of a server whose statistics are ``stats`` (see ``server.py``) at ``now``, Unix seconds."""
+    page = _Page()
+    page.add(
+        "oe_server_info",
+        "gauge",
+        "Which server this is, of how many, and where its rows live.",
+        [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
+    )
+    tables = stats["tables"]
+    page.add(
+        "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
+    )
+    page.add(
+        "oe_memory_bytes",
+        "gauge",
+        "Memory of rows by tier, and of the indexes.",
+        [({"tier": tier}, stats["memory"][tier]) for tier in ("dram", "pmem", "index")],
+    )
+    page.one(
+        "oe_resident_memory_bytes",
+        "gauge",
+        "Resident set of the process, mapped pmem too.",
+        stats["memory"]["rss"],
+    )
+    for name, what in (("pulls", "Pulls"), ("pushes", "Pushes")):
+        page.one(f"oe_{name}_total", "counter", f"{what} that were served.", stats[name]["requests"])
+    page.one("oe_pulled_keys_total", "counter", "Keys whose rows were read.", stats["pulls"]["keys"])
+    page.one("oe_pushed_keys_total", "counter", "Keys whose rows were updated.", stats["pushes"]["keys"])
+    traffic, connections, queue = stats["traffic"], stats["connections"], stats["queue"]
+    page.one("oe_requests_total", "counter", "Requests of every kind that were read.", traffic["requests"])
+    page.one("oe_received_bytes_total", "counter", "Bytes of requests.", traffic["bytes_in"])
+    page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
+    page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
+    page.one(
+        "oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"]
+    )
+    page.add(
+        "oe_refusals_total",
+        "counter",
+        "Connections and requests that were refused.",
+        [({"reason": reason}, count) for reason, count in connections["refused"].items()],
+    )
+    page.one("oe_queued_requests", "gauge", "Requests that wait to be served.", queue["requests"])
+    page.one(
+        "oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"]
+    )
+    page.one(
+        "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
+    )
+    times = stats["times"]
+    page.histogram("oe_pull_duration_seconds", "Time in which a pull is served.", times["pull"])
+    page.histogram("oe_push_duration_seconds", "Time in which a push is served.", times["push"])
+    page.histogram("oe_queue_wait_seconds", "Time that a request waits to be served.", times["queue_wait"])
+    if stats["saved"]:
+        page.one(
+            "oe_last_checkpoint_timestamp_seconds",
+            "gauge",
+            "When all tables were last saved.",
+            stats["saved"],
+        )
+        page.one(
+            "oe_last_checkpoint_age_seconds",
+            "gauge",
+            "Time since all tables were last saved.",
+            max(0.0, now - stats["saved"]),
+        )
+    return page.end()
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, name: str, kind: str, what: str, samples: Sequence[Sample]) -> None:
+        """A metric family."""
+        self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+        self._lines += [_line(name, labels, value) for labels, value in samples]
+
+    def one(self, name: str, kind: str, what: str, value: float) -> None:
+        """A metric without labels."""
+        self.add(name, kind, what, [({}, value)])
+
+    def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
+        """A histogram as the core counts it: each bucket alone."""
+        self.add(name, "histogram", what, [])
+        total = 0
+        for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
+            total += count
+            le = "+Inf" if bound is None else repr(float(bound))
+            self._lines.append(_line(f"{name}_bucket", {"le": le}, total))
+        self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
+
+    def end(self) -> str:
+        """All of it."""
+        return "\n".join(self._lines) + "\n"
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    escaped = ",".join(
+        '{}="{}"'.format(key, text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"))
+        for key, text in labels.items()
+    )
+    return f"{name}{{{escaped}}} {value!r}" if escaped else f"{name} {value!r}"
+
+
+class Endpoint:
+    """A page ``/metrics`` on ``host:port``, served by threads of its own until ``close``."""
+
+    def __init__(self, host: str, port: int, stats: Callable[[], str]) -> None:
+        """``stats`` gives the JSON of the statistics. ``OSError`` when it cannot listen there."""
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _SECONDS
+            server_version = "oe_runtime"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != "/metrics":
+                    self.send_error(404, "the metrics are at /metrics")
+                    return
+                body = text(json.loads(stats()), time.time()).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Scrapes are no news."""
+
+        slots = threading.BoundedSemaphore(_READERS)
+
+        class Server(ThreadingMixIn, TCPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+            address_family = AF_INET6 if ":" in host else AF_INET
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if slots.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    slots.release()
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that left early is no news either."""
+
+        try:
+            self._server = Server((host, port), Handler)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(f"cannot serve metrics on {host}:{port}: {reason}; see --metrics-port") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

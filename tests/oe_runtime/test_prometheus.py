@@ -1,0 +1,160 @@
+"""The page for Prometheus, read by its own client's parser."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server_processes import Server, Servers
+from test_client import train
+
+from oe_runtime import Client, prometheus
+
+pytestmark = pytest.mark.process
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by name and labels; each family is declared, once, with a known type."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
+        text = answer.read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert family.type in ("counter", "gauge", "histogram"), family
+        assert family.documentation
+        assert family.samples or family.name == "oe_table_rows", family.name
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def histogram(samples, name):
+    """Count and sum, after checking that the buckets grow to the count."""
+    buckets = sorted(
+        (float(dict(labels)["le"]), value)
+        for (key, labels), value in samples.items()
+        if key == f"{name}_bucket"
+    )
+    values = [value for _, value in buckets]
+    assert values == sorted(values)
+    assert buckets[-1][0] == math.inf
+    assert values[-1] == samples[f"{name}_count", frozenset()]
+    return values[-1], samples[f"{name}_sum", frozenset()]
+
+
+def test_the_page_tells_what_the_server_did(tmp_path):
+    port = free_port()
+    servers = Servers(tmp_path, 1, "--metrics-port", str(port))
+    server = servers.servers[0]
+    try:
+        server.ready()
+        fresh = scrape(port)
+        assert fresh["oe_pulls_total", frozenset()] == 0
+        assert ("oe_last_checkpoint_timestamp_seconds", frozenset()) not in fresh
+        with Client(servers.endpoints) as client:
+            train(client, steps=3)
+            with socket.create_connection(("127.0.0.1", int(servers.endpoints[0].split(":")[1]))) as stranger:
+                stranger.sendall(b"GET / HTTP/1.0\r\nUser-Agent: a stranger\r\n\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+            directory = tmp_path / "saved"
+            directory.mkdir()
+            client.save(directory)
+            stats = client.stats()["servers"][0]
+            samples = scrape(port)
+        plain = {name: value for (name, labels), value in samples.items() if not labels}
+        assert plain["oe_pulls_total"] == plain["oe_pushes_total"] == 3
+        assert plain["oe_pulled_keys_total"] == stats["pulls"]["keys"] > 0
+        assert plain["oe_received_bytes_total"] == stats["traffic"]["bytes_in"]
+        assert plain["oe_open_connections"] == 1
+        assert plain["oe_queued_requests"] == plain["oe_requests_in_flight_bytes"] == 0
+        assert samples["oe_refusals_total", frozenset({("reason", "foreign")})] == 1
+        assert samples["oe_refusals_total", frozenset({("reason", "token")})] == 0
+        assert samples["oe_memory_bytes", frozenset({("tier", "dram")})] == stats["memory"]["dram"] > 0
+        for name, table in stats["tables"].items():
+            assert samples["oe_table_rows", frozenset({("table", name)})] == table["rows"]
+        for name in ("pull", "push"):
+            count, seconds = histogram(samples, f"oe_{name}_duration_seconds")
+            assert count == 3
+            assert 0 < seconds < 3 * 300
+        assert histogram(samples, "oe_queue_wait_seconds")[0] == 3 + 3 + 4 + 1  # four tables, one save
+        age = plain["oe_last_checkpoint_age_seconds"]
+        assert 0 <= age < 3600
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
+    finally:
+        servers.end()
+
+
+def test_names_of_tables_are_escaped():
+    stats = {
+        "index": 0,
+        "count": 1,
+        "storage": "dram",
+        "tables": [{"name": 'a"b\\c\nd', "rows": 5}],
+        "memory": {"dram": 1, "pmem": 2, "index": 3, "rss": 4},
+        "pulls": {"requests": 1, "keys": 2},
+        "pushes": {"requests": 1, "keys": 2},
+        "traffic": {"requests": 1, "bytes_in": 2, "bytes_out": 3},
+        "connections": {"open": 1, "accepted": 1, "refused": {"token": 2}},
+        "queue": {"requests": 0, "bytes": 0, "waiting_for_memory": 0},
+        "times": {
+            name: {"bounds": [0.5], "counts": [1, 2], "sum_seconds": 3.5}
+            for name in ("pull", "push", "queue_wait")
+        },
+        "saved": 90,
+    }
+    families = {
+        family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))
+    }
+    (sample,) = families["oe_table_rows"].samples
+    assert sample.labels == {"table": 'a"b\\c\nd'}
+    assert families["oe_last_checkpoint_age_seconds"].samples[0].value == 10
+    pull = {(s.name, s.labels.get("le")): s.value for s in families["oe_pull_duration_seconds"].samples}
+    assert pull["oe_pull_duration_seconds_bucket", "0.5"] == 1
+    assert pull["oe_pull_duration_seconds_bucket", "+Inf"] == 3
+
+
+def test_other_pages_and_silent_readers(tmp_path):
+    port = free_port()
+    server = Server(tmp_path, "--metrics-port", str(port))
+    try:
+        server.ready()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(7)]
+        assert (
+            scrape(port)["oe_server_info", frozenset({("index", "0"), ("count", "1"), ("storage", "dram")})]
+            == 1
+        )
+        for connection in silent:
+            connection.close()
+    finally:
+        server.end()
+
+
+def test_a_metrics_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = Server(tmp_path, "--metrics-port", str(port))
+        try:
+            status, errors = server.wait()
+        finally:
+            server.end()
+    assert status == 1
+    assert errors.startswith(f"error: cannot serve metrics on 127.0.0.1:{port}: ")
+    assert errors.count("\n") == 1
+    assert not server.ready_file.exists()

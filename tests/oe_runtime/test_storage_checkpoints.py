@@ -1,0 +1,98 @@
+"""Checkpoints in the servers' own storage: real servers on directories, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_processes import Servers
+
+from oe_runtime import CheckpointError, Client, OeError, SpecError, StorageError, StorageSpec, TableSpec
+
+KEYS = np.arange(500, dtype=np.int64)
+SPEC = TableSpec("t", 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"})
+
+
+def push(client: Client, table: int) -> None:
+    """One more push to every key: each weight counts them."""
+    pulled = client.pull([KEYS], [(table, 0)])
+    client.push(pulled, [np.full((len(KEYS), 4), -1, np.float32)], 1.0)
+
+
+def count(client: Client, table: int) -> float:
+    """How many pushes there were; all rows must agree."""
+    rows = client.pull_rows(table, KEYS)
+    assert (rows == rows[0, 0]).all()
+    return float(rows[0, 0])
+
+
+@contextlib.contextmanager
+def running(directory: Path, *flags: str) -> Iterator[tuple[Servers, Client]]:
+    servers = Servers(directory, 2, *flags, storage="pmem_libpmem")
+    try:
+        with Client(servers.endpoints) as client:
+            yield servers, client
+    finally:
+        servers.end()  # kill -9
+        for server in servers.servers:
+            server.ready_file.unlink(missing_ok=True)
+
+
+def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
+    with running(tmp_path, "--storage-checkpoints", "3") as (_, client):
+        table = client.create_table(SPEC)
+        for batch in range(1, 8):
+            push(client, table)
+            if batch % 2 == 0:
+                client.checkpoint(batch, wait=True)
+        assert client.checkpoints() == [2, 4, 6]
+    with running(tmp_path, "--storage-recover", "--storage-checkpoints", "3") as (_, client):
+        table = client.create_table(SPEC)
+        assert client.checkpoints() == [2, 4, 6]
+        assert client.recover() == 6
+        assert count(client, table) == 6
+        push(client, table)
+        assert client.recover(4) == 4
+        assert count(client, table) == 4
+        with pytest.raises(
+            CheckpointError, match="not every table of every server has checkpoint 6; all have 2, 4"
+        ):
+            client.recover(6)
+        push(client, table)
+        client.checkpoint(5)
+        with pytest.raises(SpecError, match="checkpoint 5 is not after the last one, 5"):
+            client.checkpoint(5)
+    # Without being asked to recover, servers start empty.
+    with running(tmp_path) as (_, client):
+        table = client.create_table(SPEC)
+        assert client.checkpoints() == []
+        assert count(client, table) == 0
+
+
+def test_another_table_of_that_name_is_refused(tmp_path):
+    storage = StorageSpec("pmem_libpmem", str(tmp_path / "pool"), recover=True)
+    with Client.in_process(storage) as client:
+        push(client, client.create_table(SPEC))
+        client.checkpoint(1, wait=True)
+    with (
+        Client.in_process(storage) as client,
+        pytest.raises(
+            StorageError, match=r"super\.pool: 'row_bytes' is 16 in this pool, but table 't' has 32"
+        ),
+    ):
+        client.create_table(TableSpec("t", 8, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))
+
+
+def test_dram_keeps_no_checkpoints():
+    with Client.in_process() as client:
+        client.create_table(SPEC)
+        with pytest.raises(SpecError, match="its storage is dram, which keeps no checkpoints"):
+            client.checkpoint(1)
+        assert client.checkpoints() == []
+        with pytest.raises(OeError, match="there is no checkpoint"):
+            client.recover()
+        with pytest.raises(SpecError, match="dram cannot recover"):
+            Client.in_process(StorageSpec(recover=True))
