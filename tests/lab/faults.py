@@ -129,13 +129,3 @@ def planted(node: Node, path: str = "/mnt/foreign") -> str:
     """Digest of the planted file, read through the device: it is mounted for that when it is not."""
     node.check(f"mkdir -p {path}; mountpoint -q {path} || mount -o ro,dax /dev/pmem0 {path}")
     return node.check(f"sha256sum <{path}/precious").split()[0]
-
-
-def keep_busy(node: Node, path: str) -> None:
-    """Let a process work in a directory, so that its file system cannot be unmounted."""
-    node.check(["systemd-run", "--unit=busy", f"--working-directory={path}", "sleep", "infinity"])
-
-
-def hang_up(node: Node) -> None:
-    """End all ssh sessions of the node from its side, as a network that resets connections does."""
-    node.run("systemd-run --collect pkill -KILL -f 'sshd: root'")
