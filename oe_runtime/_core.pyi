@@ -32,7 +32,13 @@ class Client:
     def in_process(storage: str, servers: int, threads: int) -> Client: ...
     @staticmethod
     def connect(
-        endpoints: Sequence[str], token: str, timeout: float, threads: int, wire_checkpoints: bool, tls: str
+        endpoints: Sequence[str],
+        token: str,
+        timeout: float,
+        threads: int,
+        wire_checkpoints: bool,
+        tls: str,
+        job: str,
     ) -> Client: ...
     @property
     def servers(self) -> int: ...

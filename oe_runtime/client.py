@@ -39,6 +39,7 @@ class Client:
         threads: int = 0,
         checkpoint_transfer: str = "shared",
         tls: str = "auto",
+        job: str = "",
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -48,7 +49,9 @@ class Client:
         how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
         ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
         encrypts connections to all servers but those on loopback; the keys are made from the token, which
-        then must have 16 bytes and does not cross the network. Raises ``ServerLost``, ``AuthError``,
+        then must have 16 bytes and does not cross the network. ``job`` names the tables that this client
+        works on, and is part of no file: several jobs or models may use the same servers, each with tables
+        and checkpoints of its own. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -58,13 +61,15 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls)
+        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls, job)
+        self._job = job
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
         """A client whose tables live in this process (in DRAM by default), with the same results."""
         self = cls.__new__(cls)
         self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
+        self._job = ""
         return self
 
     @property
@@ -171,14 +176,20 @@ class Client:
         return self._core.recover(batch)
 
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``."""
+        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.
+
+        ``tables`` are those of this client's job; ``jobs`` has those of all, ``{job: {name: …}}``.
+        """
         servers = json.loads(self._core.stats())
         for server in servers:
-            server["tables"] = {table["name"]: table for table in server["tables"]}
+            jobs: dict[str, Any] = {self._job: {}}
+            for table in server["tables"]:
+                jobs.setdefault(table["job"], {})[table["name"]] = table
+            server["jobs"], server["tables"] = jobs, jobs[self._job]
         return {"servers": servers}
 
     def shutdown(self) -> None:
-        """End the servers, and this client."""
+        """End the servers, for all jobs, and this client."""
         self._core.shutdown()
 
     def close(self) -> None:

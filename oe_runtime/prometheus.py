@@ -36,7 +36,10 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     )
     tables = stats["tables"]
     page.add(
-        "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
+        "oe_table_rows",
+        "gauge",
+        "Rows of a table.",
+        [({"training_job": t["job"], "table": t["name"]}, t["rows"]) for t in tables],
     )
     page.add(
         "oe_memory_bytes",

@@ -15,8 +15,9 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     memory.dram, .pmem  memory of rows under --storage dram, and under pmem_libpmem
     memory.index        memory of the indexes, always DRAM
     memory.rss          resident set of the process; it counts mapped persistent memory too
-    tables[]            name, dim, rows, bytes (of rows), index_bytes, version (pushes so far),
-                        nonfinite_gradients (rows of gradients with NaN or infinity, refused or skipped)
+    tables[]            name, job (whose it is: Client(job=…), --job; usually empty), dim, rows, bytes (of
+                        rows), index_bytes, version (pushes so far), nonfinite_gradients (rows
+                        of gradients with NaN or infinity, refused or skipped)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)

@@ -43,6 +43,7 @@ class Options:
     token_file: Path | None
     tls: str
     checkpoint_transfer: str
+    job: str
     in_process: bool
     stock: bool
     storage: str
@@ -119,6 +120,12 @@ def parser() -> argparse.ArgumentParser:
         default="shared",
         help="with --servers: whether they write into the run directory themselves, as on this machine "
         "(shared, default), or send their files, as from other hosts (wire; they need --checkpoint-dir)",
+    )
+    p.add_argument(
+        "--job",
+        default="",
+        metavar="NAME",
+        help="with --servers: whose tables these are, where several jobs or models use the same servers",
     )
     p.add_argument(
         "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
@@ -211,6 +218,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--token-file goes with --servers")
     if a.checkpoint_transfer != "shared" and not servers:
         p.error("--checkpoint-transfer goes with --servers")
+    if a.job and not servers:
+        p.error("--job goes with --servers")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,

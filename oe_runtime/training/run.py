@@ -152,7 +152,11 @@ def _connect(options: Options) -> Client | None:
         except ValueError as error:
             raise RunError(str(error)) from error
     return Client(
-        options.servers, token=token, tls=options.tls, checkpoint_transfer=options.checkpoint_transfer
+        options.servers,
+        token=token,
+        tls=options.tls,
+        checkpoint_transfer=options.checkpoint_transfer,
+        job=options.job,
     )
 
 

@@ -85,7 +85,9 @@ def test_the_page_tells_what_the_server_did(tmp_path):
         assert samples["oe_refusals_total", frozenset({("reason", "token")})] == 0
         assert samples["oe_memory_bytes", frozenset({("tier", "dram")})] == stats["memory"]["dram"] > 0
         for name, table in stats["tables"].items():
-            assert samples["oe_table_rows", frozenset({("table", name)})] == table["rows"]
+            assert (
+                samples["oe_table_rows", frozenset({("training_job", ""), ("table", name)})] == table["rows"]
+            )
         for name in ("pull", "push"):
             count, seconds = histogram(samples, f"oe_{name}_duration_seconds")
             assert count == 3
@@ -104,7 +106,7 @@ def test_names_of_tables_are_escaped():
         "index": 0,
         "count": 1,
         "storage": "dram",
-        "tables": [{"name": 'a"b\\c\nd', "rows": 5}],
+        "tables": [{"name": 'a"b\\c\nd', "job": "j", "rows": 5}],
         "memory": {"dram": 1, "pmem": 2, "index": 3, "rss": 4},
         "pulls": {"requests": 1, "keys": 2},
         "pushes": {"requests": 1, "keys": 2},
@@ -121,7 +123,7 @@ def test_names_of_tables_are_escaped():
         family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))
     }
     (sample,) = families["oe_table_rows"].samples
-    assert sample.labels == {"table": 'a"b\\c\nd'}
+    assert sample.labels == {"training_job": "j", "table": 'a"b\\c\nd'}
     assert families["oe_last_checkpoint_age_seconds"].samples[0].value == 10
     pull = {(s.name, s.labels.get("le")): s.value for s in families["oe_pull_duration_seconds"].samples}
     assert pull["oe_pull_duration_seconds_bucket", "0.5"] == 1

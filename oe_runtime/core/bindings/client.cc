@@ -102,10 +102,11 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
                                 double timeout, unsigned threads, bool wire_checkpoints,
-                                const std::string& tls) {
+                                const std::string& tls, const std::string& job) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;
+  options.job = job;
   options.tls = ParseTlsMode(tls);
   options.timeout = timeout;
   options.wire_checkpoints = wire_checkpoints;
@@ -154,7 +155,7 @@ void BindClient(py::module_& module) {
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
-                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"))
+                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"))
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {

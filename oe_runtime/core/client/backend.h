@@ -54,6 +54,7 @@ std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t se
 struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
+  std::string job;               // whose tables this client works on; the servers' other jobs have their own
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
   double timeout = 60;           // seconds that a server may take to answer
   // Whether checkpoints travel over the connections, between directories that only one side each can see.

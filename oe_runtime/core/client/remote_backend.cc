@@ -8,6 +8,7 @@
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/client/transfer.h"
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -54,6 +55,7 @@ class RemoteBackend : public Backend {
         exchanger_(&io_, options.check_interrupt) {
     if (!std::isfinite(timeout_) || timeout_ <= 0) throw SpecError("the timeout must be more than 0 seconds");
     if (options.token.size() > 1024) throw SpecError("the token is longer than 1024 bytes");
+    CheckJobName(options.job);
     if (options.endpoints.empty()) throw SpecError("no server is given");
     std::vector<HostPort> places;
     for (const std::string& endpoint : options.endpoints) {
@@ -76,7 +78,7 @@ class RemoteBackend : public Backend {
       peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
     }
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
-    SayHello(options.token);
+    SayHello(options.token, options.job);
   }
 
   uint32_t servers() const override { return static_cast<uint32_t>(peers_.size()); }
@@ -233,10 +235,10 @@ class RemoteBackend : public Backend {
     drop();
   }
 
-  void SayHello(const std::string& token) {
+  void SayHello(const std::string& token, const std::string& job) {
     // Over an encrypted connection the token has been proven, and stays here.
-    const std::string clear = EncodeHello({kProtocolVersion, token});
-    const std::string encrypted = EncodeHello({kProtocolVersion, ""});
+    const std::string clear = EncodeHello({kProtocolVersion, token, job});
+    const std::string encrypted = EncodeHello({kProtocolVersion, "", job});
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};

@@ -209,7 +209,8 @@ class HostileTest : public testing::Test {
 
   // What the server says to a client that says all this and leaves.
   std::string Say(const std::string& frames) const {
-    return Talk(cluster_.servers[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})) + frames);
+    return Talk(cluster_.servers[0]->port(),
+                Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + frames);
   }
   static std::string Read(const std::string& name, uint64_t offset, uint32_t size) {
     return Frame(Op::kReadFile, EncodeFileChunk({name, offset, size}));
@@ -324,7 +325,7 @@ TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
     asio::read(socket, asio::buffer(body));
     return body;
   };
-  ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})));
+  ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
   ask(Receive(4));
   fs::create_symlink(scratch_.file("secret"), transfer + "/" + kWide);
   EXPECT_NE(ask(Write(kWide, 0, "evil")).find("File exists"), std::string::npos);
@@ -348,7 +349,7 @@ TEST_F(HostileTest, AnotherClientTakesOver) {
   asio::io_context io;
   asio::ip::tcp::socket socket(io);
   socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
-  asio::write(socket, asio::buffer(Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})) + save_));
+  asio::write(socket, asio::buffer(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + save_));
   while (Left(scratch_).size() != 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(other->Save(saved.path()).size(), 2U);
   EXPECT_TRUE(Left(scratch_).empty());

@@ -63,8 +63,8 @@ std::string HexText(uint64_t value) {
   return text;
 }
 
-Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool)
-    : storage_(std::move(storage)), shard_(shard), pool_(pool) {}
+Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job)
+    : storage_(std::move(storage)), shard_(shard), pool_(pool), job_(std::move(job)) {}
 
 uint32_t Store::CreateTable(const TableSpec& spec) {
   const TableSpec wanted = Complete(spec);
@@ -81,7 +81,7 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
     }
     return id;
   }
-  tables_.push_back(Table::Create(wanted, storage_, shard_));
+  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -241,6 +241,7 @@ nlohmann::json Store::Stats() const {
     rows_bytes += of_rows;
     index_bytes += of_index;
     tables.push_back({{"name", table->spec().name},
+                      {"job", job_},
                       {"dim", table->spec().dim},
                       {"rows", table->rows()},
                       {"bytes", of_rows},

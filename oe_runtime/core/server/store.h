@@ -30,8 +30,8 @@ using PushPart = TablePart<const float>;
 // Thread-safe; no lock is held over more than the list of tables while tables work.
 class Store {
  public:
-  // `pool` must outlive the store.
-  Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool);
+  // `pool` must outlive the store. Tables of another `job` in the same storage are not this store's.
+  Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job = "");
 
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
@@ -79,6 +79,7 @@ class Store {
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
   ThreadPool* const pool_;
+  const std::string job_;
 
   mutable std::shared_mutex
       mutex_;  // guards the vector, not the tables, which stay for the life of the store

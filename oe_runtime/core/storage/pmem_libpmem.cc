@@ -255,6 +255,7 @@ class PmemLibpmem final : public Storage, public Medium {
     const json there = json::parse(text);
     const json identity = json::parse(wanted.identity);
     if (there.value("/table/name"_json_pointer, "") != wanted.table) return 0;
+    if (there.value("job", "") != identity.value("job", "")) return 0;
     for (const char* field : {"server", "servers"}) {
       if (there.value(field, json()) != identity.value(field, json())) return 1;
     }

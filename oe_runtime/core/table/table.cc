@@ -62,23 +62,24 @@ struct Table::Plan {
   }
 };
 
-std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
-                                     ShardInfo shard) {
+std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage, ShardInfo shard,
+                                     const std::string& job) {
   if (shard.servers == 0 || shard.server >= shard.servers) {
     throw SpecError("table '" + spec.name + "': server " + std::to_string(shard.server) + " of " +
                     std::to_string(shard.servers) + " does not exist");
   }
-  return std::unique_ptr<Table>(new Table(Complete(spec), std::move(storage), shard));
+  return std::unique_ptr<Table>(new Table(Complete(spec), std::move(storage), shard, job));
 }
 
 std::unique_ptr<Table> Table::Create(const TableSpec& spec, const StorageSpec& storage, ShardInfo shard) {
   return Create(spec, Storage::Open(storage), shard);
 }
 
-Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
+Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job)
     : spec_(std::move(spec)),
       storage_(std::move(storage)),
       shard_(shard),
+      job_(std::move(job)),
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
       row_floats_(optimizer_->row_floats()),
@@ -93,8 +94,9 @@ PoolSpec Table::NewPoolSpec() const {
   pool.table = spec_.name;
   nlohmann::json table = spec_;
   table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
-  pool.identity =
-      nlohmann::json{{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
+  nlohmann::json identity = {{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}};
+  if (!job_.empty()) identity["job"] = job_;
+  pool.identity = identity.dump();
   pool.row_bytes = row_floats_ * sizeof(float);
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };

@@ -27,10 +27,10 @@ struct TableFileInfo;
 class Table {
  public:
   // A table in `storage`, which the tables of one server share: without rows, or, if the storage recovers and
-  // has a pool of that name, with those of its newest checkpoint. Throws SpecError, StorageError (also for a
-  // pool that is damaged or of another spec or shard, naming the file and the field).
+  // has a pool of that name and `job`, with those of its newest checkpoint. Throws SpecError, StorageError
+  // (also for a pool that is damaged or of another spec or shard, naming the file and the field).
   static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
-                                       ShardInfo shard = {});
+                                       ShardInfo shard = {}, const std::string& job = "");
   // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
   static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage,
                                        ShardInfo shard = {});
@@ -101,7 +101,7 @@ class Table {
   struct Content;
   struct Plan;
 
-  Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard);
+  Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
   PoolSpec NewPoolSpec() const;
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
   std::unique_ptr<Content> NewContent(bool fresh) const;
@@ -116,6 +116,7 @@ class Table {
   const TableSpec spec_;
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
+  const std::string job_;
   const std::unique_ptr<const Optimizer> optimizer_;
   const std::unique_ptr<const Initializer> initializer_;
   const size_t row_floats_;

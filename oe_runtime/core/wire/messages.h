@@ -15,6 +15,7 @@ namespace oe {
 struct Hello {
   uint16_t version = 0;
   std::string token;
+  std::string job;  // whose tables this connection sees
 };
 std::string EncodeHello(const Hello& hello);
 Hello ParseHello(Bytes body);
