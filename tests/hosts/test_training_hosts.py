@@ -379,7 +379,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     finally:
         two.start()
     cluster.tell(two, "systemctl boot")
-    assert [item["state"] for item in cluster.report()["processes"]] == ["ended", "came back empty", "ended"]
+    assert [item["state"] for item in cluster.report()["processes"]] == ["ended", "came back", "ended"]
     assert training.stop(cluster.state_dir, job.id) == 0
     assert f"{two.name}: stopped server-1" in capsys.readouterr().out
     assert job.state().message == "stopped at step 3, which is saved"

@@ -138,7 +138,7 @@ def test_power_cut_then_resume(user: Trainer) -> None:
     assert "nothing was started" in refused
 
     user.boot()
-    user.until(lambda found: found["processes"][0]["state"] == "came back empty", 120)
+    user.until(lambda found: found["processes"][0]["state"] == "came back", 120)
     user.say("resume", "--detach")
     user.until(lambda found: far(found) and found["checkpoint_step"] > saved)
 
@@ -193,6 +193,6 @@ def test_rows_on_the_memory_node(user: Trainer) -> None:
     user.lab.node("lab-1").run("systemctl reboot")
     user.until(lambda found: found["state"] == "failed", 180)
     user.lab.node("lab-1").wait_ssh(600, after=boot)
-    found = user.until(lambda found: found["processes"][0]["state"] == "came back empty", 120)
+    found = user.until(lambda found: found["processes"][0]["state"] == "came back", 120)
     assert found["processes"][0]["pid"] > 0, "it waited for its memory"
     assert "lab-1: stopped server-0" in user.say("stop", user.job.id)
