@@ -54,8 +54,8 @@ def publish(
     """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
 
     `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
-    The `keep` newest checkpoints and `spare` stay, older ones are removed. A second checkpoint of the same step is newer
-    than the first.
+    The `keep` newest checkpoints and `spare` stay, older ones are removed. A second checkpoint of the same
+    step is newer than the first.
     Raises CheckpointError when the file system refuses or another process publishes there; what `write`
     raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
     """

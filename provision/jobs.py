@@ -182,7 +182,6 @@ class Job:
         ]
         return max(found, default=None)
 
-
     def saved(self) -> bool:
         """Whether there is a checkpoint to go on from: here, or as a worker on another host told."""
         return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None

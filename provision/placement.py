@@ -164,7 +164,16 @@ def place(
         for number in range(counts[host.name]):
             where = place_of(host, states.get(host.name), wanted, job.id, f"server-{len(processes)}", number)
             spec = _server(
-                job, host, wanted.training, tls, len(processes), total, number, counts[host.name], where, states
+                job,
+                host,
+                wanted.training,
+                tls,
+                len(processes),
+                total,
+                number,
+                counts[host.name],
+                where,
+                states,
             )
             processes.append(spec)
             if on_host(host):

@@ -194,9 +194,7 @@ class Supervisor:
             return False
         times.append(now)
         how = child.how_it_ended()
-        self._emit(
-            {"event": "server_lost", "name": child.spec.name, "host": child.spec.host, "message": how}
-        )
+        self._emit({"event": "server_lost", "name": child.spec.name, "host": child.spec.host, "message": how})
         if self.stop.wait(self.limits.restart_pause):
             return True  # the worker is told to stop instead
         argv = list(child.spec.argv)

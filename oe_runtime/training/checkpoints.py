@@ -181,11 +181,11 @@ class Checkpoints:
             return {"training": training, "tables": tables}
 
         # Pools may be lost with their servers: the newest rows in files stay.
-        spare = next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
-        keep = self._options.keep_checkpoints
-        path = checkpoint.publish(
-            self._directory, pending.position.step, content, keep=keep, spare=spare
+        spare = (
+            next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
         )
+        keep = self._options.keep_checkpoints
+        path = checkpoint.publish(self._directory, pending.position.step, content, keep=keep, spare=spare)
         return Saved(path, pending.position, pending.pool)
 
     def _published(self) -> list[Saved]:

@@ -196,8 +196,8 @@ def parser() -> argparse.ArgumentParser:
         choices=CHECKPOINT_ROWS,
         default="auto",
         help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
-        "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto (default): "
-        "pool where all servers can. The last one of a finished run has files",
+        "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto "
+        "(default): pool where all servers can. The last one of a finished run has files",
     )
     r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
     r.add_argument(

@@ -261,7 +261,8 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """End units of the job, take them and what they kept away; done twice, the second does nothing.
 
     ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
-    directory; ``keep_pools``: leave rows in persistent memory. Gives ``stopped``: for each name, whether it ran, exit code, its last lines and last counters.
+    directory; ``keep_pools``: leave rows in persistent memory. Gives ``stopped``: for each name, whether it
+    ran, exit code, its last lines and last counters.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
     # A start of this job that still waits for its servers gives up when it sees this.
@@ -312,7 +313,6 @@ def _end(system: System, names: List[str]) -> None:
 
 
 def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
-    job = os.path.basename(directory)
     known = [item["unit"] for item in items if system.exists(systemd.path(item["unit"]))]
     if known:
         system.run(["systemctl", "disable", "--no-reload", "--quiet"] + known)

@@ -119,7 +119,7 @@ def test_servers_killed_three_times_change_nothing(
     two, run_dir = servers(*storage), tmp_path / "run"
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"random moments of seed {seed}")
-    moments = random.Random(seed)
+    moments = random.Random(seed)  # noqa: S311
 
     def kill_three_times() -> None:
         for time_of_run in range(3):

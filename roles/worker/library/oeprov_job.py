@@ -14,9 +14,9 @@ description:
     owner only. It refuses a storage directory that cannot be written. With O(units) it starts systemd units
     and waits until each server listens; when one does not, all of them are taken away again.
   - V(stopped) ends the job's processes of one role that still run here; a worker writes a checkpoint first.
-    Units are taken away; rows in persistent memory stay for who goes on with the job. Processes that the launcher started (C(state.json)) get SIGTERM; when their launcher
-    is gone they end by themselves and are only waited for. A process that got the pid of an ended one is left
-    alone.
+    Units are taken away; rows in persistent memory stay for who goes on with the job. Processes that the
+    launcher started (C(state.json)) get SIGTERM; when their launcher is gone they end by themselves and are
+    only waited for. A process that got the pid of an ended one is left alone.
 options:
   directory:
     description: Directory of the job.
