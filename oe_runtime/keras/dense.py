@@ -43,7 +43,7 @@ def _named_variables(model: Any) -> dict[str, Any]:
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """What `write` writes down: copies, which later steps do not change."""
-    return {name: np.array(variable) for name, variable in _named_variables(model).items()}
+    return {name: np.asarray(variable).copy() for name, variable in _named_variables(model).items()}
 
 
 def save(model: Any, directory: Path) -> Path:

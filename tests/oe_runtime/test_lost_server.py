@@ -17,7 +17,6 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, TableSpec
 from oe_runtime.checkpoint import latest, published
-from oe_runtime.checkpoint import read as read_checkpoint
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("keep_determinism")]
 
@@ -179,47 +178,3 @@ def test_resume_from_pools(
     assert train(run_dir, *arguments, "--steps", str(STEPS), "--resume", where=two.where, data=DATA) == 0
     assert [event["step"] for event in events(run_dir, "resume")] == [newest.step]
     assert_same(run_dir, undisturbed)
-
-
-def test_servers_that_have_lost_a_checkpoint(
-    servers: Callable[..., Servers], undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two, run_dir = servers(*POOL), tmp_path / "run"
-    arguments = ("--checkpoint-steps", "5", "--server-wait", "0")
-    assert train(run_dir, *arguments, "--steps", "8", where=two.where, data=DATA) == 0
-    assert [event["rows"] for event in events(run_dir, "checkpoint")][-1] == "files"
-
-    def kill_one() -> None:
-        until(lambda: 12 in losses(run_dir))
-        two.kill(0)
-
-    with meanwhile(kill_one):
-        assert train(run_dir, *arguments, "--steps", "100000", "--resume", where=two.where, data=DATA) == 1
-    other = servers(*POOL)
-    capsys.readouterr()
-    assert train(run_dir, *arguments, "--steps", str(STEPS), "--resume", where=other.where, data=DATA) == 0
-    said = capsys.readouterr().out
-    assert "has its rows in the storage of 2 servers, which have lost it" in said
-    assert "going back to" in said
-    assert "step-0000000008" in said
-    assert [event["step"] for event in events(run_dir, "resume")][-1] == 8
-    assert_same(run_dir, undisturbed)
-
-
-def test_a_server_that_does_not_come_back(
-    servers: Callable[..., Servers], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two, run_dir = servers("dram"), tmp_path / "run"
-
-    def kill_one() -> None:
-        until(lambda: 3 in losses(run_dir))
-        two.kill(1)
-
-    with meanwhile(kill_one):
-        assert train(run_dir, "--steps", "100000", "--server-wait", "1", where=two.where, data=DATA) == 1
-    endpoint = two.running[1].endpoint
-    shown = capsys.readouterr()
-    assert f"server 1 at {endpoint} is gone; waiting up to 1 s for it to come back" in shown.out
-    assert f"error: server 1 at {endpoint} did not come back within 1 s" in shown.err
-    assert "--resume" in shown.err
-    assert read_checkpoint(run_dir / "checkpoints" / "step-0000000000").manifest["tables"]

@@ -29,6 +29,8 @@ class Pools:
     def __init__(self, **changed: Any) -> None:
         self.durable: list[int] = []
         self.recovered: list[int] = []
+        self.restored: list[str] = []
+        self.gone = False
         self.versions = [7, 7]
         self.rows = [3, 4]
         self.server = {
@@ -52,8 +54,16 @@ class Pools:
     def recover(self, batch: int) -> None:
         self.recovered.append(batch)
 
+    def save(self, path: Path) -> list[dict[str, Any]]:
+        (path / "rows").write_text("rows")
+        return [{"file": "rows"}]
+
+    def restore(self, path: Path) -> None:
+        self.restored.append(path.name)
+
     def reconnect(self) -> None:
-        pass
+        if self.gone:
+            raise ServerLost("b:2", "no parameter server answers at b:2; is it running?")
 
 
 class Model:
@@ -148,6 +158,25 @@ def test_servers_that_are_not_those_of_the_manifest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-0000000005"]
 
 
+def test_pools_that_are_lost_lead_back_to_the_newest_files(tmp_path: Path) -> None:
+    client = Pools()
+    saver, model = made(tmp_path, client, "--keep-checkpoints", "2")
+    for step in (5, 10, 15, 20):
+        model.step = step
+        (saver.take_files if step == 10 else saver.take_now)(Position(step, 0, step))
+    kept = ["step-0000000010", "step-0000000015", "step-0000000020"]
+    assert names(tmp_path) == kept, "the newest files stay when they are older than what is kept"
+    client.durable = []
+    back, lost = saver.go_back()
+    assert (back.position.step, client.restored, model.step) == (10, kept[:1], 10)
+    assert "step-0000000020 has its rows in the storage of 2 servers, which have lost it" in lost
+    assert lost.endswith("going back to " + str(back.path))
+    damaged = back.path / "rows"
+    damaged.write_text("r")
+    with pytest.raises(CheckpointError, match="rows is damaged"):
+        saver.go_back()
+
+
 def test_a_number_that_is_given_again_has_one_meaning(tmp_path: Path) -> None:
     """Between its mark and its publication the old directory of that step would name the new rows."""
     client = Pools()
@@ -188,6 +217,10 @@ class Quiet:
 
     def __init__(self, saved: Saved) -> None:
         self.saved = saved
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -201,10 +234,21 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     waiter = LostServer(options(tmp_path), client, saver, loop, loop, StopRequest(with_parent=False))
     for _ in range(MOST_LOSSES):
         assert waiter.recover(lost, loop).step == 5
+    assert loop.said[0] == (
+        "server 1 at b:2 is gone; waiting up to 300 s for it to come back "
+        "(parameter server b:2: the connection broke)"
+    )
+    assert loop.said[1].startswith("server 1 at b:2 is back after ")
     with pytest.raises(ServerLost, match=f"connection broke; that was loss {MOST_LOSSES + 1} of a server"):
         waiter.recover(lost, loop)
     loop.saved = saver.take_now(Position(10, 0, 10))
     assert waiter.recover(lost, loop).step == 10
+    client.gone = True
+    hasty = LostServer(
+        options(tmp_path, "--server-wait", "1"), client, saver, loop, loop, StopRequest(with_parent=False)
+    )
+    with pytest.raises(ServerLost, match="server 1 at b:2 did not come back within 1 s"):
+        hasty.recover(lost, loop)
     impatient = LostServer(
         options(tmp_path, "--server-wait", "0"), client, saver, loop, loop, StopRequest(with_parent=False)
     )
