@@ -12,6 +12,7 @@ import pytest
 from fake_processes import make_job
 
 from provision.child import StopRequest
+from provision.fleet import HostServer
 from provision.jobs import Job
 from provision.metrics import Event
 from provision.node import process
@@ -153,6 +154,23 @@ def test_server_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
     assert "(it was started again 2 times before)" in outcome.message
     assert [event["event"] for event in events].count("server_restarted") == 2
     assert_nothing_left(job)
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_unit_that_systemd_has_started_again(tmp_path: Path, *, waited_for: bool) -> None:
+    spec = make_job(tmp_path).spec().processes[0].model_copy(update={"unit": "oeprov-j-server-0.service"})
+    server = HostServer(spec, 811, 5, "boot-1", "10.0.0.1:7001", waited_for)
+    answer = {"up": True, "pid": 811, "started": 5, "how": "", "exit_code": None}
+    server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    assert (server.poll(), server.pid) == (None, 811)
+    answer.update(pid=900, started=77, how="its process ended (code=killed, status=9/KILL)")
+    server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    if waited_for:
+        assert (server.poll(), server.state().pid, server.state().started) == (None, 900, 77)
+        answer.update(up=False, exit_code=-9)
+        server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    assert server.poll() is not None
+    assert server.how_it_ended() == "is gone: its process ended (code=killed, status=9/KILL)"
 
 
 def test_pools_stay_for_those_who_go_on(tmp_path: Path) -> None:
