@@ -43,12 +43,19 @@ class Checkpoint:
     manifest: Mapping[str, Any]
 
 
-def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], *, keep: int = 3) -> Path:
+def publish(
+    directory: Path,
+    step: int,
+    write: Callable[[Path], Mapping[str, Any]],
+    *,
+    keep: int = 3,
+    spare: Path | None = None,
+) -> Path:
     """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
 
     `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
-    The `keep` newest checkpoints stay, older ones are removed. A second checkpoint of the same step is newer
-    than the first.
+    The `keep` newest checkpoints and `spare` stay, older ones are removed. A second checkpoint of the same
+    step is newer than the first.
     Raises CheckpointError when the file system refuses or another process publishes there; what `write`
     raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
     """
@@ -59,14 +66,16 @@ def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _publish(directory, step, write, keep)
+        final = _publish(directory, step, write)
+        _prune(directory, keep, spare)
+        return final
     except BlockingIOError as error:
         raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
     finally:
         os.close(lock)
 
 
-def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], keep: int) -> Path:
+def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]]) -> Path:
     again = max((n + 1 for found, n in map(_order, _published(directory)) if found == step), default=0)
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
@@ -103,11 +112,31 @@ def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, An
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in _published(directory)[:-keep]:
-        # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old.rename(directory / f"{_PARTIAL}{old.name}"))
     return final
+
+
+def _prune(directory: Path, keep: int, spare: Path | None) -> None:
+    for old in _published(directory)[:-keep]:
+        if old != spare:
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path.rename(path.with_name(f"{_PARTIAL}{path.name}")))
+
+
+def remove_from(directory: Path, step: int) -> None:
+    """Remove the checkpoints of `step` and of later ones."""
+    for path in _published(directory):
+        if _order(path)[0] >= step:
+            _remove(path)
+
+
+def published(directory: Path) -> list[Checkpoint]:
+    """All checkpoints under `directory`, oldest first. CheckpointError when a manifest cannot be read."""
+    return [read(path) for path in _published(directory)]
 
 
 def latest(directory: Path) -> Checkpoint | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,8 +27,8 @@ TRANSFERS = ("shared", "wire")
 class Client:
     """A training process's view of all tables on all servers.
 
-    Every method may be called from any thread; requests go out one after the other. After ``ServerLost`` a
-    client is of no more use: close it and resume from the last checkpoint with a new one.
+    Every method may be called from any thread; requests go out one after the other. After ``ServerLost``
+    every request fails until ``reconnect``.
     """
 
     def __init__(
@@ -61,15 +62,21 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls, job)
         self._job = job
+        self._connect: Callable[[], _core.Client] | None = partial(
+            _core.Client.connect, list(endpoints), token, timeout, threads, wire, tls, job
+        )
+        self._core = self._connect()
+        self._tables = 0
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
         """A client whose tables live in this process (in DRAM by default), with the same results."""
         self = cls.__new__(cls)
+        self._connect = None
         self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
         self._job = ""
+        self._tables = 0
         return self
 
     @property
@@ -77,12 +84,31 @@ class Client:
         """How many servers share the keys."""
         return self._core.servers
 
+    def reconnect(self) -> None:
+        """Connect to the same servers anew, after ``ServerLost``; the tables keep their ids.
+
+        A server that was started again has no rows, or those of its newest checkpoint, and the others may
+        have taken a push that it has not: go back to one checkpoint of all by ``recover`` or ``restore``.
+        What was pulled before cannot be pushed any more. Raises what a new client and ``create_table`` may
+        raise; then it can be called again.
+        """
+        if self._connect is None:
+            raise SpecError("a client in one process has no servers to connect to")
+        specs = [self._core.spec(table) for table in range(self._tables)]
+        self._core.close()
+        core = self._connect()
+        for spec in specs:
+            core.create_table(spec)
+        self._core = core
+
     def create_table(self, spec: TableSpec) -> int:
         """The id of the table, which is created if it does not exist.
 
         Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for one that is wrong.
         """
-        return self._core.create_table(spec.to_json())
+        table = self._core.create_table(spec.to_json())
+        self._tables = max(self._tables, table + 1)
+        return table
 
     def spec(self, table: int) -> TableSpec:
         """The specification of a table, with every default filled in."""

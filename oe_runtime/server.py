@@ -11,6 +11,8 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     time                when it was written, Unix seconds
     index, count        which server this is, of how many; pid, threads: of the process
     storage, is_pmem    --storage, and whether the rows' directory truly is persistent memory
+    storage_checkpoints how many checkpoints the storage keeps (--storage-checkpoints); 0: it keeps none
+    storage_recovers    --storage-recover
     storage_bytes       memory of all rows, pool headers included
     memory.dram, .pmem  memory of rows under --storage dram, and under pmem_libpmem
     memory.index        memory of the indexes, always DRAM

@@ -24,7 +24,6 @@ from provision.fleet import Fleet
 from provision.jobs import ACTIVE, Job, JobState, ProcessState
 from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
-from provision.metrics import summary
 from provision.node import process
 from provision.placement import Placement
 from provision.playbook import TaskResult
@@ -71,7 +70,7 @@ def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple
     now = datetime.now()
     job = jobs.create(state_dir, wanted.name, now)
     try:
-        return job, _place(job, inventory, states, wanted, state_dir, now)
+        return job, _place(job, inventory, states, wanted, state_dir, now, fresh=True)
     except TrainingError:
         shutil.rmtree(job.directory)
         raise
@@ -116,12 +115,13 @@ def _old(
     known = Fleet(job, spec)
     if known.worker is not None:
         known.look()
-    saved = job.checkpoint() is not None or summary(job.metrics_file).checkpoint is not None
+    saved = job.saved()
     if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    return job, _place(job, inventory, states, wanted, state_dir, datetime.now()), saved
+    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=not saved)
+    return job, placed, saved
 
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
@@ -150,9 +150,11 @@ def _place(
     wanted: Request,
     state_dir: Path,
     now: datetime,
+    *,
+    fresh: bool,
 ) -> Placement:
     """Decide what runs where and write the job file."""
-    placed = placement.place(job, inventory, states, wanted)
+    placed = placement.place(job, inventory, states, wanted, fresh=fresh)
     spec = jobspec.build(job, inventory, placed, wanted, now)
     jobspec.check_storage_is_free(spec, state_dir)
     job.write_spec(spec)
@@ -241,7 +243,7 @@ def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
     """Take away what was started; words about hosts where that failed, for the end of a message."""
     hosts, states = Fleet(job, job.spec()), job.state().processes
     with console.status("taking back what was started"):
-        answers = hosts.stop("parameter_server")
+        answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
     left = "; ".join(words for words in (fleet.message_of(answers), fleet.message_of(others)) if words)
     if fresh and not left:
@@ -317,7 +319,7 @@ def _stop_orphans(job: Job) -> list[str]:
         return []
     hosts, lines, told = Fleet(job, job.spec()), [], {}
     for role in ("worker", "parameter_server"):
-        answers = hosts.stop(role)
+        answers = hosts.stop(role, keep_pools=job.saved())
         told.update(answers)
         lines += fleet.describe(answers)
         names = {item.name for item in state.processes if item.role == role}

@@ -16,6 +16,8 @@ from oe_runtime.spec import TLS
 # Learning rates that suit click models when none is given.
 LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
 
+CHECKPOINT_ROWS = ("auto", "pool", "files")
+
 _EPILOG = """\
 examples:
   # a first run on generated data, everything in this process
@@ -44,6 +46,7 @@ class Options:
     tls: str
     checkpoint_transfer: str
     job: str
+    server_wait: int
     in_process: bool
     stock: bool
     storage: str
@@ -63,6 +66,7 @@ class Options:
     run_dir: Path
     checkpoint_steps: int
     keep_checkpoints: int
+    checkpoint_rows: str
     resume: bool
     export: Path | None
     log_every: int
@@ -128,6 +132,14 @@ def parser() -> argparse.ArgumentParser:
         help="with --servers: whose tables these are, where several jobs or models use the same servers",
     )
     p.add_argument(
+        "--server-wait",
+        type=_count(0),
+        default=300,
+        metavar="SECONDS",
+        help="with --servers: how long a server that is gone may take to come back at its address; training "
+        "then goes on from the latest checkpoint; 0 ends the run at once (default 300)",
+    )
+    p.add_argument(
         "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
     )
     p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_libpmem: its directory")
@@ -186,6 +198,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="older ones are removed (default 3)",
     )
+    r.add_argument(
+        "--checkpoint-rows",
+        choices=CHECKPOINT_ROWS,
+        default="auto",
+        help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
+        "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto "
+        "(default): pool where all servers can. The last one of a finished run has files",
+    )
     r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
     r.add_argument(
         "--export", type=Path, metavar="DIR", help="write a SavedModel for plain TensorFlow to DIR at the end"
@@ -220,6 +240,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--checkpoint-transfer goes with --servers")
     if a.job and not servers:
         p.error("--job goes with --servers")
+    if a.checkpoint_rows == "pool" and not servers:
+        p.error("--checkpoint-rows pool goes with --servers")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,

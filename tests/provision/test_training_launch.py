@@ -144,7 +144,7 @@ def test_command_lines(state_dir: Path) -> None:
     assert first.argv[1:3] == ["-m", "oe_runtime.server"]
     flags = dict(zip(second.argv, second.argv[1:], strict=False))
     assert (flags["--port"], flags["--index"], flags["--count"]) == ("7001", "1", "2")
-    assert flags["--storage-path"] == str(state_dir / "pmem0" / "server-1")
+    assert flags["--storage-path"] == str(state_dir / "pmem0" / job.id / "server-1")
     assert flags["--storage-size"] == str(2 << 30)
     assert (flags["--metrics-host"], flags["--metrics-port"]) == ("127.0.0.1", "9501")
     assert flags["--tls"] == "off"

@@ -254,6 +254,8 @@ nlohmann::json Store::Stats() const {
           {"count", shard_.servers},
           {"pid", getpid()},
           {"storage", storage_->spec().type},
+          {"storage_checkpoints", dram ? 0 : storage_->spec().kept_checkpoints},
+          {"storage_recovers", storage_->spec().recover},
           {"storage_bytes", storage_->bytes()},
           {"is_pmem", storage_->is_pmem()},
           {"threads", pool_->threads()},
