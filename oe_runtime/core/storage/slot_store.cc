@@ -22,9 +22,9 @@ void SlotStore::Reserve() {
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
   if (!free_.empty() || TakeGiven()) return;
-  if (blocks() >= (uint64_t{1} << 32 >> layout().shift) - 1) {
+  if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
-        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   SlotBlock block;
   try {
@@ -80,6 +80,17 @@ uint32_t SlotStore::Add(Key key) noexcept {
 }
 
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    RowCache::Frame& frame = cache_->frame(number);
+    cache_->WriteBack(number);  // what belongs to an epoch that is closed
+    if (epochs_[frame.slot] != epoch_) {
+      changes_.retired.push_back(frame.slot);
+      frame.slot = Take(key);
+    }
+    frame.written = epoch_;
+    return number;
+  }
   const uint32_t copy = Take(key);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
@@ -88,6 +99,13 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
 
 void SlotStore::Erase(Key key, uint32_t number) noexcept {
   --size_;
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    const RowCache::Frame frame = cache_->frame(number);
+    if (frame.written != epoch_) cache_->WriteBack(number);
+    cache_->Free(number);
+    number = frame.slot;
+  }
   if (Writable(number)) {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
