@@ -46,9 +46,9 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   const auto first = static_cast<uint32_t>(blocks() << layout().shift);
   ReserveBlock();
   ReserveOne(&metas_);
-  const size_t slots = epochs_.size() + layout().block_rows();
-  if (slots > epochs_.capacity()) epochs_.reserve(slots + slots / 2);
-  epochs_.resize(slots, 0);
+  const size_t groups = (first + layout().block_rows() + kGroup - 1) / kGroup;
+  if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
+  taken_.resize(groups);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
   return first;
@@ -69,7 +69,9 @@ uint32_t SlotStore::Take(Key key) noexcept {
   const uint32_t number = free_.back();
   free_.pop_back();
   metas_[number >> layout().shift][number & mask()].key = key;
-  epochs_[number] = epoch_;
+  Taken& group = taken_[number / kGroup];
+  if (group.epoch != epoch_) group = {epoch_, 0};
+  group.slots |= 1U << number % kGroup;
   changes_.written.push_back(number);
   return number;
 }
@@ -84,7 +86,7 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
-    if (epochs_[frame.slot] != epoch_) {
+    if (!SlotIsNew(frame.slot)) {
       changes_.retired.push_back(frame.slot);
       frame.slot = Take(key);
     }

@@ -136,7 +136,7 @@ class RowMap {
     std::array<uint32_t, kAtOnce> old{};
     size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != kNoRow) slots_->PrefetchEpoch(numbers[i]);
+      if (numbers[i] != kNoRow) slots_->PrefetchWritable(numbers[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
