@@ -340,6 +340,8 @@ void Connection::Reply(Op op, bool last) {
                       } else {
                         self->ReadHeader();
                       }
+                      // The worker computes now. Its next request may be read meanwhile.
+                      if (op == Op::kPull) self->context_->store->Upkeep();
                     });
 }
 

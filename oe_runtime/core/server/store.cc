@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
@@ -145,6 +146,15 @@ void Store::Push(const std::vector<PushPart>& parts) {
   pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
 }
 
+void Store::Upkeep() noexcept {
+  if (storage_->spec().cache_bytes == 0) return;
+  try {
+    const std::vector<Table*> tables = Tables();
+    pool_->ParallelFor(tables.size(), [&](size_t i) { tables[i]->Upkeep(pool_); });
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next push does it
+  }
+}
+
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   if (part >= Table::kParts) {
     throw ProtocolError("part " + std::to_string(part) + " of a table does not exist; it has " +
@@ -234,11 +244,14 @@ void Store::Recover(uint64_t id) {
 nlohmann::json Store::Stats() const {
   nlohmann::json tables = nlohmann::json::array();
   uint64_t rows_bytes = 0;
+  uint64_t cache_bytes = 0;
   uint64_t index_bytes = 0;
   for (const Table* table : Tables()) {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
+    const CacheStats cache = table->cache();
     rows_bytes += of_rows;
+    cache_bytes += cache.bytes;
     index_bytes += of_index;
     tables.push_back({{"name", table->spec().name},
                       {"job", job_},
@@ -247,6 +260,13 @@ nlohmann::json Store::Stats() const {
                       {"bytes", of_rows},
                       {"index_bytes", of_index},
                       {"version", table->version()},
+                      {"cache",
+                       {{"hits", cache.hits},
+                        {"misses", cache.misses},
+                        {"rows", cache.rows},
+                        {"bytes", cache.bytes},
+                        {"evictions", cache.evictions},
+                        {"write_backs", cache.write_backs}}},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
   }
   const bool dram = storage_->spec().type == "dram";
@@ -260,7 +280,7 @@ nlohmann::json Store::Stats() const {
           {"is_pmem", storage_->is_pmem()},
           {"threads", pool_->threads()},
           {"memory",
-           {{"dram", dram ? rows_bytes : 0},
+           {{"dram", dram ? rows_bytes : cache_bytes},
             {"pmem", dram ? 0 : rows_bytes},
             {"index", index_bytes},
             {"rss", ResidentBytes()}}},

@@ -45,6 +45,9 @@ class Store {
   // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
 
+  // Table::Upkeep of all tables: to be called when a pull was answered.
+  void Upkeep() noexcept;
+
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
   std::vector<Key> Keys(uint32_t table, uint32_t part) const;
 

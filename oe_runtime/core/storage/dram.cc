@@ -43,7 +43,7 @@ std::byte* Map(size_t bytes) {
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec) {
   if (!spec.path.empty()) throw SpecError("storage dram takes no path, but '" + spec.path + "' was given");
   if (spec.recover)
-    throw SpecError("storage dram cannot recover tables; only pmem_libpmem outlives a process");
+    throw SpecError("storage dram cannot recover tables; only pmem_libpmem and dram_pmem outlive a process");
   return std::make_shared<Dram>(spec);
 }
 

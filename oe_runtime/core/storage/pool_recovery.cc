@@ -87,7 +87,7 @@ void Pool::AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_b
 }
 
 void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const {
-  scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1);
+  scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1, spec_.cache);
   SlotStore& slots = *scan->slots;
   uint64_t valid = 0;
   for (const SlotBlock& block : scan->blocks) {

@@ -1,7 +1,5 @@
 #include "oe_runtime/core/storage/row_store.h"
 
-#include <limits>
-
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
@@ -54,9 +52,9 @@ ArenaRows::ArenaRows(Arena* arena, size_t row_bytes)
 
 void ArenaRows::Reserve() {
   if ((size_ >> layout().shift) < blocks()) return;
-  if (size_ >= std::numeric_limits<uint32_t>::max()) {
+  if (size_ >= kMostRowsOfAStore) {
     throw StorageError(
-        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   ReserveBlock();
   AddBlock(arena_->Allocate(layout().block_bytes));

@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_ROW_STORE_H_
 #define OE_CORE_STORAGE_ROW_STORE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,6 +12,10 @@
 namespace oe {
 
 class SlotStore;
+
+// The bit of a row's number that says that it is of a copy in DRAM (row_cache.h).
+constexpr uint32_t kCopyBit = 1U << 31;
+constexpr uint64_t kMostRowsOfAStore = kCopyBit - 1;
 
 // How rows of one size lie in blocks of 2^shift rows.
 struct RowLayout {
@@ -53,23 +58,24 @@ class RowStore {
   virtual SlotStore* slots() noexcept { return nullptr; }
 
   std::byte* row(uint32_t number) const noexcept {
-    return blocks_[number >> layout_.shift] + layout_.Offset(number & mask_);
+    return blocks_[number / kCopyBit][number % kCopyBit >> layout_.shift] + layout_.Offset(number & mask_);
   }
 
  protected:
   const RowLayout& layout() const noexcept { return layout_; }
   uint32_t mask() const noexcept { return mask_; }
-  size_t blocks() const noexcept { return blocks_.size(); }
+  size_t blocks() const noexcept { return blocks_[0].size(); }
   // Makes room for one more block; may throw std::bad_alloc.
   void ReserveBlock() {
-    if (blocks_.size() == blocks_.capacity()) blocks_.reserve(blocks_.size() * 2 + 1);
+    if (blocks_[0].size() == blocks_[0].capacity()) blocks_[0].reserve(blocks_[0].size() * 2 + 1);
   }
-  void AddBlock(std::byte* block) { blocks_.push_back(block); }
+  void AddBlock(std::byte* block) { blocks_[0].push_back(block); }
+  std::vector<std::byte*>& copies() noexcept { return blocks_[1]; }
 
  private:
   const RowLayout layout_;
   const uint32_t mask_;
-  std::vector<std::byte*> blocks_;
+  std::array<std::vector<std::byte*>, 2> blocks_;  // of rows and of copies
 };
 
 // In memory of an arena, numbered from 0 in order of allocation.

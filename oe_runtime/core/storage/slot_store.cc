@@ -22,9 +22,9 @@ void SlotStore::Reserve() {
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
   if (!free_.empty() || TakeGiven()) return;
-  if (blocks() >= (uint64_t{1} << 32 >> layout().shift) - 1) {
+  if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
-        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   SlotBlock block;
   try {
@@ -46,9 +46,9 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   const auto first = static_cast<uint32_t>(blocks() << layout().shift);
   ReserveBlock();
   ReserveOne(&metas_);
-  const size_t slots = epochs_.size() + layout().block_rows();
-  if (slots > epochs_.capacity()) epochs_.reserve(slots + slots / 2);
-  epochs_.resize(slots, 0);
+  const size_t groups = (first + layout().block_rows() + kGroup - 1) / kGroup;
+  if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
+  taken_.resize(groups);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
   return first;
@@ -69,7 +69,9 @@ uint32_t SlotStore::Take(Key key) noexcept {
   const uint32_t number = free_.back();
   free_.pop_back();
   metas_[number >> layout().shift][number & mask()].key = key;
-  epochs_[number] = epoch_;
+  Taken& group = taken_[number / kGroup];
+  if (group.epoch != epoch_) group = {epoch_, 0};
+  group.slots |= 1U << number % kGroup;
   changes_.written.push_back(number);
   return number;
 }
@@ -80,6 +82,17 @@ uint32_t SlotStore::Add(Key key) noexcept {
 }
 
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    RowCache::Frame& frame = cache_->frame(number);
+    cache_->WriteBack(number);  // what belongs to an epoch that is closed
+    if (!SlotIsNew(frame.slot)) {
+      changes_.retired.push_back(frame.slot);
+      frame.slot = Take(key);
+    }
+    frame.written = epoch_;
+    return number;
+  }
   const uint32_t copy = Take(key);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
@@ -88,6 +101,13 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
 
 void SlotStore::Erase(Key key, uint32_t number) noexcept {
   --size_;
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    const RowCache::Frame frame = cache_->frame(number);
+    if (frame.written != epoch_) cache_->WriteBack(number);
+    cache_->Free(number);
+    number = frame.slot;
+  }
   if (Writable(number)) {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;

@@ -36,9 +36,17 @@ size_t NextSegment(uint64_t bytes) {
 }
 
 std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
+  const bool cached = spec.type == "dram_pmem";
+  if (cached && spec.cache_bytes == 0) {
+    throw SpecError("storage dram_pmem needs 'cache_bytes', the DRAM for the rows that are used most");
+  }
+  if (!cached && spec.cache_bytes > 0) {
+    throw SpecError("storage " + spec.type + " has no cache, but 'cache_bytes' is " +
+                    std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem");
+  }
   if (spec.type == "dram") return OpenDram(spec);
-  if (spec.type == "pmem_libpmem") return OpenPmemLibpmem(spec);
-  throw SpecError("storage type '" + spec.type + "' is not one of dram, pmem_libpmem");
+  if (spec.type == "pmem_libpmem" || cached) return OpenPools(spec);
+  throw SpecError("storage type '" + spec.type + "' is not one of dram, pmem_libpmem, dram_pmem");
 }
 
 std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {

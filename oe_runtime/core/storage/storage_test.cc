@@ -17,6 +17,7 @@
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/row_store.h"
+#include "oe_runtime/core/storage/test_storage.h"
 
 namespace oe {
 namespace {
@@ -29,7 +30,7 @@ std::vector<std::string> FilesIn(const std::string& directory) {
   return {names.begin(), names.end()};
 }
 
-// Rows of one size in a storage of either kind.
+// Rows of one size in a storage of any kind.
 class Rows {
  public:
   Rows(Storage* storage, const std::string& table, size_t row_bytes, const std::string& more = "") {
@@ -68,8 +69,7 @@ class Rows {
 class StorageTest : public testing::TestWithParam<const char*> {
  protected:
   StorageSpec Spec(uint64_t capacity = 0) const {
-    const std::string type = GetParam();
-    return {type, type == "dram" ? "" : directory_.path(), capacity};
+    return TestStorage(GetParam(), directory_.path(), capacity);
   }
 
   TestDirectory directory_;
@@ -122,7 +122,7 @@ TEST_P(StorageTest, TheCapIsOneForAllTablesAndComesBack) {
   EXPECT_NE(second.Add(), nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::Values("dram", "pmem_libpmem"),
+INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::ValuesIn(kStorageTypes),
                          [](const auto& kind) { return std::string(kind.param); });
 
 TEST(PmemStorageTest, SmallRowsDoNotStraddleLines) {
@@ -257,7 +257,7 @@ TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {
   EXPECT_EQ(message(directory.file("file")),
             "the storage path " + directory.file("file") + " is not a directory");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"tape", "", 0}); }),
-            "storage type 'tape' is not one of dram, pmem_libpmem");
+            "storage type 'tape' is not one of dram, pmem_libpmem, dram_pmem");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"dram", "/x", 0}); }),
             "storage dram takes no path, but '/x' was given");
 }

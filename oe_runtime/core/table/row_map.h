@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <shared_mutex>
 #include <string>
@@ -20,7 +21,10 @@ class RowMap {
  public:
   // `store` must outlive the map.
   RowMap(std::unique_ptr<Index> index, RowStore* store)
-      : index_(std::move(index)), store_(store), slots_(store->slots()) {}
+      : index_(std::move(index)),
+        store_(store),
+        slots_(store->slots()),
+        cache_(slots_ == nullptr ? nullptr : slots_->cache()) {}
 
   std::shared_mutex& mutex() const { return mutex_; }
 
@@ -30,6 +34,7 @@ class RowMap {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, n - begin);
       index_->Find(keys + begin, size, numbers.data());
+      if (cache_ != nullptr) cache_->NoteReads(keys + begin, numbers.data(), size);
       for (size_t i = 0; i < size; ++i) {
         rows[begin + i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
       }
@@ -37,8 +42,8 @@ class RowMap {
   }
 
   // numbers[i] = the number of the row of keys[i], which may be written until the next checkpoint of the
-  // store; a missing row is made by `fill(key, row)`, which does not throw. Throws StorageError; then each
-  // key either has a filled row or none.
+  // store, or an Upkeep() between, which moves() shows; a missing row is made by `fill(key, row)`, which does
+  // not throw. Throws StorageError; then each key either has a filled row or none.
   template <typename Fill>
   void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
@@ -80,6 +85,28 @@ class RowMap {
     return true;
   }
 
+  // Lets the cache of the store, if it has one, take in what was read (row_cache.h). The caller does not hold
+  // mutex().
+  void Upkeep() noexcept {
+    while (cache_ != nullptr && cache_->wants_upkeep()) {
+      const std::unique_lock<std::shared_mutex> lock(mutex_);
+      cache_->Upkeep(index_.get());
+    }
+  }
+  // Changes when rows have other numbers than before, because they were taken into the cache or put out.
+  uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
+  // The numbers that the rows of keys[n] have now, which FindOrAdd() made since the last checkpoint.
+  void FindAgain(const Key* keys, size_t n, uint32_t* numbers) noexcept {
+    index_->Find(keys, n, numbers);
+    for (size_t i = 0; i < n; ++i) {
+      if (!slots_->Writable(numbers[i])) numbers[i] = slots_->Replace(keys[i], numbers[i]);
+    }
+  }
+  // To be held by whoever writes to rows, beside mutex().
+  std::unique_lock<std::mutex> LockCopies() {
+    return cache_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(cache_->mutex());
+  }
+
   float* row(uint32_t number) const noexcept { return reinterpret_cast<float*>(store_->row(number)); }
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
@@ -92,6 +119,7 @@ class RowMap {
 
  private:
   static constexpr size_t kAtOnce = 64;
+  static_assert(kAtOnce <= RowCache::kMostReads);
 
   void Reserve() {
     try {
@@ -108,7 +136,7 @@ class RowMap {
     std::array<uint32_t, kAtOnce> old{};
     size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != kNoRow) slots_->PrefetchEpoch(numbers[i]);
+      if (numbers[i] != kNoRow) slots_->PrefetchWritable(numbers[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
@@ -129,6 +157,7 @@ class RowMap {
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
   SlotStore* const slots_;  // store_, if its rows must be asked for before they are written
+  RowCache* const cache_;   // of slots_, if it has one
 };
 
 }  // namespace oe

@@ -211,7 +211,8 @@ void to_json(json& json, const StorageSpec& spec) {
           {"path", spec.path},
           {"capacity_bytes", spec.capacity_bytes},
           {"recover", spec.recover},
-          {"kept_checkpoints", spec.kept_checkpoints}};
+          {"kept_checkpoints", spec.kept_checkpoints},
+          {"cache_bytes", spec.cache_bytes}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -226,7 +227,10 @@ void from_json(const json& json, StorageSpec& spec) {
   if (fields.Has("kept_checkpoints")) {
     read.kept_checkpoints = static_cast<uint32_t>(fields.Unsigned("kept_checkpoints", kMostKeptCheckpoints));
   }
-  fields.End("type, path, capacity_bytes, recover, kept_checkpoints");
+  if (fields.Has("cache_bytes")) {
+    read.cache_bytes = fields.Unsigned("cache_bytes", std::numeric_limits<uint64_t>::max());
+  }
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes");
   spec = std::move(read);
 }
 

@@ -81,9 +81,11 @@ TEST(SpecTest, Storage) {
   const auto complete = nlohmann::json(spec.get<StorageSpec>());
   spec["recover"] = false;
   spec["kept_checkpoints"] = 2;
+  spec["cache_bytes"] = 0;
   EXPECT_EQ(complete, spec);
   spec["recover"] = true;
   spec["kept_checkpoints"] = 5;
+  spec["cache_bytes"] = 4096;
   EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
   spec["recover"] = 1;
   EXPECT_EQ(MessageOf<SpecError>([&] { (void)spec.get<StorageSpec>(); }),

@@ -261,6 +261,7 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
   }
   const Plan plan = MakePlan(keys, n);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
+  std::array<uint64_t, kShards> moves{};
   const std::shared_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   // First every row that is missing, which may fail. A row that was made has its initializer's value, the
@@ -268,7 +269,9 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
   // pull.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
+    map.Upkeep();  // what nobody has done since the last pull
     const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    moves[shard] = map.moves();
     map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin], [&](Key key, float* row) {
       initializer_->Fill(key, row, spec_.dim);
       optimizer_->InitSlots(row);
@@ -280,6 +283,8 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    if (map.moves() != moves[shard]) map.FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
+    const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
     std::array<float*, kBlock> rows{};
     std::array<const float*, kBlock> gradients{};
     for (size_t at = begin; at < end; at += kBlock) {
@@ -293,6 +298,17 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
       optimizer_->Apply(rows.data(), gradients.data(), size, rate, step);
     }
   });
+}
+
+void Table::Upkeep(Executor* executor) {
+  // Beside pushes; a save, a checkpoint or a restore is not waited for.
+  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::try_to_lock);
+  if (!push_lock) return;
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
+  if (!content_lock || !content_->pool) return;
+  const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
+  if (executor != nullptr) return executor->ParallelFor(kShards, run);
+  for (size_t shard = 0; shard < kShards; ++shard) run(shard);
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {
@@ -339,6 +355,11 @@ uint64_t Table::index_bytes() const {
     bytes += map->index_bytes();
   }
   return bytes;
+}
+
+CacheStats Table::cache() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->pool ? content_->pool->cache_stats() : CacheStats{};
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }

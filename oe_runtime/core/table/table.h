@@ -13,6 +13,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/executor.h"
 #include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/storage.h"
 #include "oe_runtime/core/table/spec.h"
 
@@ -60,6 +61,10 @@ class Table {
   void Push(const Key* keys, size_t n, const float* grads, double learning_rate,
             Executor* executor = nullptr);
 
+  // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
+  // has been answered, so that nobody waits for it; what it has not done is done in the next push.
+  void Upkeep(Executor* executor = nullptr);
+
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
   std::vector<Key> Keys(uint32_t part) const;
@@ -71,6 +76,7 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
+  CacheStats cache() const;  // of dram_pmem; otherwise all 0
 
   // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name
   // first. Throws CheckpointError naming the file; then nothing is left of it.
@@ -82,7 +88,8 @@ class Table {
   // ones; then the content is as before.
   void Restore(const std::vector<std::string>& files);
 
-  // Checkpoints in the storage itself, for pmem_libpmem; for dram all but Checkpoints() throw SpecError.
+  // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
+  // SpecError.
   //
   // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
   // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could

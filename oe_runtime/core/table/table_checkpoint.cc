@@ -99,7 +99,7 @@ void Table::Restore(const std::vector<std::string>& files) {
 Pool& Table::RequirePool() const {
   if (content_->pool) return *content_->pool;
   throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
-                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem");
+                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem or dram_pmem");
 }
 
 void Table::Checkpoint(uint64_t id) {
