@@ -341,7 +341,7 @@ void Connection::Reply(Op op, bool last) {
                         self->ReadHeader();
                       }
                       // The worker computes now. Its next request may be read meanwhile.
-                      if (op == Op::kPull) self->context_->store->Upkeep();
+                      if (op == Op::kPull) self->session_.store->Upkeep();
                     });
 }
 
