@@ -22,8 +22,8 @@ def create(client: Client, sample: Path) -> dict[str, int]:
     return {name: client.create_table(spec) for name, spec in specs.items()}
 
 
-def check(client: Client, tables: dict[str, int], sample: Path) -> None:
-    wanted = json.loads((sample / "rows.json").read_text())
+def check(client: Client, tables: dict[str, int], sample: Path, step: int) -> None:
+    wanted = json.loads((sample / "rows.json").read_text())[str(step)]
     assert set(tables) == set(wanted) == set(KEYS)
     for name, rows in wanted.items():
         keys = np.array(KEYS[name], np.int64)
@@ -32,14 +32,16 @@ def check(client: Client, tables: dict[str, int], sample: Path) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_a_checkpoint_of_an_earlier_version(servers):
-    sample = FORMATS / "table-1-pool-1"
-    path = sample / "checkpoints" / "step-0000000003"
-    assert checkpoint.verify(path).step == 3
+@pytest.mark.parametrize(("name", "steps"), [("table-1-pool-1", [3]), ("table-2", [3, 4])])
+def test_checkpoints_of_an_earlier_version(name, steps, servers):
+    sample = FORMATS / name
+    paths = checkpoint.published(sample / "checkpoints")
+    assert [checkpoint.verify(path).step for path in paths] == steps
     with Client.in_process(servers=servers) as client:
         tables = create(client, sample)
-        client.restore(path)
-        check(client, tables, sample)
+        for step, path in zip(steps, paths, strict=True):
+            client.restore(*checkpoint.chain(path))
+            check(client, tables, sample, step)
 
 
 def test_a_pool_of_an_earlier_version(tmp_path):
@@ -51,4 +53,4 @@ def test_a_pool_of_an_earlier_version(tmp_path):
         tables = create(client, sample)
         assert client.checkpoints() == [3]
         assert client.recover() == 3
-        check(client, tables, sample)
+        check(client, tables, sample, 3)

@@ -16,7 +16,7 @@ constexpr size_t kRowOverhead = 40;  // of the index, at its emptiest, and a mar
 float Distance(const float* left, const float* right, size_t n) {
   float largest = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (std::memcmp(&left[i], &right[i], sizeof(float)) == 0) continue;
+    if (left[i] == right[i] || (std::isnan(left[i]) && std::isnan(right[i]))) continue;
     const float distance = std::fabs(left[i] - right[i]);
     largest = std::isnan(distance) ? std::numeric_limits<float>::infinity() : std::max(largest, distance);
   }
@@ -142,6 +142,7 @@ TableFileInfo Check(const std::vector<TableChain>& chains) {
 
 std::vector<const TableChain*> Pointers(const std::vector<TableChain>& chains) {
   std::vector<const TableChain*> pointers;
+  pointers.reserve(chains.size());
   for (const TableChain& chain : chains) pointers.push_back(&chain);
   return pointers;
 }
@@ -224,6 +225,7 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
     }
   }
   std::vector<TableFileInfo> written;
+  written.reserve(outputs.size());
   for (const auto& output : outputs) written.push_back(output->Finish());
   return written;
 }

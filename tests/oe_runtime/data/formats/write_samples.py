@@ -7,6 +7,7 @@ format gets new samples.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -49,17 +50,25 @@ def train(client: Client) -> dict[str, list[list[float]]]:
 
 
 def main(directory: Path) -> None:
-    """One checkpoint of two servers, one pool, and the rows that are in both."""
+    """A checkpoint of two servers, an increment on it, a pool, and the rows that are in each."""
     directory.mkdir(parents=True)
+    checkpoints = directory / "checkpoints"
     with Client.in_process(servers=2) as client:
         rows = train(client)
-        (directory / "rows.json").write_text(json.dumps(rows) + "\n")
 
         def write(path: Path):
             (path / "dense.bin").write_bytes(bytes(range(64)))
-            return {"tables": client.save(path)}
+            return {"tables": client.save(path, since=base)}
 
-        checkpoint.publish(directory / "checkpoints", 3, write)
+        base = None
+        base = checkpoint.publish(checkpoints, 3, write)
+        push_once_more(client)
+        checkpoint.publish(checkpoints, 4, write, base=base)
+        later = {
+            spec["name"]: client.pull_rows(table, np.array(KEYS[spec["name"]], np.int64)).tolist()
+            for table, spec in enumerate(SPECS)
+        }
+    (directory / "rows.json").write_text(json.dumps({"3": rows, "4": later}) + "\n")
     pool = directory / "pool"
     storage = StorageSpec("pmem_libpmem", str(pool), kept_checkpoints=2)
     pool.mkdir()
@@ -68,6 +77,14 @@ def main(directory: Path) -> None:
         client.checkpoint(3, wait=True)
     with tarfile.open(directory / "pool.tar.xz", "w:xz") as archive:
         archive.add(pool, "pool")
+    shutil.rmtree(pool)
+
+
+def push_once_more(client: Client) -> None:
+    """To two rows of each table."""
+    for table, spec in enumerate(SPECS):
+        pulled = client.pull([np.array(KEYS[spec["name"]][1:3], np.int64)], [(table, 0)])
+        client.push(pulled, [np.ones((2, spec["dim"]), np.float32)], 0.5)
 
 
 if __name__ == "__main__":
