@@ -160,22 +160,33 @@ class Client:
             rows[begin : begin + piece] = self._core.pull_rows(table, keys[begin : begin + piece])
         return keys, rows
 
-    def save(self, directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    def save(
+        self, directory: str | os.PathLike[str], *, since: str | os.PathLike[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Put every server's files into an existing directory.
 
         The servers write them there themselves, or send them (``checkpoint_transfer``). Returns one entry a
         file: ``file, table, server, servers, rows, version, bytes, checksum, spec``. Raises
         ``CheckpointError``; then servers have no copies left that were meant for sending.
+
+        ``since`` is the directory of the last save or restore of these servers: then the files are
+        increments, with the rows written since and tombstones of the keys erased since, and their entries
+        have ``base`` (the checksum of the file that they follow) and ``tombstones`` too. Where a server
+        cannot tell what has changed since that one, because another was saved in between, the rows came from
+        another number of servers, or most of them were erased, its file has all rows and no ``base``.
         """
-        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute())))
+        last = "" if since is None else str(Path(since).absolute())
+        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute()), last))
         return saved
 
-    def restore(self, directory: str | os.PathLike[str]) -> None:
+    def restore(self, *directories: str | os.PathLike[str]) -> None:
         """Load every table that was created from what ``save`` wrote, from any number of servers.
 
-        A server changes nothing before all files were verified. Raises ``CheckpointError``.
+        An increment needs what it was made on: name all saves in their order, that of all rows first (of
+        published checkpoints, ``oe_runtime.checkpoint.chain`` finds them). A server changes nothing before
+        all files were verified. Raises ``CheckpointError``.
         """
-        self._core.restore(str(Path(directory).absolute()))
+        self._core.restore([str(Path(directory).absolute()) for directory in directories])
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.

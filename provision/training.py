@@ -9,6 +9,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,9 @@ def _old(
 ) -> tuple[Job, Placement, bool]:
     """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
+    servers = given.pop("servers", None)  # any number of servers can restore a checkpoint
+    if servers is not None:
+        jobspec.check_servers(servers)
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
@@ -108,6 +112,14 @@ def _old(
             f"stop them first: oeprov stop {job.id}"
         )
     wanted = Request.of_job(spec)
+    if servers is not None:
+        alive = next((item for item in state.processes if item.unit and item.alive), None)
+        if alive is not None:
+            raise TrainingError(
+                f"{alive.name} of job {job.id} may still run on host {alive.host}; before it gets another "
+                f"number of servers: oeprov stop {job.id}"
+            )
+        wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
         _wait_for_orphans(job)

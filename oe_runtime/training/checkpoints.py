@@ -190,7 +190,7 @@ class Checkpoints:
 
     def _published(self) -> list[Saved]:
         """Newest first."""
-        return [_saved(one) for one in reversed(checkpoint.published(self._directory))]
+        return [_saved(checkpoint.read(path)) for path in reversed(checkpoint.published(self._directory))]
 
     def _choose(self) -> tuple[Saved, str]:
         found = self._published()

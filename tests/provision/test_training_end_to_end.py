@@ -147,7 +147,7 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert "the worker says: parameter server 127.0.0.1:" in out
     assert_no_orphans(job)
 
-    command = cluster.start("resume", job.id)
+    command = cluster.start("resume", job.id, "--servers", "3")
     wait_for(lambda: len(events(job, "resume")) == 2 and len(events(job, "step")) > 3, command)
     command.send_signal(signal.SIGINT)
     out = cluster.finish(command, 130)

@@ -169,11 +169,13 @@ void BindClient(py::module_& module) {
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))
       .def("save",
-           [](Client& client, const std::string& directory) {
-             return Released([&] { return client.Save(directory).dump(); });
+           [](Client& client, const std::string& directory, const std::string& since) {
+             return Released([&] { return client.Save(directory, since).dump(); });
            })
       .def("restore",
-           [](Client& client, const std::string& directory) { Released([&] { client.Restore(directory); }); })
+           [](Client& client, const std::vector<std::string>& directories) {
+             Released([&] { client.Restore(directories); });
+           })
       .def("checkpoint",
            [](Client& client, uint64_t id, bool wait) { Released([&] { client.Checkpoint(id, wait); }); })
       .def("checkpoints", [](Client& client) { return Released([&] { return client.Checkpoints(); }); })

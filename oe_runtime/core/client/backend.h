@@ -34,8 +34,9 @@ class Backend {
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
-  virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
-  virtual void Restore(const std::string& directory) = 0;
+  // An array, see Store::Save. `since` is the directory of the last save, or empty.
+  virtual nlohmann::json Save(const std::string& directory, const std::string& since) = 0;
+  virtual void Restore(const std::vector<std::string>& directories) = 0;
   // As Store's, on every server; Checkpoints() are those that all servers have.
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;

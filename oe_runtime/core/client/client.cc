@@ -230,14 +230,14 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
   }
 }
 
-nlohmann::json Client::Save(const std::string& directory) {
+nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
-  return backend_->Save(directory);
+  return backend_->Save(directory, since);
 }
 
-void Client::Restore(const std::string& directory) {
+void Client::Restore(const std::vector<std::string>& directories) {
   const std::lock_guard<std::mutex> request(request_mutex_);
-  backend_->Restore(directory);
+  backend_->Restore(directories);
 }
 
 std::vector<Key> Client::Keys(uint32_t table) {

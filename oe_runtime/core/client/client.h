@@ -57,8 +57,9 @@ class Client {
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
 
-  nlohmann::json Save(const std::string& directory);
-  void Restore(const std::string& directory);
+  nlohmann::json Save(const std::string& directory, const std::string& since = "");
+  void Restore(const std::vector<std::string>& directories);
+  void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
   // Checkpoints in the storage of the servers (Store::Checkpoint).
   void Checkpoint(uint64_t id, bool wait);
   // Those that every table of every server has, ascending.

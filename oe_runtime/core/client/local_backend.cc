@@ -71,18 +71,20 @@ class LocalBackend : public Backend {
     return all;
   }
 
-  nlohmann::json Save(const std::string& directory) override {
+  nlohmann::json Save(const std::string& directory, const std::string& since) override {
     CheckOpen();
+    const nlohmann::json checksums =
+        since.empty() ? nlohmann::json::object() : TableChecksums(since, stores_.front()->TableNames());
     nlohmann::json all = nlohmann::json::array();
     for (const auto& store : stores_) {
-      for (auto& entry : store->Save(directory)) all.push_back(std::move(entry));
+      for (auto& entry : store->Save(directory, checksums)) all.push_back(std::move(entry));
     }
     return all;
   }
 
-  void Restore(const std::string& directory) override {
+  void Restore(const std::vector<std::string>& directories) override {
     CheckOpen();
-    for (const auto& store : stores_) store->Restore(directory);
+    for (const auto& store : stores_) store->Restore(directories);
   }
 
   void Checkpoint(uint64_t id, bool wait) override {

@@ -134,14 +134,21 @@ class RemoteBackend : public Backend {
     return all;
   }
 
-  json Save(const std::string& directory) override {
+  json Save(const std::string& directory, const std::string& since) override {
+    json request = json::object();
+    if (!since.empty()) {
+      std::vector<std::string> tables;
+      for (const auto& [name, spec] : tables_) tables.push_back(name);
+      request["since"] = TableChecksums(since, tables);
+    }
     const double timeout = std::max(timeout_, kLongTimeout);
     std::vector<json> replies;
     if (!wire_checkpoints_) {
-      replies = AskAll(Op::kSave, json{{"directory", directory}}.dump(), timeout);
+      request["directory"] = directory;
+      replies = AskAll(Op::kSave, request.dump(), timeout);
     } else {
       Transfer([&](const Ask& ask) {
-        replies = AskAll(Op::kSave, "{}", timeout);
+        replies = AskAll(Op::kSave, request.dump(), timeout);
         FetchTables(replies, directory, ask, pool_);
       });
     }
@@ -152,14 +159,14 @@ class RemoteBackend : public Backend {
     return all;
   }
 
-  void Restore(const std::string& directory) override {
+  void Restore(const std::vector<std::string>& directories) override {
     const double timeout = std::max(timeout_, kLongTimeout);
     if (!wire_checkpoints_) {
-      AskAll(Op::kRestore, json{{"directory", directory}}.dump(), timeout);
+      AskAll(Op::kRestore, json{{"directories", directories}}.dump(), timeout);
       return;
     }
     Transfer([&](const Ask& ask) {
-      SendTables(tables_, directory, servers(), ask, pool_);
+      SendTables(tables_, directories, servers(), ask, pool_);
       AskAll(Op::kRestore, "{}", timeout);
     });
   }

@@ -133,7 +133,7 @@ void Publish(const Incoming& file) {
 // One table's files, of which every row goes to its server.
 struct Source {
   TableFileInfo info;              // spec, version and row_floats, which all files share
-  std::vector<std::string> files;  // in the order of the servers that wrote them
+  std::vector<TableChain> chains;  // in the order of the servers that wrote them
   std::vector<uint64_t> rows;      // for each server that shall have them
 };
 
@@ -157,6 +157,8 @@ class Part {
   static TableFileInfo InfoOf(const Source& source, uint32_t server) {
     TableFileInfo info = source.info;
     info.shard = {0, 1};
+    info.base = std::nullopt;
+    info.tombstones = 0;
     info.rows = source.rows[server];
     return info;
   }
@@ -211,19 +213,15 @@ uint32_t OwnerOf(Key key, const TableSpec& spec, uint32_t servers) {
 }
 
 // Verifies the files of a table and counts the rows that each server will have.
-Source Open(const TableSpec& spec, const std::string& directory, uint32_t servers, ThreadPool* pool) {
+Source Open(const TableSpec& spec, const std::vector<std::string>& directories, uint32_t servers,
+            ThreadPool* pool) {
   Source source;
-  source.files = FindTableFiles(directory, spec.name);
-  const size_t row_floats = ReadTableFileInfo(source.files.front()).row_floats;
-  source.info = CheckTableFiles(spec, row_floats, source.files).front();
+  source.chains = FindTableChains(directories, spec.name);
+  const size_t row_floats = ReadTableFileInfo(source.chains.front().back()).row_floats;
+  source.info = CheckChains(spec, row_floats, source.chains).front();
   source.rows.resize(servers);
-  std::vector<std::vector<uint64_t>> counts(source.files.size(), std::vector<uint64_t>(servers));
-  pool->ParallelFor(source.files.size(), [&](size_t i) {
-    TableFileReader reader(source.files[i]);
-    while (const size_t n = reader.NextBlock()) {
-      for (size_t k = 0; k < n; ++k) ++counts[i][OwnerOf(reader.keys()[k], spec, servers)];
-    }
-  });
+  std::vector<std::vector<uint64_t>> counts(source.chains.size(), std::vector<uint64_t>(servers));
+  pool->ParallelFor(source.chains.size(), [&](size_t i) { AddRowsByServer(source.chains[i], &counts[i]); });
   for (const auto& of_file : counts) {
     for (uint32_t server = 0; server < servers; ++server) source.rows[server] += of_file[server];
   }
@@ -263,9 +261,9 @@ void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
   for (uint32_t server = 0; server < servers; ++server) {
     parts.push_back(std::make_unique<Part>(source, server));
   }
-  std::vector<std::unique_ptr<TableFileReader>> readers;
-  readers.reserve(source.files.size());
-  for (const std::string& file : source.files) readers.push_back(std::make_unique<TableFileReader>(file));
+  std::vector<std::unique_ptr<TableChainReader>> readers;
+  readers.reserve(source.chains.size());
+  for (const TableChain& chain : source.chains) readers.push_back(std::make_unique<TableChainReader>(chain));
   // A block of each file in turn: the server count is mostly what it was, and then every file is another
   // server's.
   for (bool more = true; more;) {
@@ -310,11 +308,11 @@ void FetchTables(const std::vector<json>& saved, const std::string& directory, c
   for (const auto& fetch : fetches) fetch->Keep();
 }
 
-void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
+void SendTables(const std::map<std::string, TableSpec>& tables, const std::vector<std::string>& directories,
                 uint32_t servers, const Ask& ask, ThreadPool* pool) {
   std::vector<Source> sources;
   sources.reserve(tables.size());
-  for (const auto& [name, spec] : tables) sources.push_back(Open(spec, directory, servers, pool));
+  for (const auto& [name, spec] : tables) sources.push_back(Open(spec, directories, servers, pool));
   Announce(sources, servers, ask);
   for (const Source& source : sources) SendTable(source, servers, ask);
 }

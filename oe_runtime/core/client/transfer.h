@@ -24,10 +24,10 @@ using Ask = std::function<void(Op op, std::vector<Call>* calls)>;
 void FetchTables(const std::vector<nlohmann::json>& saved, const std::string& directory, const Ask& ask,
                  ThreadPool* pool);
 
-// Sends every server its keys' rows of the tables, from files that any number of servers wrote; the servers
-// have not restored them yet when this returns. All files are verified before the first byte goes out. Throws
-// CheckpointError naming the file and what is wrong.
-void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
+// Sends every server its keys' rows of the tables, from files that any number of servers wrote, a full save
+// and its increments in order; the servers have not restored them yet when this returns. All files are
+// verified before the first byte goes out. Throws CheckpointError naming the file and what is wrong.
+void SendTables(const std::map<std::string, TableSpec>& tables, const std::vector<std::string>& directories,
                 uint32_t servers, const Ask& ask, ThreadPool* pool);
 
 }  // namespace oe

@@ -95,11 +95,11 @@ Scratch::Entry* Scratch::Find(uint64_t client, State state, const std::string& f
   return &found->second;
 }
 
-json Scratch::Save(uint64_t client, const Store& store) {
+json Scratch::Save(uint64_t client, const Store& store, const json& since) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Begin(client);
   try {
-    json saved = store.Save(path_);
+    json saved = store.Save(path_, since);
     for (const json& entry : saved) {
       files_[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
     }
@@ -217,7 +217,7 @@ void Scratch::Restore(uint64_t client, Store* store) {
     }
   }
   try {
-    store->Restore(path_);
+    store->Restore({path_});
   } catch (...) {
     Empty();
     throw;

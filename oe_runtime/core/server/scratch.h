@@ -26,7 +26,7 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   // Takes over: removes what was there, writes every table's file. Returns what Store::Save does.
-  nlohmann::json Save(uint64_t client, const Store& store);
+  nlohmann::json Save(uint64_t client, const Store& store, const nlohmann::json& since);
   // Reads chunk.size bytes of a saved file to `data`.
   void Read(uint64_t client, const FileChunk& chunk, uint8_t* data);
 

@@ -22,12 +22,9 @@ json ObjectOf(Bytes body) {
   return request;
 }
 
-// Empty when the request names none: the files go through the server's own directory.
-std::string DirectoryOf(Bytes body) {
-  const json request = ObjectOf(body);
-  if (!request.contains("directory")) return "";
-  if (!request["directory"].is_string()) throw ProtocolError("the directory of the request is not a text");
-  auto directory = request["directory"].get<std::string>();
+std::string AbsolutePath(const json& value) {
+  if (!value.is_string()) throw ProtocolError("the directory of the request is not a text");
+  auto directory = value.get<std::string>();
   if (directory.empty() || directory.front() != '/') {
     throw ProtocolError("directory '" + directory + "' is not an absolute path");
   }
@@ -111,19 +108,25 @@ Scratch* ScratchOf(const Session& session) {
   throw CheckpointError("this server has no directory for table files; start it with --checkpoint-dir");
 }
 
+// Without a directory, the files go through the server's own.
 void ServeSave(const Session& session, Bytes body, Buffer* reply) {
-  const std::string directory = DirectoryOf(body);
-  const json saved = directory.empty() ? ScratchOf(session)->Save(session.client, *session.store)
-                                       : session.store->Save(directory);
+  const json request = ObjectOf(body);
+  const json since = request.value("since", json::object());
+  if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
+  const json saved = request.contains("directory")
+                         ? session.store->Save(AbsolutePath(request["directory"]), since)
+                         : ScratchOf(session)->Save(session.client, *session.store, since);
   Put(saved.dump(), reply);
 }
 
 void ServeRestore(const Session& session, Bytes body, Buffer* reply) {
-  const std::string directory = DirectoryOf(body);
-  if (directory.empty()) {
-    ScratchOf(session)->Restore(session.client, session.store);
+  const json request = ObjectOf(body);
+  if (request.contains("directories")) {
+    std::vector<std::string> directories;
+    for (const json& directory : request["directories"]) directories.push_back(AbsolutePath(directory));
+    session.store->Restore(directories);
   } else {
-    session.store->Restore(directory);
+    ScratchOf(session)->Restore(session.client, session.store);
   }
   Put("{}", reply);
 }

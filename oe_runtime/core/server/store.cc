@@ -3,13 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
 
-#include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -55,14 +57,14 @@ void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard,
   }
 }
 
-}  // namespace
-
-std::string HexText(uint64_t value) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
-  return text;
+std::optional<uint64_t> ParseHex(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
 }
+
+}  // namespace
 
 Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job)
     : storage_(std::move(storage)), shard_(shard), pool_(pool), job_(std::move(job)) {}
@@ -163,11 +165,21 @@ std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   return Get(table).Keys(part);
 }
 
-nlohmann::json Store::Save(const std::string& directory) const {
+// The checksum that `since` has for the table's part of this server; nothing for a table or a number of
+// servers that it does not know.
+std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::string& table) const {
+  const nlohmann::json of_table = since.value(table, nlohmann::json::array());
+  if (!of_table.is_array() || of_table.size() != shard_.servers) return std::nullopt;
+  const nlohmann::json& text = of_table[shard_.server];
+  if (!text.is_string()) throw ProtocolError("a checksum of a table is not a text");
+  return ParseHex(text.get<std::string>());
+}
+
+nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   nlohmann::json saved = nlohmann::json::array();
-  for (const Table* table : Tables()) {
+  for (Table* table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
-    const TableFileInfo info = table->Save(directory + "/" + name);
+    const TableFileInfo info = table->Save(directory + "/" + name, SinceOf(since, table->spec().name));
     saved.push_back({{"file", name},
                      {"table", table->spec().name},
                      {"server", shard_.server},
@@ -177,27 +189,32 @@ nlohmann::json Store::Save(const std::string& directory) const {
                      {"bytes", info.bytes},
                      {"checksum", HexText(info.checksum)},
                      {"spec", table->spec()}});
+    if (!info.base) continue;
+    saved.back()["base"] = HexText(*info.base);
+    saved.back()["tombstones"] = info.tombstones;
   }
   return saved;
 }
 
-void Store::Restore(const std::string& directory) {
+void Store::Restore(const std::vector<std::string>& directories) {
   const std::vector<Table*> tables = Tables();
-  std::vector<std::vector<std::string>> files;
+  std::vector<std::vector<TableChain>> chains;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
     const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
-    files.push_back(FindTableFiles(directory, spec.name));
-    CheckTableFiles(spec, row_floats, files.back());
+    chains.push_back(FindTableChains(directories, spec.name));
+    CheckChains(spec, row_floats, chains.back());
   }
   // One table is replaced only when all can be. Table::Restore verifies again while it loads, so what changes
   // on disk in between is still found, only later.
   std::vector<const std::string*> all;
-  for (const auto& of_table : files) {
-    for (const std::string& file : of_table) all.push_back(&file);
+  for (const auto& of_table : chains) {
+    for (const TableChain& chain : of_table) {
+      for (const std::string& file : chain) all.push_back(&file);
+    }
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
-  for (size_t i = 0; i < tables.size(); ++i) tables[i]->Restore(files[i]);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->RestoreChains(chains[i]);
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {

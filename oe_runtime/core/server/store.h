@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
@@ -52,11 +54,13 @@ class Store {
   std::vector<Key> Keys(uint32_t table, uint32_t part) const;
 
   // Writes one file a table into the directory, which must exist. Returns a JSON array of
-  // {file, table, server, servers, rows, version, bytes, checksum, spec}.
-  nlohmann::json Save(const std::string& directory) const;
-  // Loads every table from the files that Save of any number of servers wrote. Verifies all files of all
-  // tables before the first table changes. Throws CheckpointError.
-  void Restore(const std::string& directory);
+  // {file, table, server, servers, rows, version, bytes, checksum, spec}. With `since`, the TableChecksums of
+  // the last save, the file is an increment where it can be (Table::Save); its entry has {base, tombstones}
+  // too.
+  nlohmann::json Save(const std::string& directory, const nlohmann::json& since) const;
+  // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
+  // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.
+  void Restore(const std::vector<std::string>& directories);
 
   // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
   // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
@@ -78,6 +82,7 @@ class Store {
  private:
   Table& Get(uint32_t id) const;
   std::vector<Table*> Tables() const;
+  std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
 
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
@@ -98,11 +103,16 @@ class Store {
 // and %XX for anything else.
 std::string TableFileName(const std::string& table, const ShardInfo& shard);
 
-// 16 hexadecimal digits.
-std::string HexText(uint64_t value);
-
 // All files of the table in the directory, in the order of their servers. Throws CheckpointError when there
 // is none, when some server's is missing, or when there are files of several server counts.
 std::vector<std::string> FindTableFiles(const std::string& directory, const std::string& table);
+
+// The chains (checkpoint/table_chain.h) that end in the files of the last directory; the bases of increments
+// lie in the directories before it, which are in the order of their saves. Throws CheckpointError as above.
+std::vector<TableChain> FindTableChains(const std::vector<std::string>& directories,
+                                        const std::string& table);
+
+// Of the files that a directory has of these tables, the checksums by table and server, for Store::Save.
+nlohmann::json TableChecksums(const std::string& directory, const std::vector<std::string>& tables);
 
 }  // namespace oe

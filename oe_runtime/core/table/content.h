@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/table/row_map.h"
@@ -37,6 +38,8 @@ struct Table::Content {
   std::array<std::unique_ptr<RowMap>, kShards> shards;
   std::atomic<uint64_t> version{0};
   bool opened = false;  // the pool was there already
+  // The checksum of the file that had this content when the shards' changes were empty.
+  std::optional<uint64_t> saved;
 };
 
 }  // namespace oe

@@ -13,6 +13,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/slot_store.h"
+#include "oe_runtime/core/table/change_log.h"
 
 namespace oe {
 
@@ -59,6 +60,7 @@ class RowMap {
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
       }
+      for (size_t i = begin; i < end; ++i) changes_.Changed(numbers[i]);
     }
   }
 
@@ -82,6 +84,7 @@ class RowMap {
     Reserve();
     slots_->Erase(key, number);
     index_->Erase(key);
+    changes_.Erased(key, store_->size());
     return true;
   }
 
@@ -111,6 +114,9 @@ class RowMap {
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
+  // Since the last save of the table.
+  ChangeLog& changes() noexcept { return changes_; }
+  const ChangeLog& changes() const noexcept { return changes_; }
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
   // As Index::Scan.
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
@@ -156,6 +162,7 @@ class RowMap {
   mutable std::shared_mutex mutex_;
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
+  ChangeLog changes_;
   SlotStore* const slots_;  // store_, if its rows must be asked for before they are written
   RowCache* const cache_;   // of slots_, if it has one
 };

@@ -79,13 +79,17 @@ class Table {
   CacheStats cache() const;  // of dram_pmem; otherwise all 0
 
   // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name
-  // first. Throws CheckpointError naming the file; then nothing is left of it.
-  TableFileInfo Save(const std::string& file) const;
+  // first. With `since`, the checksum of the file that was saved or restored last, it is an increment: the
+  // rows written and the keys erased since. For another checksum, or where too much was erased to be
+  // remembered, it has all rows. Throws CheckpointError naming the file; then nothing is left of it.
+  TableFileInfo Save(const std::string& file, std::optional<uint64_t> since = std::nullopt);
 
-  // Replaces the content with that of `files`, which must be all files of one saved table, from any number of
-  // servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for one that
-  // is damaged, incomplete or of another table, StorageError when the rows do not fit beside the present
-  // ones; then the content is as before.
+  // Replaces the content with that of all chains (checkpoint/table_chain.h) of one saved table, from any
+  // number of servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for
+  // one that is damaged, incomplete or of another table, StorageError when the rows do not fit beside the
+  // present ones; then the content is as before.
+  void RestoreChains(const std::vector<std::vector<std::string>>& chains);
+  // The same from files that are no increments, one a server.
   void Restore(const std::vector<std::string>& files);
 
   // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
@@ -118,7 +122,7 @@ class Table {
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
   void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor);
-  void LoadFile(const std::string& file, Content* content) const;
+  void LoadChain(const std::vector<std::string>& chain, Content* content) const;
 
   const TableSpec spec_;
   const std::shared_ptr<Storage> storage_;
