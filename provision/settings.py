@@ -293,6 +293,12 @@ class TrainingSettings(_Settings):
         "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem. "
         "The last one of a finished job has files.",
     )
+    export_checkpoints: int = Field(
+        default=0,
+        ge=0,
+        description="With rows of checkpoints in persistent memory, every so many have them in files all the "
+        "same; 0: none but the last.",
+    )
     server_wait: int = Field(
         default=300,
         ge=0,

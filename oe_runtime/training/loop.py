@@ -147,7 +147,9 @@ class Loop:
             self._publish(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
-            self._publish(self._checkpoints.take, position)
+            nth = self._options.export_checkpoints
+            export = bool(nth) and position.step // every % nth == 0
+            self._publish(self._checkpoints.take_files if export else self._checkpoints.take, position)
         return position
 
     def interrupted(self) -> Interrupted:

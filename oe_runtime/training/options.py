@@ -67,6 +67,7 @@ class Options:
     checkpoint_steps: int
     keep_checkpoints: int
     checkpoint_rows: str
+    export_checkpoints: int
     resume: bool
     export: Path | None
     log_every: int
@@ -205,6 +206,14 @@ def parser() -> argparse.ArgumentParser:
         help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
         "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto "
         "(default): pool where all servers can. The last one of a finished run has files",
+    )
+    r.add_argument(
+        "--export-checkpoints",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="with rows in pools: every Nth checkpoint has them in files all the same, which outlive the "
+        "servers' storage; 0 (default): none but the last",
     )
     r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
     r.add_argument(

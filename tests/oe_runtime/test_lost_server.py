@@ -131,15 +131,17 @@ def test_servers_killed_three_times_change_nothing(
             two.start_again(index)
             until(lambda n=time_of_run: len(steps_back(run_dir)) > n)
 
-    arguments = ("--steps", str(STEPS), "--checkpoint-steps", "5")
+    arguments = ("--steps", str(STEPS), "--checkpoint-steps", "5", "--export-checkpoints", "4")
     with meanwhile(kill_three_times):
         assert train(run_dir, *arguments, where=two.where, data=DATA) == 0
     assert len(events(run_dir, "server_gone")) == len(steps_back(run_dir)) == 3
     gone = [event["endpoint"] for event in events(run_dir, "server_gone")]
     assert all(endpoint in two.where[1] for endpoint in gone)
-    kinds = [event["rows"] for event in events(run_dir, "checkpoint")]
-    assert set(kinds[:-1]) == {"pool" if len(storage) > 1 else "files"}
-    assert kinds[-1] == "files", "what a finished run leaves needs no server"
+    rows = {event["step"]: event["rows"] for event in events(run_dir, "checkpoint")}
+    assert {0, 20, 40, STEPS} <= rows.keys()
+    in_files = (20, 40, STEPS)  # every fourth, and the last: what a finished run leaves needs no server
+    pool = storage[0] == "pmem_libpmem"
+    assert rows == {step: "pool" if pool and step not in in_files else "files" for step in rows}
     assert_same(run_dir, undisturbed)
 
 
