@@ -62,6 +62,41 @@ TEST(WireCheckpointTest, FilesAreThoseOfASharedDirectory) {
   EXPECT_TRUE(Left(scratch).empty());
 }
 
+TEST(WireCheckpointTest, IncrementsGoBothWays) {
+  const TestDirectory scratch;
+  Cluster cluster(2, "", scratch.path());
+  for (const bool wire : {true, false}) {
+    SCOPED_TRACE(wire ? "wire" : "shared");
+    const TestDirectory full;
+    const TestDirectory more;
+    cluster.remote.wire_checkpoints = wire;
+    const auto writer = Client::Connect(cluster.remote, 1);
+    Train(writer.get(), 1);
+    writer->Save(full.path());
+    Train(writer.get(), 2);
+    for (const nlohmann::json& entry : writer->Save(more.path(), full.path())) {
+      EXPECT_TRUE(entry.contains("base")) << entry;
+      EXPECT_EQ(entry["tombstones"], 0);
+    }
+    const std::vector<float> wanted = Train(writer.get(), 3);
+    for (const uint32_t count : {1U, 2U, 3U}) {
+      const TestDirectory other;
+      Cluster target(count, "", other.path());
+      target.remote.wire_checkpoints = wire;
+      const auto reader = Client::Connect(target.remote, 2);
+      Train(reader.get(), 99);
+      EXPECT_NE(MessageOf<CheckpointError>([&] { reader->Restore(more.path()); }).find("is missing"),
+                std::string::npos);
+      reader->Restore({full.path(), more.path()});
+      EXPECT_EQ(Train(reader.get(), 3), wanted) << count;
+    }
+    EXPECT_NE(MessageOf<CheckpointError>([&] {
+                writer->Save(more.path(), full.path() + "/none");
+              }).find("/none: cannot be listed"),
+              std::string::npos);
+  }
+}
+
 TEST(WireCheckpointTest, RestoresIntoEveryCount) {
   const TestDirectory scratch;
   const TestDirectory saved;
