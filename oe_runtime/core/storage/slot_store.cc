@@ -21,7 +21,7 @@ void SlotStore::Reserve() {
   ReserveOne(&changes_.written);
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
-  if (!free_.empty() || TakeGiven()) return;
+  if (!dropped_.empty() || !free_.empty() || TakeGiven()) return;
   if (blocks() >= (uint64_t{1} << 32 >> layout().shift) - 1) {
     throw StorageError(
         "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
@@ -49,6 +49,7 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   const size_t slots = epochs_.size() + layout().block_rows();
   if (slots > epochs_.capacity()) epochs_.reserve(slots + slots / 2);
   epochs_.resize(slots, 0);
+  added_.resize(slots, false);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
   return first;
@@ -65,22 +66,36 @@ void SlotStore::Give(const std::vector<uint32_t>& numbers) {
   given_.insert(given_.end(), numbers.begin(), numbers.end());
 }
 
-uint32_t SlotStore::Take(Key key) noexcept {
-  const uint32_t number = free_.back();
-  free_.pop_back();
+void SlotStore::ReserveErase() {
+  Reserve();
+  ReserveOne(&dropped_);
+  const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
+  if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
+}
+
+uint32_t SlotStore::Take(Key key, bool added) noexcept {
+  uint32_t number = 0;
+  if (!dropped_.empty()) {
+    number = dropped_.back();
+    dropped_.pop_back();
+  } else {
+    number = free_.back();
+    free_.pop_back();
+    epochs_[number] = epoch_;
+    changes_.written.push_back(number);
+  }
   metas_[number >> layout().shift][number & mask()].key = key;
-  epochs_[number] = epoch_;
-  changes_.written.push_back(number);
+  added_[number] = added;
   return number;
 }
 
 uint32_t SlotStore::Add(Key key) noexcept {
   ++size_;
-  return Take(key);
+  return Take(key, true);
 }
 
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
-  const uint32_t copy = Take(key);
+  const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
   return copy;
@@ -88,16 +103,23 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
 
 void SlotStore::Erase(Key key, uint32_t number) noexcept {
   --size_;
+  if (Writable(number) && added_[number]) {
+    dropped_.push_back(number);
+    return;
+  }
   if (Writable(number)) {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
-  changes_.tombstones.push_back(Take(key));
+  changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
   ++epoch_;
+  // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
+  changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
+  dropped_.clear();
   return std::exchange(changes_, Changes{});
 }
 

@@ -45,8 +45,10 @@ class SlotStore final : public RowStore {
   // before; the caller puts the new number into the index.
   uint32_t Replace(Key key, uint32_t number) noexcept;
   // Forgets the row of `key`, leaving a tombstone: a slot without a row that hides the key's older slots from
-  // recovery. Reserve() must have come before; the caller takes the key out of the index.
-  void Erase(Key key, uint32_t number) noexcept;
+  // recovery; the caller takes the key out of the index. A row that came in the open epoch hides none, and
+  // the next row takes its slot.
+  void ReserveErase() override;
+  void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
   struct Changes {
@@ -71,7 +73,7 @@ class SlotStore final : public RowStore {
   void SetSize(uint64_t size) noexcept { size_ = size; }
 
  private:
-  uint32_t Take(Key key) noexcept;
+  uint32_t Take(Key key, bool added) noexcept;
   bool TakeGiven();
 
   Pool* const pool_;
@@ -79,7 +81,9 @@ class SlotStore final : public RowStore {
   uint64_t size_ = 0;
   std::vector<SlotMeta*> metas_;
   std::vector<uint32_t> epochs_;  // the open epoch in which a slot was taken; 0 after recovery
+  std::vector<bool> added_;       // whether the row was added then, and is no copy of an older one
   std::vector<uint32_t> free_;
+  std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
   Changes changes_;
 
   std::mutex given_mutex_;

@@ -43,8 +43,7 @@ class RowMap {
   void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t end = std::min(begin + kAtOnce, n);
-      index_->Find(keys + begin, end - begin, numbers + begin);
-      if (slots_ != nullptr) MakeWritable(keys + begin, end - begin, numbers + begin);
+      FindWritable(keys + begin, end - begin, numbers + begin);
       for (size_t i = begin; i < end; ++i) {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
@@ -54,6 +53,16 @@ class RowMap {
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
       }
+    }
+  }
+
+  // numbers[i] = the number of the row of keys[i], which may be written as above, or kNoRow. Throws
+  // StorageError.
+  void FindWritable(const Key* keys, size_t n, uint32_t* numbers) {
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, numbers + begin);
+      if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
     }
   }
 
@@ -68,15 +77,42 @@ class RowMap {
     }
   }
 
-  // Removes a key, leaving what its store needs to remember that (SlotStore::Erase). False for a key without
+  // Removes a key, leaving what its store needs to remember that (RowStore::Erase). False for a key without
   // a row. Throws StorageError.
   bool Erase(Key key) {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
     if (number == kNoRow) return false;
-    Reserve();
-    slots_->Erase(key, number);
+    Erase(key, number);
+    return true;
+  }
+  void Erase(Key key, uint32_t number) {
+    OrStorageError([&] { store_->ReserveErase(); });
+    store_->Erase(key, number);
     index_->Erase(key);
+  }
+
+  // Erases the rows for which wants(row) among about `most` keys from *position on (0 at first), which moves
+  // on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
+  // StorageError.
+  template <typename Wants>
+  bool EraseIf(uint64_t* position, size_t most, const Wants& wants) {
+    std::array<Key, kAtOnce> keys{};
+    std::array<uint32_t, kAtOnce> numbers{};
+    for (size_t seen = 0; seen < most;) {
+      const uint64_t start = *position;
+      const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
+      if (found == 0) return false;
+      for (size_t i = 0; i < found; ++i) __builtin_prefetch(row(numbers[i]));
+      bool erased = false;
+      for (size_t i = 0; i < found; ++i) {
+        if (!wants(static_cast<const float*>(row(numbers[i])))) continue;
+        Erase(keys[i], numbers[i]);
+        erased = true;
+      }
+      if (erased) *position = start;  // the place of an erased key may have another one now
+      seen += found;
+    }
     return true;
   }
 
@@ -94,9 +130,16 @@ class RowMap {
   static constexpr size_t kAtOnce = 64;
 
   void Reserve() {
-    try {
+    OrStorageError([&] {
       index_->Reserve();
       store_->Reserve();
+    });
+  }
+
+  template <typename Work>
+  void OrStorageError(const Work& work) const {
+    try {
+      work();
     } catch (const std::bad_alloc&) {
       throw StorageError("no memory for an index of more than " + std::to_string(store_->size()) +
                          " keys in a sixteenth of a table; use more servers");
