@@ -8,6 +8,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -51,6 +52,25 @@ void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard,
                           std::to_string(server_of(key, shard.servers, array)) + ", not to " +
                           std::to_string(shard.server));
     }
+  }
+}
+
+// Only what the table has.
+void AddPolicies(const Table& table, nlohmann::json* stats) {
+  const TableSpec& spec = table.spec();
+  const PolicyCounts counts = table.policy_counts();
+  if (!spec.admission.name.empty()) {
+    (*stats)["admission"] = {{"admitted_rows", counts.admitted},
+                             {"refused_keys", counts.not_admitted},
+                             {"filter_bytes", counts.filter_bytes}};
+  }
+  for (uint32_t reason = 0; reason < Eviction::kNoReason; ++reason) {
+    const std::string name = Eviction::kNames[reason];
+    const bool has = std::any_of(spec.eviction.begin(), spec.eviction.end(),
+                                 [&](const EvictionSpec& one) { return one.name == name; });
+    if (!has) continue;
+    (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
+    if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
   }
 }
 
@@ -110,6 +130,17 @@ std::vector<std::string> Store::TableNames() const {
 
 uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
 
+bool Store::Counts(uint32_t table) const {
+  const TableSpec& spec = Get(table).spec();
+  return CountsKeys(spec.admission, spec.eviction);
+}
+
+uint64_t Store::Evict() {
+  uint64_t evicted = 0;
+  for (Table* table : Tables()) evicted += table->Evict();
+  return evicted;
+}
+
 void Store::Pull(const std::vector<PullPart>& parts) {
   std::vector<const Table*> tables(parts.size());
   uint64_t keys = 0;
@@ -132,7 +163,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
-      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_);
+      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_, part.counts);
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
@@ -155,7 +186,7 @@ std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
 
 nlohmann::json Store::Save(const std::string& directory) const {
   nlohmann::json saved = nlohmann::json::array();
-  for (const Table* table : Tables()) {
+  for (Table* table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
     const TableFileInfo info = table->Save(directory + "/" + name);
     saved.push_back({{"file", name},
@@ -167,6 +198,10 @@ nlohmann::json Store::Save(const std::string& directory) const {
                      {"bytes", info.bytes},
                      {"checksum", HexText(info.checksum)},
                      {"spec", table->spec()}});
+    if (table->spec().admission.name.empty()) continue;
+    const FilterFileInfo filter = VerifyFilterFile(FilterFileName(directory + "/" + name));
+    saved.back()["filter"] = {
+        {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
   return saved;
 }
@@ -176,9 +211,9 @@ void Store::Restore(const std::string& directory) {
   std::vector<std::vector<std::string>> files;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
-    const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
     files.push_back(FindTableFiles(directory, spec.name));
-    CheckTableFiles(spec, row_floats, files.back());
+    const auto infos = CheckTableFiles(spec, table->row_floats(), files.back());
+    if (!spec.admission.name.empty()) LoadFilters(files.back(), spec, infos.front().version);
   }
   // One table is replaced only when all can be. Table::Restore verifies again while it loads, so what changes
   // on disk in between is still found, only later.
@@ -247,6 +282,7 @@ nlohmann::json Store::Stats() const {
                       {"index_bytes", of_index},
                       {"version", table->version()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
+    AddPolicies(*table, &tables.back());
   }
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},

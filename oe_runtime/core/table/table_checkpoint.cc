@@ -1,19 +1,37 @@
 // Tables to files and back, and checkpoints in their storage.
+#include <unistd.h>
+
 #include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/table/content.h"
 
 namespace oe {
 
-TableFileInfo Table::Save(const std::string& file) const {
+TableFileInfo Table::Save(const std::string& file) {
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (eviction_.sweeps() != 0) {
+    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps());
+  }
+  if (!content_->filter) return SaveRows(file);
+  const std::string filter_file = FilterFileName(file);
+  SaveFilter(*content_->filter, spec_, shard_, content_->version.load(), filter_file);
+  try {
+    return SaveRows(file);
+  } catch (...) {
+    (void)::unlink(filter_file.c_str());
+    throw;
+  }
+}
+
+TableFileInfo Table::SaveRows(const std::string& file) const {
   TableFileInfo info;
   info.file = file;
   info.spec = spec_;
@@ -90,6 +108,15 @@ void Table::Restore(const std::vector<std::string>& files) {
     LoadFile(info.file, content.get());
   }
   content->version = infos.front().version;
+  if (content->filter) {
+    std::vector<std::string> saved;
+    for (const TableFileInfo& info : infos) {
+      if (!same_servers || info.shard.server == shard_.server) saved.push_back(info.file);
+    }
+    LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
+                [this](Key key) { return InternalShard(key); });
+  }
+  if (eviction_.capped()) KeepCap(content.get());
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
@@ -147,6 +174,8 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
   for (uint32_t i = 0; i < kShards; ++i) {
     content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
   }
+  content_->filter = NewFilter();
+  content_->hands = {};
 }
 
 }  // namespace oe
