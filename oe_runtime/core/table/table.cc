@@ -54,6 +54,8 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
       eviction_(spec_.eviction, spec_.dim, optimizer_->row_floats()),
       row_floats_(optimizer_->row_floats() + eviction_.facts().words()),
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
+      default_value_(
+          spec_.admission.name.empty() ? 0 : static_cast<float>(spec_.admission.params.at("default_value"))),
       most_rows_(ShareOfCap()),
       clock_([] {
         const auto now = std::chrono::system_clock::now().time_since_epoch();

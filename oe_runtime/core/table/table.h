@@ -172,6 +172,7 @@ class Table {
   const Eviction eviction_;
   const size_t row_floats_;
   const bool has_policies_;
+  const float default_value_;                     // of keys that are not admitted
   const std::array<uint64_t, kParts> most_rows_;  // of each internal shard
   std::function<uint64_t()> clock_;
 

@@ -38,7 +38,7 @@ std::array<uint64_t, Table::kParts> Table::ShareOfCap() const {
 
 void Table::FillMissing(Key key, float* out) const {
   if (spec_.admission.name.empty()) return initializer_->Fill(key, out, spec_.dim);
-  std::fill_n(out, spec_.dim, static_cast<float>(spec_.admission.params.at("default_value")));
+  std::fill_n(out, spec_.dim, default_value_);
 }
 
 // numbers[begin .. end): the rows of the keys of an internal shard, kNoRow for those that get none. The
