@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_processes import Servers
+from server_processes import Server, Servers
 
 from oe_runtime import CheckpointError, Client, SpecError, SpecMismatch, TableSpec, prometheus
 
@@ -95,51 +95,47 @@ def test_evictions_and_metrics(tmp_path):
     finally:
         servers.end()
     assert samples["oe_admitted_rows_total", ("table", "bloom")] == 1000
-    refused = samples["oe_refused_keys_total", ("by", "cap"), ("table", "filtered")]
-    admitted = samples["oe_admitted_rows_total", ("table", "filtered")]
+    table = ("table", "filtered")
     evicted = {
-        policy: samples["oe_evicted_rows_total", ("policy", policy), ("table", "filtered")]
+        policy: samples["oe_evicted_rows_total", ("policy", policy), table]
         for policy in ("global_step", "cap")
     }
-    assert admitted == 96 + evicted["cap"]
-    assert refused == 1000 - 96 + (0 if evicted["cap"] else 1 if admitted == 96 else 0) or refused >= 904
     assert evicted["global_step"] == 96
+    assert evicted["cap"] <= 1  # id 0, if it had no row
+    assert samples["oe_admitted_rows_total", table] == 96 + evicted["cap"]
+    assert samples["oe_refused_keys_total", ("by", "cap"), table] == 1000 - 96
     assert samples["oe_refused_keys_total", ("by", "admission"), ("table", "bloom")] == 0
 
 
-@pytest.mark.parametrize("transfer", ["shared", "wire"])
-def test_counts_are_saved_and_move_to_other_servers(tmp_path, transfer):
-    saved = tmp_path / "saved"
+@pytest.mark.parametrize(("transfer", "count"), [("shared", 1), ("shared", 2), ("wire", 2)])
+def test_counts_are_saved_and_move_to_other_servers(tmp_path, transfer, count):
+    saved, again = tmp_path / "saved", tmp_path / "again"
     saved.mkdir()
+    again.mkdir()
     tables = (FILTERED, BLOOM)
     with Client.in_process(servers=3) as client:
         for spec in tables:
             push(client, [(client.create_table(spec), 0)], [1, 2, 3] * 2)
         client.save(saved)
-    for count in (1, 2):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        arguments = ["--checkpoint-dir", str(folder / "own")] if transfer == "wire" else []
-        servers = Servers(folder, count, *(arguments if count == 1 else []))
-        if transfer == "wire" and count == 2:
-            servers.end()
-            continue
-        try:
-            with Client(servers.endpoints, checkpoint_transfer=transfer) as client:
-                ids = [client.create_table(spec) for spec in tables]
+    servers = [
+        Server(tmp_path, "--checkpoint-dir", str(tmp_path / f"own-{index}"), index=index, count=count)
+        for index in range(count)
+    ]
+    try:
+        with Client([server.endpoint for server in servers], checkpoint_transfer=transfer) as client:
+            ids = [client.create_table(spec) for spec in tables]
+            client.restore(saved)
+            client.save(again)
+            names = {path.name for path in again.iterdir()}
+            assert {f"server-0-of-{count}.{spec.name}.oet.filter" for spec in tables} <= names
+            client.restore(again)
+            for table in ids:
+                push(client, [(table, 0)], [1, 2])
+                assert first(client, table, [1, 2]) == [2, 2], "the third time"
+                assert first(client, table, [3])[0] < 1
+            (saved / "server-1-of-3.bloom.oet.filter").unlink()
+            with pytest.raises(CheckpointError, match=r"server-1-of-3\.bloom\.oet\.filter is missing"):
                 client.restore(saved)
-                again = folder / "again"
-                again.mkdir()
-                client.save(again)
-                names = {path.name for path in again.iterdir()}
-                assert {f"server-0-of-{count}.{t.name}.oet.filter" for t in tables} <= names
-                for table in ids:
-                    push(client, [(table, 0)], [1, 2])
-                    assert first(client, table, [1, 2]) == [2, 2], "the third time"
-                    assert first(client, table, [3])[0] < 1
-                (saved / "server-1-of-3.bloom.oet.filter").rename(folder / "hidden")
-                with pytest.raises(CheckpointError, match=r"server-1-of-3\.bloom\.oet\.filter is missing"):
-                    client.restore(saved)
-                (folder / "hidden").rename(saved / "server-1-of-3.bloom.oet.filter")
-        finally:
-            servers.end()
+    finally:
+        for server in servers:
+            server.end()
