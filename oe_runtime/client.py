@@ -119,7 +119,8 @@ class Client:
 
         ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
         distinct dim, ascending; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
-        the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing.
+        the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing, and
+        counts nothing for admission and eviction.
         Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
         """
         return self._core.pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
@@ -211,6 +212,14 @@ class Client:
         it; then nothing has changed.
         """
         return self._core.recover(batch)
+
+    def evict(self) -> int:
+        """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; how many.
+
+        A save does so by itself. Pulls and pushes of other clients go on in between.
+        Raises ``StorageError`` where the storage has no room for what must be written down of it.
+        """
+        return self._core.evict()
 
     def stats(self) -> dict[str, Any]:
         """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.

@@ -41,6 +41,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         "Rows of a table.",
         [({"training_job": t["job"], "table": t["name"]}, t["rows"]) for t in tables],
     )
+    _policies(page, tables)
     page.add(
         "oe_memory_bytes",
         "gauge",
@@ -96,6 +97,49 @@ def text(stats: Mapping[str, Any], now: float) -> str:
             max(0.0, now - stats["saved"]),
         )
     return page.end()
+
+
+def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
+    """What admission and eviction did, of the tables that have them."""
+    admission = [({"table": t["name"]}, t["admission"]) for t in tables if "admission" in t]
+    eviction = [
+        ({"table": t["name"], "policy": policy}, counts)
+        for t in tables
+        for policy, counts in t.get("eviction", {}).items()
+    ]
+    if admission:
+        page.add(
+            "oe_admitted_rows_total",
+            "counter",
+            "Rows that were made for keys that admission let in.",
+            [(labels, counts["admitted_rows"]) for labels, counts in admission],
+        )
+        page.add(
+            "oe_admission_filter_bytes",
+            "gauge",
+            "Memory of the counts of keys without a row.",
+            [(labels, counts["filter_bytes"]) for labels, counts in admission],
+        )
+    if eviction:
+        page.add(
+            "oe_evicted_rows_total",
+            "counter",
+            "Rows that were evicted.",
+            [(labels, counts["evicted_rows"]) for labels, counts in eviction],
+        )
+    refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
+    refused += [
+        ({"table": labels["table"], "by": "cap"}, counts["refused_keys"])
+        for labels, counts in eviction
+        if "refused_keys" in counts
+    ]
+    if refused:
+        page.add(
+            "oe_refused_keys_total",
+            "counter",
+            "Keys of pushes that got no row: not admitted yet, or no place under the cap.",
+            refused,
+        )
 
 
 class _Page:

@@ -19,7 +19,9 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     memory.rss          resident set of the process; it counts mapped persistent memory too
     tables[]            name, job (whose it is: Client(job=…), --job; usually empty), dim, rows, bytes (of
                         rows), index_bytes, version (pushes so far), nonfinite_gradients (rows
-                        of gradients with NaN or infinity, refused or skipped)
+                        of gradients with NaN or infinity, refused or skipped);
+                        with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes)
+                        and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)

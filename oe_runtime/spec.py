@@ -7,7 +7,7 @@ The C++ core checks them (one home for the rules): a wrong field raises ``SpecEr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,6 +37,22 @@ class TableSpec:
     ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
     changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
     the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
+
+    ``admission`` says which keys get a row: ``{"name": "counter", "filter_freq": n}`` those that were in
+    pushed batches n times, duplicates in a batch included, and ``{"name": "cbf", "filter_freq": n,
+    "max_element_size": m, "false_positive_probability": p}`` the same with a counting Bloom filter, which
+    takes ``1.44 * log2(1 / p)`` bytes an element and lets a key in too early with that probability. The push
+    that reaches n makes the row and updates it; until then the key reads ``default_value`` (0.0). Pulls do
+    not count.
+
+    ``eviction`` lists which rows go: ``{"name": "global_step", "steps_to_live": n}`` those whose last push is
+    more than n pushes of the table ago, ``{"name": "l2_weight", "threshold": t}`` those with half the sum of
+    squared weights below t, ``{"name": "ttl", "seconds": s}`` those not pushed for longer. They are looked
+    for before a save, by ``Client.evict`` and, with ``"every_steps": k``, in a sixteenth of the table after
+    every k pushes. ``{"name": "cap", "max_rows": n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds
+    each server to its share of n: a new row makes another one go that is not in the batch, and a key for
+    which there is no place has no row. Servers count all of it. An evicted key is as one that never came,
+    but for what a cbf has counted.
     """
 
     name: str
@@ -47,10 +63,12 @@ class TableSpec:
     optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
     initializer: Mapping[str, Any] = field(default_factory=_uniform)
     nonfinite_gradients: str = "refuse"
+    admission: Mapping[str, Any] | None = None
+    eviction: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> str:
         """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
-        fields = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "dim": self.dim,
             "index": self.index,
@@ -60,6 +78,10 @@ class TableSpec:
             "initializer": dict(self.initializer),
             "nonfinite_gradients": self.nonfinite_gradients,
         }
+        if self.admission is not None:
+            fields["admission"] = dict(self.admission)
+        if self.eviction:
+            fields["eviction"] = [dict(policy) for policy in self.eviction]
         try:
             return json.dumps(fields, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:

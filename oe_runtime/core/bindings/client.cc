@@ -181,6 +181,7 @@ void BindClient(py::module_& module) {
       .def("checkpoints", [](Client& client) { return Released([&] { return client.Checkpoints(); }); })
       .def("recover", [](Client& client,
                          std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
+      .def("evict", [](Client& client) { return Released([&] { return client.Evict(); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });

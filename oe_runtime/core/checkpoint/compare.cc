@@ -6,7 +6,9 @@
 #include <limits>
 #include <memory>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 
 namespace oe {
 namespace {
@@ -71,9 +73,11 @@ class Comparison {
   Comparison(const TableFileInfo& before, const TableFileInfo& after, size_t memory)
       : before_(before), after_(after), memory_(std::max<size_t>(memory, 1)) {
     if (before.spec.dim == after.spec.dim) weights_ = before.spec.dim;
-    if (weights_ > 0 && before.row_floats == after.row_floats &&
-        before.spec.optimizer.name == after.spec.optimizer.name) {
-      all_ = before.row_floats;
+    // Behind the optimizer's state lies what policies know of the row, which is not floats.
+    const size_t floats = Optimizer::Create(before.spec.optimizer, before.spec.dim)->row_floats();
+    if (weights_ > 0 && before.spec.optimizer.name == after.spec.optimizer.name &&
+        Optimizer::Create(after.spec.optimizer, after.spec.dim)->row_floats() == floats) {
+      all_ = floats;
     }
   }
 
@@ -227,6 +231,16 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
   std::vector<TableFileInfo> written;
   written.reserve(outputs.size());
   for (const auto& output : outputs) written.push_back(output->Finish());
+  if (info.spec.admission.name.empty()) return written;
+  constexpr uint32_t kParts = 16;
+  for (uint32_t server = 0; server < servers; ++server) {
+    const auto filter = AdmissionFilter::Create(info.spec.admission, kParts, {server, servers});
+    const auto part_of = [&](Key key) {
+      return server_of(key, servers, array) == server ? static_cast<uint32_t>(Mix64(key) % kParts) : kParts;
+    };
+    if (!LoadFilters(Newest(chains), info.spec, info.version, filter.get(), part_of)) break;
+    SaveFilter(*filter, info.spec, {server, servers}, info.version, FilterFileName(files[server]));
+  }
   return written;
 }
 

@@ -57,6 +57,13 @@ TableFileInfo CheckChain(const TableSpec& spec, size_t row_floats, const TableCh
 
 }  // namespace
 
+std::vector<std::string> Newest(const std::vector<TableChain>& chains) {
+  std::vector<std::string> files;
+  files.reserve(chains.size());
+  for (const TableChain& chain : chains) files.push_back(chain.back());
+  return files;
+}
+
 std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_floats,
                                        const std::vector<TableChain>& chains) {
   if (chains.empty()) throw CheckpointError("table '" + spec.name + "': there is no file to restore it from");

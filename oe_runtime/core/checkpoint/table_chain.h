@@ -15,6 +15,9 @@ namespace oe {
 // The files that hold one server's part of a table: all of its rows, then increments, each on the one before.
 using TableChain = std::vector<std::string>;
 
+// The newest file of each chain.
+std::vector<std::string> Newest(const std::vector<TableChain>& chains);
+
 // The headers of the newest file of each chain, `rows` being at most so many as the chain has, after checking
 // that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_floats`
 // floats, and that each increment follows its base. Throws CheckpointError naming the file and the field with

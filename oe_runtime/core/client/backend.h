@@ -19,8 +19,9 @@ namespace oe {
 struct ServerBatch {
   std::vector<BatchEntry> entries;
   std::vector<KeyBlock> blocks;
-  std::vector<float*> values;  // per entry: where its rows go (pull), where its gradients are (push)
-  std::vector<size_t> floats;  // per entry: how many
+  std::vector<float*> values;           // per entry: where its rows go (pull), where its gradients are (push)
+  std::vector<size_t> floats;           // per entry: how many
+  std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
 };
 
 class Backend {
@@ -41,6 +42,7 @@ class Backend {
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
   virtual void Recover(uint64_t id) = 0;
+  virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client

@@ -16,7 +16,8 @@ std::vector<TablePart<Float>> PartsOf(const ServerBatch& batch) {
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BatchEntry& entry = batch.entries[i];
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, batch.values[i], entry.learning_rate});
+    const uint32_t* counts = batch.counts.empty() ? nullptr : batch.counts[i];
+    parts.push_back({entry.table, block.keys, block.size, batch.values[i], entry.learning_rate, counts});
   }
   return parts;
 }
@@ -103,6 +104,13 @@ class LocalBackend : public Backend {
   void Recover(uint64_t id) override {
     CheckOpen();
     for (const auto& store : stores_) store->Recover(id);
+  }
+
+  uint64_t Evict() override {
+    CheckOpen();
+    uint64_t evicted = 0;
+    for (const auto& store : stores_) evicted += store->Evict();
+    return evicted;
   }
 
   nlohmann::json Stats() override {

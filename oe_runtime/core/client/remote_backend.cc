@@ -113,6 +113,11 @@ class RemoteBackend : public Backend {
       EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       for (const auto& [data, size] : Pieces(batches[s])) calls[s].body.push_back(asio::buffer(data, size));
+      for (size_t i = 0; i < batches[s].counts.size(); ++i) {
+        if (batches[s].counts[i] == nullptr) continue;
+        const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
+        if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
+      }
     }
     Run(Op::kPush, &calls, timeout_);
     RaiseErrors(calls, true);
@@ -186,6 +191,15 @@ class RemoteBackend : public Backend {
 
   void Recover(uint64_t id) override {
     AskAll(Op::kRecover, json{{"id", id}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
+  uint64_t Evict() override {
+    uint64_t evicted = 0;
+    for (const json& reply : AskAll(Op::kEvict, "", std::max(timeout_, kLongTimeout))) {
+      if (!reply.is_number_unsigned()) throw ProtocolError("the number of evicted rows is not a number");
+      evicted += reply.get<uint64_t>();
+    }
+    return evicted;
   }
 
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/server/store.h"
@@ -34,23 +35,32 @@ struct Incoming {
   std::string temporary;
   uint64_t bytes = 0;
   std::string checksum;  // in hexadecimal digits, as Store::Save says it
+  bool filter = false;
 };
+
+Incoming IncomingOf(const json& entry, const std::string& name, const std::string& directory) {
+  Incoming file;
+  file.name = entry.at("file").get<std::string>();
+  file.path = directory + "/" + file.name;
+  file.temporary = file.path + ".tmp";
+  file.bytes = entry.at("bytes").get<uint64_t>();
+  file.checksum = entry.at("checksum").get<std::string>();
+  if (file.name != name || file.bytes == 0) {
+    throw ProtocolError("a saved file has a name that is not its table's, or no content");
+  }
+  return file;
+}
 
 // Names that this side would have given, too: nothing that a server says becomes a path elsewhere.
 std::vector<Incoming> FilesOf(const json& saved, const ShardInfo& shard, const std::string& directory) {
   std::vector<Incoming> files;
   try {
     for (const json& entry : saved) {
-      Incoming file;
-      file.name = entry.at("file").get<std::string>();
-      file.path = directory + "/" + file.name;
-      file.temporary = file.path + ".tmp";
-      file.bytes = entry.at("bytes").get<uint64_t>();
-      file.checksum = entry.at("checksum").get<std::string>();
-      if (file.name != TableFileName(entry.at("table").get<std::string>(), shard) || file.bytes == 0) {
-        throw ProtocolError("a saved file has a name that is not its table's, or no content");
-      }
-      files.push_back(std::move(file));
+      const std::string name = TableFileName(entry.at("table").get<std::string>(), shard);
+      files.push_back(IncomingOf(entry, name, directory));
+      if (!entry.contains("filter")) continue;
+      files.push_back(IncomingOf(entry["filter"], FilterFileName(name), directory));
+      files.back().filter = true;
     }
   } catch (const json::exception& error) {
     throw ProtocolError(std::string("the list of saved files makes no sense: ") + error.what());
@@ -117,8 +127,9 @@ class Fetch {
 };
 
 void Check(const Incoming& file) {
-  const TableFileInfo info = VerifyTableFile(file.temporary);
-  if (HexText(info.checksum) == file.checksum) return;
+  const uint64_t checksum =
+      file.filter ? VerifyFilterFile(file.temporary).checksum : VerifyTableFile(file.temporary).checksum;
+  if (HexText(checksum) == file.checksum) return;
   throw CheckpointError(file.temporary + " is not what its server saved: its checksum is another");
 }
 
@@ -135,6 +146,8 @@ struct Source {
   TableFileInfo info;              // spec, version and row_floats, which all files share
   std::vector<TableChain> chains;  // in the order of the servers that wrote them
   std::vector<uint64_t> rows;      // for each server that shall have them
+  // For each server, the file with its keys' counts of the filter; nothing where none were saved.
+  std::vector<std::string> filters;
 };
 
 // The part of one table that one server gets, as a file. Whole chunks of it are sent, and the rest at its
@@ -228,6 +241,24 @@ Source Open(const TableSpec& spec, const std::vector<std::string>& directories, 
   return source;
 }
 
+// Each server's part of what the filters of the servers that saved the table had counted.
+std::vector<std::string> OpenFilters(const TableSpec& spec, const Source& source, uint32_t servers) {
+  std::vector<std::string> filters;
+  if (spec.admission.name.empty()) return filters;
+  for (uint32_t server = 0; server < servers; ++server) {
+    const auto filter = AdmissionFilter::Create(spec.admission, Table::kParts, {server, servers});
+    const auto part_of = [&](Key key) {
+      return OwnerOf(key, spec, servers) == server ? static_cast<uint32_t>(Mix64(key) % Table::kParts)
+                                                   : Table::kParts;
+    };
+    if (!LoadFilters(Newest(source.chains), spec, source.info.version, filter.get(), part_of)) break;
+    std::string& bytes = filters.emplace_back();
+    EncodeFilter(*filter, spec, {0, 1}, source.info.version,
+                 [&](const void* data, size_t size) { bytes.append(static_cast<const char*>(data), size); });
+  }
+  return filters;
+}
+
 void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& ask) {
   std::vector<std::string> bodies(servers);
   std::vector<Call> calls(servers);
@@ -236,6 +267,9 @@ void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& a
     for (const Source& source : sources) {
       files.push_back({{"file", TableFileName(source.info.spec.name, {0, 1})},
                        {"bytes", TableFileBytes(Part::InfoOf(source, server))}});
+      if (source.filters.empty()) continue;
+      files.push_back({{"file", FilterFileName(TableFileName(source.info.spec.name, {0, 1}))},
+                       {"bytes", source.filters[server].size()}});
     }
     bodies[server] = json{{"files", std::move(files)}}.dump();
     calls[server].body = {asio::buffer(bodies[server])};
@@ -283,6 +317,28 @@ void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
   Send(&parts, chunk, 1, ask);
 }
 
+void SendFilters(const Source& source, uint32_t servers, const Ask& ask) {
+  if (source.filters.empty()) return;
+  const std::string name = FilterFileName(TableFileName(source.info.spec.name, {0, 1}));
+  const size_t chunk = ChunkBytes(servers);
+  size_t longest = 0;
+  for (const std::string& bytes : source.filters) longest = std::max(longest, bytes.size());
+  for (size_t sent = 0; sent < longest; sent += chunk) {
+    std::vector<Call> calls(servers);
+    std::vector<std::string> requests(servers);
+    for (uint32_t server = 0; server < servers; ++server) {
+      const std::string& bytes = source.filters[server];
+      calls[server].skip = sent >= bytes.size();
+      if (calls[server].skip) continue;
+      const size_t size = std::min(chunk, bytes.size() - sent);
+      requests[server] = EncodeFileChunk({name, sent, static_cast<uint32_t>(size)});
+      calls[server].body = {asio::buffer(requests[server]), asio::buffer(bytes.data() + sent, size)};
+      calls[server].exact = true;
+    }
+    ask(Op::kWriteFile, &calls);
+  }
+}
+
 }  // namespace
 
 void FetchTables(const std::vector<json>& saved, const std::string& directory, const Ask& ask,
@@ -312,9 +368,15 @@ void SendTables(const std::map<std::string, TableSpec>& tables, const std::vecto
                 uint32_t servers, const Ask& ask, ThreadPool* pool) {
   std::vector<Source> sources;
   sources.reserve(tables.size());
-  for (const auto& [name, spec] : tables) sources.push_back(Open(spec, directories, servers, pool));
+  for (const auto& [name, spec] : tables) {
+    sources.push_back(Open(spec, directories, servers, pool));
+    sources.back().filters = OpenFilters(spec, sources.back(), servers);
+  }
   Announce(sources, servers, ask);
-  for (const Source& source : sources) SendTable(source, servers, ask);
+  for (const Source& source : sources) {
+    SendTable(source, servers, ask);
+    SendFilters(source, servers, ask);
+  }
 }
 
 }  // namespace oe

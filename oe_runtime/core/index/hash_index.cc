@@ -75,7 +75,7 @@ void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
 void HashIndex::Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept {
   uint64_t position = BucketOf(key, count);
   while (table[position].used == kEntries) {
-    table[position].overflowed = 1;
+    if (table[position].overflowed != kManyOverflowed) ++table[position].overflowed;
     if (++position == count) position = 0;
   }
   Bucket& bucket = table[position];
@@ -119,14 +119,45 @@ void HashIndex::Set(Key key, uint32_t row) noexcept {
   bucket->rows[entry] = row;
 }
 
+uint64_t HashIndex::Distance(uint64_t from, uint64_t to) const noexcept {
+  return to >= from ? to - from : to + buckets_ - from;
+}
+
 void HashIndex::Erase(Key key) noexcept {
-  // `overflowed` stays: keys that went on to the next bucket are still there.
   uint32_t entry = 0;
-  Bucket* bucket = Locate(key, &entry);
-  --bucket->used;
-  bucket->keys[entry] = bucket->keys[bucket->used];
-  bucket->rows[entry] = bucket->rows[bucket->used];
+  auto hole = static_cast<uint64_t>(Locate(key, &entry) - table_.get());
+  const auto come_back = [this](uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i != to; i = i + 1 == buckets_ ? 0 : i + 1) {
+      if (table_[i].overflowed != kManyOverflowed) --table_[i].overflowed;
+    }
+  };
+  come_back(BucketOf(key, buckets_), hole);
   --size_;
+  // A key that had to go on takes the place, and another one its: else, as keys come and go in tables that
+  // evict, they would lie ever further from where they belong.
+  while (table_[hole].overflowed > 0) {
+    uint64_t from = hole;
+    uint32_t at = 0;
+    bool found = false;
+    while (!found) {
+      from = from + 1 == buckets_ ? 0 : from + 1;
+      if (from == hole) break;  // only where there were too many to count
+      for (at = 0; at < table_[from].used; ++at) {
+        found = Distance(BucketOf(table_[from].keys[at], buckets_), from) >= Distance(hole, from);
+        if (found) break;
+      }
+    }
+    if (!found) break;
+    table_[hole].keys[entry] = table_[from].keys[at];
+    table_[hole].rows[entry] = table_[from].rows[at];
+    come_back(hole, from);
+    hole = from;
+    entry = at;
+  }
+  Bucket& bucket = table_[hole];
+  --bucket.used;
+  bucket.keys[entry] = bucket.keys[bucket.used];
+  bucket.rows[entry] = bucket.rows[bucket.used];
 }
 
 size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
@@ -155,6 +186,17 @@ double HashIndex::AverageProbes() const noexcept {
     }
   }
   return size_ == 0 ? 0 : static_cast<double>(probes) / static_cast<double>(size_);
+}
+
+double HashIndex::AverageProbesOfAbsent() const noexcept {
+  uint64_t probes = 0;
+  for (uint64_t i = 0; i < buckets_; ++i) {
+    uint64_t at = i;
+    for (++probes; table_[at].overflowed != 0 && probes < buckets_ * buckets_; ++probes) {
+      at = at + 1 == buckets_ ? 0 : at + 1;
+    }
+  }
+  return static_cast<double>(probes) / static_cast<double>(buckets_);
 }
 
 std::unique_ptr<Index> NewHashIndex() { return std::make_unique<HashIndex>(); }

@@ -27,15 +27,18 @@ class HashIndex final : public Index {
 
   // Buckets that a lookup of a present key reads, on average; 1 is best. Reads the whole index.
   double AverageProbes() const noexcept;
+  // The same of a key that is absent.
+  double AverageProbesOfAbsent() const noexcept;
 
  private:
   static constexpr uint32_t kEntries = 5;
+  static constexpr uint16_t kManyOverflowed = 0xFFFF;
 
   struct alignas(64) Bucket {
     std::array<Key, kEntries> keys;
     std::array<uint32_t, kEntries> rows;
     uint16_t used;        // entries [0, used) hold keys: no key value has to be reserved for "empty"
-    uint16_t overflowed;  // a key that belongs here lies further on
+    uint16_t overflowed;  // how many keys lie further on because this one was full (kManyOverflowed: or more)
   };
 
   struct Free {
@@ -46,6 +49,8 @@ class HashIndex final : public Index {
   static Buckets Allocate(uint64_t count);
   static void Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept;
   static uint64_t BucketOf(Key key, uint64_t count) noexcept;
+  // Buckets from one on to another, around the end.
+  uint64_t Distance(uint64_t from, uint64_t to) const noexcept;
   // The bucket of a key that is present, and its entry there.
   Bucket* Locate(Key key, uint32_t* entry) noexcept;
 

@@ -114,6 +114,33 @@ TEST(IndexTest, SetsAndErases) {
   }
 }
 
+// As a table with a cap does: as many keys come as go. Keys that are absent must stay quick to miss.
+TEST(HashIndexTest, KeysThatComeAndGoLeaveNothingBehind) {
+  HashIndex index;
+  const auto key = [](uint32_t i) { return Mix64(i) & (~Key{0} >> 4); };
+  constexpr uint32_t kKeys = 20000;
+  index.Reserve(kKeys);
+  const uint64_t bytes = index.bytes();
+  for (uint32_t i = 0; i < kKeys; ++i) index.Add(key(i), i);
+  for (uint32_t i = 0; i < 40 * kKeys; ++i) {
+    index.Erase(key(i));
+    index.Reserve(1);
+    index.Add(key(i + kKeys), i + kKeys);
+  }
+  EXPECT_EQ(index.bytes(), bytes);
+  HashIndex fresh;
+  fresh.Reserve(kKeys);
+  for (uint32_t i = 40 * kKeys; i < 41 * kKeys; ++i) fresh.Add(key(i), i);
+  EXPECT_LT(index.AverageProbes(), 1.1 * fresh.AverageProbes());
+  EXPECT_LT(index.AverageProbesOfAbsent(), 1.1 * fresh.AverageProbesOfAbsent());
+  for (uint32_t i = 40 * kKeys; i < 41 * kKeys; ++i) {
+    ASSERT_EQ(Find(index, key(i)), i);
+    ASSERT_EQ(Find(index, key(i + kKeys)), kNoRow);
+    index.Erase(key(i));
+  }
+  EXPECT_EQ(index.AverageProbesOfAbsent(), 1);
+}
+
 TEST(HashIndexTest, GrowsOnceForManyKeys) {
   const auto index = NewHashIndex();
   index->Reserve(100000);

@@ -30,7 +30,8 @@ class Scratch {
   // Reads chunk.size bytes of a saved file to `data`.
   void Read(uint64_t client, const FileChunk& chunk, uint8_t* data);
 
-  // Takes over and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers'.
+  // Takes over and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers',
+  // and maybe its filter's.
   void Receive(uint64_t client, const nlohmann::json& files, const Store& store);
   void Write(uint64_t client, const FileChunk& chunk, Bytes data);
   // Restores from what came, all of which must be there; removes it in any case.

@@ -53,7 +53,7 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, rows, 0});
+    parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
     rows += block.size * store->Dim(entry.table);
   }
   store->Pull(parts);
@@ -62,17 +62,27 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
 void ServePush(Store* store, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   const size_t floats = CountFloats(*store, batch);
-  if (batch.rest.size != floats * sizeof(float)) {
-    throw ProtocolError("a push with " + std::to_string(batch.rest.size) + " bytes of gradients instead of " +
-                        std::to_string(floats * sizeof(float)));
+  uint64_t counts_size = 0;
+  for (const BatchEntry& entry : batch.entries) {
+    if (store->Counts(entry.table)) counts_size += batch.blocks[entry.block].size;
+  }
+  const uint64_t expected = floats * sizeof(float) + counts_size * sizeof(uint32_t);
+  if (batch.rest.size != expected) {
+    throw ProtocolError("a push with " + std::to_string(batch.rest.size) +
+                        " bytes of gradients and counts instead of " + std::to_string(expected));
   }
   // 8-byte aligned, as everything before it comes in eights.
   const auto* gradients = reinterpret_cast<const float*>(batch.rest.data);
+  const auto* counts = reinterpret_cast<const uint32_t*>(gradients + floats);
   std::vector<PushPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate});
+    parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate, nullptr});
+    if (store->Counts(entry.table)) {
+      parts.back().counts = counts;
+      counts += block.size;
+    }
     gradients += block.size * store->Dim(entry.table);
   }
   store->Push(parts);
@@ -190,6 +200,8 @@ void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
     case Op::kRecover:
       store->Recover(IdOf(ObjectOf(body)));
       return Put("{}", reply);
+    case Op::kEvict:
+      return Put(json(store->Evict()).dump(), reply);
     case Op::kError:
     case Op::kHello:
     case Op::kStats:

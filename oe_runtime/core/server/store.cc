@@ -12,6 +12,7 @@
 #include <optional>
 #include <system_error>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -64,6 +65,25 @@ std::optional<uint64_t> ParseHex(const std::string& text) {
   return value;
 }
 
+// Only what the table has.
+void AddPolicies(const Table& table, nlohmann::json* stats) {
+  const TableSpec& spec = table.spec();
+  const PolicyCounts counts = table.policy_counts();
+  if (!spec.admission.name.empty()) {
+    (*stats)["admission"] = {{"admitted_rows", counts.admitted},
+                             {"refused_keys", counts.not_admitted},
+                             {"filter_bytes", counts.filter_bytes}};
+  }
+  for (uint32_t reason = 0; reason < Eviction::kNoReason; ++reason) {
+    const std::string name = Eviction::kNames[reason];
+    const bool has = std::any_of(spec.eviction.begin(), spec.eviction.end(),
+                                 [&](const EvictionSpec& one) { return one.name == name; });
+    if (!has) continue;
+    (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
+    if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
+  }
+}
+
 }  // namespace
 
 Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job)
@@ -113,6 +133,17 @@ std::vector<std::string> Store::TableNames() const {
 
 uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
 
+bool Store::Counts(uint32_t table) const {
+  const TableSpec& spec = Get(table).spec();
+  return CountsKeys(spec.admission, spec.eviction);
+}
+
+uint64_t Store::Evict() {
+  uint64_t evicted = 0;
+  for (Table* table : Tables()) evicted += table->Evict();
+  return evicted;
+}
+
 void Store::Pull(const std::vector<PullPart>& parts) {
   std::vector<const Table*> tables(parts.size());
   uint64_t keys = 0;
@@ -135,7 +166,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
-      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_);
+      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_, part.counts);
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
@@ -189,9 +220,14 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
                      {"bytes", info.bytes},
                      {"checksum", HexText(info.checksum)},
                      {"spec", table->spec()}});
-    if (!info.base) continue;
-    saved.back()["base"] = HexText(*info.base);
-    saved.back()["tombstones"] = info.tombstones;
+    if (info.base) {
+      saved.back()["base"] = HexText(*info.base);
+      saved.back()["tombstones"] = info.tombstones;
+    }
+    if (table->spec().admission.name.empty()) continue;
+    const FilterFileInfo filter = VerifyFilterFile(FilterFileName(directory + "/" + name));
+    saved.back()["filter"] = {
+        {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
   return saved;
 }
@@ -201,9 +237,10 @@ void Store::Restore(const std::vector<std::string>& directories) {
   std::vector<std::vector<TableChain>> chains;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
-    const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
     chains.push_back(FindTableChains(directories, spec.name));
-    CheckChains(spec, row_floats, chains.back());
+    const auto infos = CheckChains(spec, table->row_floats(), chains.back());
+    if (spec.admission.name.empty()) continue;
+    LoadFilters(Newest(chains.back()), spec, infos.front().version);
   }
   // One table is replaced only when all can be. Table::Restore verifies again while it loads, so what changes
   // on disk in between is still found, only later.
@@ -285,6 +322,7 @@ nlohmann::json Store::Stats() const {
                         {"evictions", cache.evictions},
                         {"write_backs", cache.write_backs}}},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
+    AddPolicies(*table, &tables.back());
   }
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},

@@ -25,6 +25,7 @@ struct TablePart {
   size_t size = 0;
   Float* values = nullptr;  // size * dim floats
   double learning_rate = 0;
+  const uint32_t* counts = nullptr;  // of a push, see Table::Push
 };
 using PullPart = TablePart<float>;
 using PushPart = TablePart<const float>;
@@ -41,6 +42,8 @@ class Store {
   std::vector<std::string> TableNames() const;
   // Throws ProtocolError for an id that CreateTable never gave.
   uint32_t Dim(uint32_t table) const;
+  // Whether pushes to the table bring counts (policy/policy_spec.h).
+  bool Counts(uint32_t table) const;
 
   void Pull(const std::vector<PullPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
@@ -49,14 +52,16 @@ class Store {
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;
+  // Table::Evict of every table; how many rows went.
+  uint64_t Evict();
 
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
   std::vector<Key> Keys(uint32_t table, uint32_t part) const;
 
-  // Writes one file a table into the directory, which must exist. Returns a JSON array of
-  // {file, table, server, servers, rows, version, bytes, checksum, spec}. With `since`, the TableChecksums of
-  // the last save, the file is an increment where it can be (Table::Save); its entry has {base, tombstones}
-  // too.
+  // Writes one file a table into the directory, which must exist, and beside those with admission their
+  // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},
+  // and with a filter {filter: {file, bytes, checksum}}. With `since`, the TableChecksums of the last save,
+  // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
   nlohmann::json Save(const std::string& directory, const nlohmann::json& since) const;
   // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
   // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.

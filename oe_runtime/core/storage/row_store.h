@@ -40,7 +40,7 @@ struct RowLayout {
 };
 
 // Rows of one internal shard of a table, without headers, known by numbers. They never move, so pointers to
-// them stay good for the life of the store. Not thread-safe.
+// them stay good until they are erased. Not thread-safe.
 class RowStore {
  public:
   explicit RowStore(const RowLayout& layout) : layout_(layout), mask_(layout.block_rows() - 1) {}
@@ -52,6 +52,10 @@ class RowStore {
   virtual void Reserve() = 0;
   // The number of a new row for `key`, contents undefined. Reserve() must have come before.
   virtual uint32_t Add(Key key) noexcept = 0;
+  // Makes Erase() not throw; throws StorageError when the storage is full.
+  virtual void ReserveErase() = 0;
+  // Forgets the row of `key`. ReserveErase() must have come before.
+  virtual void Erase(Key key, uint32_t number) noexcept = 0;
   // Rows there are.
   virtual uint64_t size() const noexcept = 0;
   // This store, if a row must be asked for before it is written (slot_store.h).
@@ -78,19 +82,23 @@ class RowStore {
   std::array<std::vector<std::byte*>, 2> blocks_;  // of rows and of copies
 };
 
-// In memory of an arena, numbered from 0 in order of allocation.
+// In memory of an arena, numbered from 0 in order of allocation; numbers of erased rows come again.
 class ArenaRows final : public RowStore {
  public:
   // `arena` must outlive the store.
   ArenaRows(Arena* arena, size_t row_bytes);
 
   void Reserve() override;
-  uint32_t Add(Key /*key*/) noexcept override { return static_cast<uint32_t>(size_++); }
-  uint64_t size() const noexcept override { return size_; }
+  uint32_t Add(Key key) noexcept override;
+  void ReserveErase() override {}
+  void Erase(Key key, uint32_t number) noexcept override;
+  uint64_t size() const noexcept override { return next_ - free_; }
 
  private:
   Arena* const arena_;
-  uint64_t size_ = 0;
+  uint64_t next_ = 0;  // numbers that were given out
+  uint64_t free_ = 0;  // how many of them are free: a list in the rows themselves
+  uint32_t first_free_ = 0;
 };
 
 }  // namespace oe

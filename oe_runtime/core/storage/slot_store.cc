@@ -21,7 +21,7 @@ void SlotStore::Reserve() {
   ReserveOne(&changes_.written);
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
-  if (!free_.empty() || TakeGiven()) return;
+  if (!dropped_.empty() || !free_.empty() || TakeGiven()) return;
   if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
         "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
@@ -46,9 +46,11 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   const auto first = static_cast<uint32_t>(blocks() << layout().shift);
   ReserveBlock();
   ReserveOne(&metas_);
-  const size_t groups = (first + layout().block_rows() + kGroup - 1) / kGroup;
+  const size_t slots = first + layout().block_rows();
+  const size_t groups = (slots + kGroup - 1) / kGroup;
   if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
   taken_.resize(groups);
+  added_.resize(slots, false);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
   return first;
@@ -65,20 +67,34 @@ void SlotStore::Give(const std::vector<uint32_t>& numbers) {
   given_.insert(given_.end(), numbers.begin(), numbers.end());
 }
 
-uint32_t SlotStore::Take(Key key) noexcept {
-  const uint32_t number = free_.back();
-  free_.pop_back();
+void SlotStore::ReserveErase() {
+  Reserve();
+  ReserveOne(&dropped_);
+  const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
+  if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
+}
+
+uint32_t SlotStore::Take(Key key, bool added) noexcept {
+  uint32_t number = 0;
+  if (!dropped_.empty()) {
+    number = dropped_.back();
+    dropped_.pop_back();
+  } else {
+    number = free_.back();
+    free_.pop_back();
+    Taken& group = taken_[number / kGroup];
+    if (group.epoch != epoch_) group = {epoch_, 0};
+    group.slots |= 1U << number % kGroup;
+    changes_.written.push_back(number);
+  }
   metas_[number >> layout().shift][number & mask()].key = key;
-  Taken& group = taken_[number / kGroup];
-  if (group.epoch != epoch_) group = {epoch_, 0};
-  group.slots |= 1U << number % kGroup;
-  changes_.written.push_back(number);
+  added_[number] = added;
   return number;
 }
 
 uint32_t SlotStore::Add(Key key) noexcept {
   ++size_;
-  return Take(key);
+  return Take(key, true);
 }
 
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
@@ -88,12 +104,12 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
     if (!SlotIsNew(frame.slot)) {
       changes_.retired.push_back(frame.slot);
-      frame.slot = Take(key);
+      frame.slot = Take(key, false);
     }
     frame.written = epoch_;
     return number;
   }
-  const uint32_t copy = Take(key);
+  const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
   return copy;
@@ -108,16 +124,23 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     cache_->Free(number);
     number = frame.slot;
   }
+  if (SlotIsNew(number) && added_[number]) {
+    dropped_.push_back(number);
+    return;
+  }
   if (Writable(number)) {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
-  changes_.tombstones.push_back(Take(key));
+  changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
   ++epoch_;
+  // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
+  changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
+  dropped_.clear();
   return std::exchange(changes_, Changes{});
 }
 

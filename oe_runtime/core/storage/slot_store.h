@@ -61,8 +61,10 @@ class SlotStore final : public RowStore {
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
   // Forgets the row of `key`, leaving a tombstone: a slot without a row that hides the key's older slots from
-  // recovery. Reserve() must have come before; the caller takes the key out of the index.
-  void Erase(Key key, uint32_t number) noexcept;
+  // recovery; the caller takes the key out of the index. A row that came in the open epoch hides none, and
+  // the next row takes its slot.
+  void ReserveErase() override;
+  void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
   struct Changes {
@@ -102,7 +104,7 @@ class SlotStore final : public RowStore {
     uint32_t slots = 0;
   };
 
-  uint32_t Take(Key key) noexcept;
+  uint32_t Take(Key key, bool added) noexcept;
   // Whether the slot was taken in the open epoch.
   bool SlotIsNew(uint32_t number) const noexcept {
     const Taken& group = taken_[number / kGroup];
@@ -115,7 +117,9 @@ class SlotStore final : public RowStore {
   uint64_t size_ = 0;
   std::vector<SlotMeta*> metas_;
   std::vector<Taken> taken_;
+  std::vector<bool> added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
   std::vector<uint32_t> free_;
+  std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
   Changes changes_;
 
   const std::unique_ptr<RowCache> cache_;

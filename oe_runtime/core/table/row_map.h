@@ -49,8 +49,7 @@ class RowMap {
   void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t end = std::min(begin + kAtOnce, n);
-      index_->Find(keys + begin, end - begin, numbers + begin);
-      if (slots_ != nullptr) MakeWritable(keys + begin, end - begin, numbers + begin);
+      FindWritable(keys + begin, end - begin, numbers + begin);
       for (size_t i = begin; i < end; ++i) {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
@@ -60,7 +59,18 @@ class RowMap {
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
       }
-      for (size_t i = begin; i < end; ++i) changes_.Changed(numbers[i]);
+      Changed(numbers + begin, end - begin);
+    }
+  }
+
+  // numbers[i] = the number of the row of keys[i], which may be written as above, or kNoRow. Throws
+  // StorageError.
+  void FindWritable(const Key* keys, size_t n, uint32_t* numbers) {
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, numbers + begin);
+      if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
+      Changed(numbers + begin, size);
     }
   }
 
@@ -75,16 +85,43 @@ class RowMap {
     }
   }
 
-  // Removes a key, leaving what its store needs to remember that (SlotStore::Erase). False for a key without
+  // Removes a key, leaving what its store needs to remember that (RowStore::Erase). False for a key without
   // a row. Throws StorageError.
   bool Erase(Key key) {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
     if (number == kNoRow) return false;
-    Reserve();
-    slots_->Erase(key, number);
+    Erase(key, number);
+    return true;
+  }
+  void Erase(Key key, uint32_t number) {
+    OrStorageError([&] { store_->ReserveErase(); });
+    store_->Erase(key, number);
     index_->Erase(key);
     changes_.Erased(key, store_->size());
+  }
+
+  // Erases the rows for which wants(row) among about `most` keys from *position on (0 at first), which moves
+  // on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
+  // StorageError.
+  template <typename Wants>
+  bool EraseIf(uint64_t* position, size_t most, const Wants& wants) {
+    std::array<Key, kAtOnce> keys{};
+    std::array<uint32_t, kAtOnce> numbers{};
+    for (size_t seen = 0; seen < most;) {
+      const uint64_t start = *position;
+      const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
+      if (found == 0) return false;
+      for (size_t i = 0; i < found; ++i) __builtin_prefetch(row(numbers[i]));
+      bool erased = false;
+      for (size_t i = 0; i < found; ++i) {
+        if (!wants(static_cast<const float*>(row(numbers[i])))) continue;
+        Erase(keys[i], numbers[i]);
+        erased = true;
+      }
+      if (erased) *position = start;  // the place of an erased key may have another one now
+      seen += found;
+    }
     return true;
   }
 
@@ -98,11 +135,19 @@ class RowMap {
   }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
   uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
-  // The numbers that the rows of keys[n] have now, which FindOrAdd() made since the last checkpoint.
+  // The numbers that the rows of keys[n] have now, which were made writable since the last checkpoint; kNoRow
+  // stays.
   void FindAgain(const Key* keys, size_t n, uint32_t* numbers) noexcept {
-    index_->Find(keys, n, numbers);
-    for (size_t i = 0; i < n; ++i) {
-      if (!slots_->Writable(numbers[i])) numbers[i] = slots_->Replace(keys[i], numbers[i]);
+    std::array<uint32_t, kAtOnce> now{};
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, now.data());
+      for (size_t i = 0; i < size; ++i) {
+        uint32_t& number = numbers[begin + i];
+        if (number == kNoRow) continue;
+        number = slots_->Writable(now[i]) ? now[i] : slots_->Replace(keys[begin + i], now[i]);
+      }
+      Changed(numbers + begin, size);
     }
   }
   // To be held by whoever writes to rows, beside mutex().
@@ -114,10 +159,14 @@ class RowMap {
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
-  // Since the last save of the table.
+  // Since the last save of the table; by PlaceOf().
   ChangeLog& changes() noexcept { return changes_; }
   const ChangeLog& changes() const noexcept { return changes_; }
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
+  // The number that a row keeps when it is taken into the cache or put out.
+  uint32_t PlaceOf(uint32_t number) const noexcept {
+    return cache_ != nullptr && (number & kCopyBit) != 0 ? cache_->frame(number).slot : number;
+  }
   // As Index::Scan.
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
     return index_->Scan(position, max, keys, numbers);
@@ -125,12 +174,25 @@ class RowMap {
 
  private:
   static constexpr size_t kAtOnce = 64;
+
+  void Changed(const uint32_t* numbers, size_t n) noexcept {
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
+    }
+  }
   static_assert(kAtOnce <= RowCache::kMostReads);
 
   void Reserve() {
-    try {
+    OrStorageError([&] {
       index_->Reserve();
       store_->Reserve();
+    });
+  }
+
+  template <typename Work>
+  void OrStorageError(const Work& work) const {
+    try {
+      work();
     } catch (const std::bad_alloc&) {
       throw StorageError("no memory for an index of more than " + std::to_string(store_->size()) +
                          " keys in a sixteenth of a table; use more servers");

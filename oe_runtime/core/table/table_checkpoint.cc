@@ -1,4 +1,6 @@
 // Tables to files and back, and checkpoints in their storage.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -7,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/table/content.h"
 
@@ -17,7 +20,7 @@ namespace {
 size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (!map.changes().Has(numbers[i])) continue;
+    if (!map.changes().Has(map.PlaceOf(numbers[i]))) continue;
     keys[kept] = keys[i];
     numbers[kept++] = numbers[i];
   }
@@ -53,6 +56,21 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (eviction_.sweeps() != 0) {
+    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps());
+  }
+  if (!content_->filter) return SaveRows(file, since);
+  const std::string filter_file = FilterFileName(file);
+  SaveFilter(*content_->filter, spec_, shard_, content_->version.load(), filter_file);
+  try {
+    return SaveRows(file, since);
+  } catch (...) {
+    (void)::unlink(filter_file.c_str());
+    throw;
+  }
+}
+
+TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> since) {
   TableFileInfo info;
   info.file = file;
   info.spec = spec_;
@@ -156,6 +174,15 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
   if (content->saved) {
     for (const auto& map : content->shards) map->changes().Start();
   }
+  if (content->filter) {
+    std::vector<std::string> saved;
+    for (const TableFileInfo& info : infos) {
+      if (!same_servers || info.shard.server == shard_.server) saved.push_back(info.file);
+    }
+    LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
+                [this](Key key) { return InternalShard(key); });
+  }
+  if (eviction_.capped()) KeepCap(content.get());
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
@@ -214,6 +241,8 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
   for (uint32_t i = 0; i < kShards; ++i) {
     content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
   }
+  content_->filter = NewFilter();
+  content_->hands = {};
 }
 
 }  // namespace oe
