@@ -52,9 +52,10 @@ class RowStore {
   virtual void Reserve() = 0;
   // The number of a new row for `key`, contents undefined. Reserve() must have come before.
   virtual uint32_t Add(Key key) noexcept = 0;
-  // Makes Erase() not throw; throws StorageError when the storage is full.
-  virtual void ReserveErase() = 0;
-  // Forgets the row of `key`. ReserveErase() must have come before.
+  // Makes Erase() of that row not throw; throws StorageError when the storage has no room for what must be
+  // written down of it.
+  virtual void ReserveErase(uint32_t number) = 0;
+  // Forgets the row of `key`. ReserveErase() must have come just before.
   virtual void Erase(Key key, uint32_t number) noexcept = 0;
   // Rows there are.
   virtual uint64_t size() const noexcept = 0;
@@ -90,7 +91,7 @@ class ArenaRows final : public RowStore {
 
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
-  void ReserveErase() override {}
+  void ReserveErase(uint32_t /*number*/) override {}
   void Erase(Key key, uint32_t number) noexcept override;
   uint64_t size() const noexcept override { return next_ - free_; }
 

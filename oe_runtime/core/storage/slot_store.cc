@@ -17,10 +17,14 @@ void ReserveOne(std::vector<T>* list) {
 
 }  // namespace
 
-void SlotStore::Reserve() {
+void SlotStore::ReserveLists() {
   ReserveOne(&changes_.written);
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
+}
+
+void SlotStore::Reserve() {
+  ReserveLists();
   if (!dropped_.empty() || !free_.empty() || TakeGiven()) return;
   if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
@@ -67,8 +71,9 @@ void SlotStore::Give(const std::vector<uint32_t>& numbers) {
   given_.insert(given_.end(), numbers.begin(), numbers.end());
 }
 
-void SlotStore::ReserveErase() {
-  Reserve();
+void SlotStore::ReserveErase(uint32_t number) {
+  ReserveLists();
+  if (!Writable(number)) Reserve();  // its tombstone has a slot
   ReserveOne(&dropped_);
   const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
   if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);

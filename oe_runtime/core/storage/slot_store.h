@@ -63,7 +63,7 @@ class SlotStore final : public RowStore {
   // Forgets the row of `key`, leaving a tombstone: a slot without a row that hides the key's older slots from
   // recovery; the caller takes the key out of the index. A row that came in the open epoch hides none, and
   // the next row takes its slot.
-  void ReserveErase() override;
+  void ReserveErase(uint32_t number) override;
   void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
@@ -111,6 +111,7 @@ class SlotStore final : public RowStore {
     return group.epoch == epoch_ && (group.slots >> number % kGroup & 1U) != 0;
   }
   bool TakeGiven();
+  void ReserveLists();
 
   Pool* const pool_;
   uint32_t epoch_;

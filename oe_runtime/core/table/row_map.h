@@ -95,7 +95,7 @@ class RowMap {
     return true;
   }
   void Erase(Key key, uint32_t number) {
-    OrStorageError([&] { store_->ReserveErase(); });
+    OrStorageError([&] { store_->ReserveErase(number); });
     store_->Erase(key, number);
     index_->Erase(key);
     changes_.Erased(key, store_->size());

@@ -222,6 +222,17 @@ TEST_P(TablePolicyTest, LfuKeepsWhatWasOftenAndLruWhatWasLast) {
   }
 }
 
+// A storage with room for little more than the cap: no push needs more.
+TEST_P(TablePolicyTest, AFullStorageLetsRowsTakeTheirTurns) {
+  StorageSpec storage = StorageFor();
+  storage.capacity_bytes = uint64_t{3} << 19;
+  TableSpec spec = Evicting({{"cap", {{"max_rows", 8000}}, "lru"}});
+  const auto table = Table::Create(spec, storage);
+  for (Key step = 0; step < 60; ++step) Push(table.get(), Range(step * 1000, 1000));
+  EXPECT_GT(table->rows(), 7500U);
+  EXPECT_GT(table->policy_counts().evicted[Eviction::kCap], 50000U);
+}
+
 TEST_P(TablePolicyTest, ABatchThatDoesNotFitIsNoError) {
   const auto table = New(Evicting({{"cap", {{"max_rows", 64}}, ""}}));
   Push(table.get(), Range(0, 1000));
