@@ -88,6 +88,7 @@ all:
   vars:
     oeprov_cluster: hosts
     training_data: generate:800
+    training_server_wait: 0
     ansible_user: root
     ansible_ssh_common_args: >-
       -o UserKnownHostsFile={known_hosts} -o IdentityFile={key} -o IdentitiesOnly=yes
