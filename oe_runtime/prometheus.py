@@ -22,6 +22,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # that a client may keep silent in its request
 _READERS = 8  # at once; more are turned away
 
+# What dram_pmem tells of each table.
+_CACHE = (
+    ("hits", "counter", "Rows that were read from the cache in DRAM."),
+    ("misses", "counter", "Rows that were read from the pool."),
+    ("rows", "gauge", "Rows in the cache."),
+    ("bytes", "gauge", "DRAM of the cache."),
+    ("evictions", "counter", "Rows that were put out of the cache."),
+    ("write_backs", "counter", "Rows that were changed in the cache and written to the pool."),
+)
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -38,6 +48,10 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.add(
         "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
     )
+    if stats["storage"] == "dram_pmem":
+        for field, kind, what in _CACHE:
+            name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
+            page.add(name, kind, what, [({"table": t["name"]}, t["cache"][field]) for t in tables])
     page.add(
         "oe_memory_bytes",
         "gauge",
