@@ -69,7 +69,9 @@ class Saved:
     def others(self) -> dict[str, int]:
         """The files that are no table's, with their bytes, as the manifest has them."""
         listed = {} if self.found is None else self.found.manifest["files"]
-        return {name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))}
+        return {
+            name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))
+        }
 
     def require(self) -> Saved:
         """Itself; CheckpointError if a table file cannot be read."""

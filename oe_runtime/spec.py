@@ -13,10 +13,13 @@ from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["TLS", "StorageSpec", "TableSpec"]
+__all__ = ["STORAGES", "TLS", "StorageSpec", "TableSpec"]
 
 # Whether connections are encrypted; auto: those that leave the machine.
 TLS = ("auto", "on", "off")
+
+# Kinds of memory for rows; see StorageSpec.
+STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
 
 
 def _adagrad() -> Mapping[str, Any]:
@@ -99,11 +102,16 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Where rows live: ``"dram"``, or ``"pmem_libpmem"`` in the directory ``path``.
+    """Where rows live: one of ``STORAGES``.
 
-    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"``,
-    ``recover`` opens the tables that the directory holds (otherwise they are removed, and all start empty),
-    and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
+    ``"dram"``; ``"pmem_libpmem"``: persistent memory, in the directory ``path``; ``"dram_pmem"``: the same
+    with the rows that are used most in ``cache_bytes`` of DRAM, for all tables of one server together;
+    ``"pmem_memkind"``: persistent memory or CXL memory as NUMA nodes, or a file without a name in ``path``,
+    neither of which outlives the process.
+
+    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
+    ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
+    all start empty), and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
     """
 
     type: str = "dram"
@@ -111,6 +119,7 @@ class StorageSpec:
     capacity_bytes: int = 0
     recover: bool = False
     kept_checkpoints: int = 2
+    cache_bytes: int = 0
 
     def to_json(self) -> str:
         """The storage as a JSON object."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
-from oe_runtime.spec import TLS
+from oe_runtime.spec import STORAGES, TLS
 
 # Learning rates that suit click models when none is given.
 LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
@@ -52,6 +52,7 @@ class Options:
     storage: str
     storage_path: str
     storage_size: int
+    storage_cache: int
     dim: int
     hidden: tuple[int, ...]
     batch_size: int
@@ -140,10 +141,14 @@ def parser() -> argparse.ArgumentParser:
         help="with --servers: how long a server that is gone may take to come back at its address; training "
         "then goes on from the latest checkpoint; 0 ends the run at once (default 300)",
     )
+    p.add_argument("--storage", choices=STORAGES, help="with --in-process: kind of memory (default dram)")
+    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")
     p.add_argument(
-        "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
+        "--storage-cache",
+        type=_count(0),
+        metavar="BYTES",
+        help="with --storage dram_pmem: DRAM for its cache",
     )
-    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_libpmem: its directory")
     p.add_argument(
         "--storage-size", type=_count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
     )
@@ -236,12 +241,14 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     a = p.parse_args(argv)
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
-    if not a.in_process and (a.storage or a.storage_path or a.storage_size):
-        p.error("--storage, --storage-path and --storage-size go with --in-process; servers have their own")
-    if a.storage == "pmem_libpmem" and not a.storage_path:
-        p.error("--storage pmem_libpmem needs --storage-path, a directory (an fsdax mount)")
-    if a.storage_path and a.storage != "pmem_libpmem":
-        p.error("--storage-path goes with --storage pmem_libpmem")
+    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache):
+        p.error("--storage and --storage-* go with --in-process; servers have their own")
+    if a.storage in ("pmem_libpmem", "dram_pmem") and not a.storage_path:
+        p.error(f"--storage {a.storage} needs --storage-path, a directory (an fsdax mount)")
+    if a.storage_path and a.storage in (None, "dram"):
+        p.error("--storage-path goes with --storage pmem_libpmem, dram_pmem or pmem_memkind")
+    if bool(a.storage_cache) != (a.storage == "dram_pmem"):
+        p.error("--storage dram_pmem and --storage-cache go together")
     servers = _endpoints(p, a.servers) if a.servers is not None else ()
     if a.token_file is not None and not servers:
         p.error("--token-file goes with --servers")
@@ -257,6 +264,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "storage": a.storage or "dram",
         "storage_path": a.storage_path or "",
         "storage_size": a.storage_size or 0,
+        "storage_cache": a.storage_cache or 0,
         "epochs": a.epochs if a.epochs or a.steps else 1,
         "learning_rate": LEARNING_RATES[a.optimizer] if a.learning_rate is None else a.learning_rate,
         "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",

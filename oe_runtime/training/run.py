@@ -148,7 +148,13 @@ def _connect(options: Options) -> Client | None:
     if options.stock:
         return None
     if options.in_process:
-        return Client.in_process(StorageSpec(options.storage, options.storage_path, options.storage_size))
+        storage = StorageSpec(
+            options.storage,
+            options.storage_path,
+            options.storage_size,
+            cache_bytes=options.storage_cache,
+        )
+        return Client.in_process(storage)
     token = ""
     if options.token_file is not None:
         try:

@@ -55,9 +55,10 @@ def histogram(samples, name):
     return values[-1], samples[f"{name}_sum", frozenset()]
 
 
-def test_the_page_tells_what_the_server_did(tmp_path):
+@pytest.mark.parametrize("storage", ["dram", "dram_pmem"])
+def test_the_page_tells_what_the_server_did(tmp_path, storage):
     port = free_port()
-    servers = Servers(tmp_path, 1, "--metrics-port", str(port))
+    servers = Servers(tmp_path, 1, "--metrics-port", str(port), storage=storage)
     server = servers.servers[0]
     try:
         server.ready()
@@ -83,11 +84,16 @@ def test_the_page_tells_what_the_server_did(tmp_path):
         assert plain["oe_queued_requests"] == plain["oe_requests_in_flight_bytes"] == 0
         assert samples["oe_refusals_total", frozenset({("reason", "foreign")})] == 1
         assert samples["oe_refusals_total", frozenset({("reason", "token")})] == 0
-        assert samples["oe_memory_bytes", frozenset({("tier", "dram")})] == stats["memory"]["dram"] > 0
+        tier = "dram" if storage == "dram" else "pmem"
+        assert samples["oe_memory_bytes", frozenset({("tier", tier)})] == stats["memory"][tier] > 0
         for name, table in stats["tables"].items():
-            assert (
-                samples["oe_table_rows", frozenset({("training_job", ""), ("table", name)})] == table["rows"]
-            )
+            labels = frozenset({("table", name)})
+            assert samples["oe_table_rows", labels] == table["rows"]
+            if storage == "dram":
+                continue
+            reads = [samples[f"oe_cache_{what}_total", labels] for what in ("hits", "misses")]
+            assert reads == [table["cache"]["hits"], table["cache"]["misses"]]
+            assert sum(reads) > 0
         for name in ("pull", "push"):
             count, seconds = histogram(samples, f"oe_{name}_duration_seconds")
             assert count == 3

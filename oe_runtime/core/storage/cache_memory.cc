@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr uint64_t kMostWanted = 8;  // blocks that are asked for at once
 
 std::byte* HugePageFrom(std::byte* address) {
   return reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(address), kHugePage));
@@ -42,12 +43,13 @@ CacheMemory::~CacheMemory() { (void)::munmap(begin_, reserved_); }
 std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t counted = bytes + more;
-  if (bytes_.load(std::memory_order_relaxed) + counted > limit_) {
-    if (held + counted <= FairShare()) {
-      wanted_ = std::min(wanted_.load(std::memory_order_relaxed) + counted, limit_ / 4);
-    }
+  const bool poor = held + counted <= FairShare();
+  const uint64_t wanted = wanted_;
+  if (this->bytes() + counted > limit_) {
+    if (poor) wanted_ = std::max(wanted, std::min(wanted + counted, kMostWanted * counted));
     return nullptr;
   }
+  if (!poor && wanted > 0) return nullptr;
   std::byte* block = nullptr;
   const auto given = given_.find(bytes);
   if (given != given_.end() && !given->second.empty()) {
@@ -61,6 +63,7 @@ std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept 
     used_ += room;
   }
   bytes_ += counted;
+  if (poor) wanted_ = wanted - std::min(wanted, counted);
   return block;
 }
 
@@ -71,7 +74,6 @@ void CacheMemory::Give(std::byte* block, size_t bytes, size_t more) noexcept {
   if (whole > 0) (void)::madvise(first, whole, MADV_DONTNEED);
   const std::lock_guard<std::mutex> lock(mutex_);
   bytes_ -= bytes + more;
-  wanted_ -= std::min<uint64_t>(wanted_, bytes + more);
   try {
     given_[bytes].push_back(block);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): only its addresses are lost

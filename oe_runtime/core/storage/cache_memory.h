@@ -12,7 +12,8 @@ namespace oe {
 
 // The DRAM for the caches (row_cache.h) of all tables of a server, never more than a limit. Whoever asks gets
 // some while there is some. Then a cache that has less than its fair share (the limit by the number of
-// caches) is served by those that have more: these ask Owes() and give blocks back. Thread-safe.
+// caches) is served by those that have more: these ask Owes() and give blocks back, which are kept for it.
+// Thread-safe.
 class CacheMemory {
  public:
   // Reserves addresses; memory is taken when it is used. Throws StorageError.
@@ -23,7 +24,10 @@ class CacheMemory {
 
   // A cache begins or ceases to ask.
   void Join() noexcept { members_.fetch_add(1, std::memory_order_relaxed); }
-  void Leave() noexcept { members_.fetch_sub(1, std::memory_order_relaxed); }
+  void Leave() noexcept {
+    members_.fetch_sub(1, std::memory_order_relaxed);
+    wanted_ = 0;  // who still lacks something asks again
+  }
 
   // A block of `bytes`, 256-byte aligned, for a cache that holds `held`; `more` bytes elsewhere that go with
   // it are counted too. nullptr at the limit.
@@ -32,7 +36,8 @@ class CacheMemory {
   void Give(std::byte* block, size_t bytes, size_t more) noexcept;
   // Whether a cache that holds `held` has to give a block back.
   bool Owes(uint64_t held) const noexcept {
-    return wanted_.load(std::memory_order_relaxed) > 0 && held > FairShare();
+    const uint64_t wanted = wanted_.load(std::memory_order_relaxed);
+    return wanted > 0 && held > FairShare() && bytes() + wanted > limit_;
   }
 
   uint64_t limit() const noexcept { return limit_; }
@@ -54,7 +59,7 @@ class CacheMemory {
   std::map<size_t, std::vector<std::byte*>> given_;  // back, by size
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> members_{0};
-  std::atomic<uint64_t> wanted_{0};  // bytes that caches below their share lack
+  std::atomic<uint64_t> wanted_{0};  // bytes that caches below their share lack, or some of them
 };
 
 }  // namespace oe

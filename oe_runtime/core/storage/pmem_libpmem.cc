@@ -344,17 +344,7 @@ std::shared_ptr<Storage> OpenPools(const StorageSpec& spec) {
     throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
                     std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
   }
-  if (::mkdir(spec.path.c_str(), 0755) != 0 && errno != EEXIST) {
-    throw StorageError("cannot make the storage directory " + spec.path +
-                           "; make it (or mount the persistent memory there) first",
-                       errno);
-  }
-  std::error_code error;
-  const fs::path directory = fs::canonical(spec.path, error);
-  if (error) throw StorageError("cannot use the storage directory " + spec.path, error.value());
-  if (!fs::is_directory(directory, error)) {
-    throw StorageError("the storage path " + spec.path + " is not a directory");
-  }
+  const fs::path directory = UseDirectory(spec.path);
   const std::lock_guard<std::mutex> lock(open_mutex);
   std::weak_ptr<Storage>& known = open_directories[directory.string()];
   if (auto storage = known.lock()) {

@@ -38,20 +38,22 @@ size_t RowCache::counted_bytes() const noexcept {
 }
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
+  // Whether a row is cached is hard to predict for the processor, so nothing branches on it.
   std::array<Key, kMostReads> missed{};
-  size_t hits = 0;
+  uint8_t nowhere = 1;
   size_t misses = 0;
+  size_t absent = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (numbers[i] == kNoRow) continue;
-    if ((numbers[i] & kCopyBit) == 0) {
-      missed[misses++] = keys[i];
-      continue;
-    }
-    ++hits;
-    uint8_t* read = &read_[numbers[i] % kCopyBit];
+    const bool exists = numbers[i] != kNoRow;
+    const bool copy = exists && (numbers[i] & kCopyBit) != 0;
+    absent += exists ? 0 : 1;
+    missed[misses] = keys[i];
+    misses += exists && !copy ? 1 : 0;
+    uint8_t* read = copy ? read_.data() + numbers[i] % kCopyBit : &nowhere;
     // Other pulls read it too: a line that need not be written stays in all caches.
     if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
   }
+  const size_t hits = n - misses - absent;
   if (hits > 0) Count(&hits_, hits);
   if (misses == 0) return;
   Count(&misses_, misses);

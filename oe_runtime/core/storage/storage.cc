@@ -1,8 +1,13 @@
 #include "oe_runtime/core/storage/storage.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
@@ -45,8 +50,25 @@ std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
                     std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem");
   }
   if (spec.type == "dram") return OpenDram(spec);
+  if (spec.type == "pmem_memkind") return OpenMemkind(spec);
   if (spec.type == "pmem_libpmem" || cached) return OpenPools(spec);
-  throw SpecError("storage type '" + spec.type + "' is not one of dram, pmem_libpmem, dram_pmem");
+  throw SpecError("storage type '" + spec.type +
+                  "' is not one of dram, pmem_libpmem, dram_pmem, pmem_memkind");
+}
+
+std::string UseDirectory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+    throw StorageError("cannot make the storage directory " + path +
+                           "; make it (or mount the persistent memory there) first",
+                       errno);
+  }
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::canonical(path, error);
+  if (error) throw StorageError("cannot use the storage directory " + path, error.value());
+  if (!std::filesystem::is_directory(directory, error)) {
+    throw StorageError("the storage path " + path + " is not a directory");
+  }
+  return directory.string();
 }
 
 std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {

@@ -18,9 +18,11 @@ constexpr uint32_t kMostKeptCheckpoints = 64;
 
 // Where the rows of a server live.
 struct StorageSpec {
-  // "dram"; "pmem_libpmem": pools in a directory; "dram_pmem": the same with a cache in DRAM.
+  // "dram"; "pmem_libpmem": pools in a directory; "dram_pmem": the same with a cache in DRAM; "pmem_memkind":
+  // KMEM DAX NUMA nodes, or with a path a file there, as memory that ends with the process.
   std::string type = "dram";
-  std::string path;             // of pools: a directory, created if only its last part is missing
+  // Of pools and memkind: a directory, created if only its last part is missing.
+  std::string path;
   uint64_t capacity_bytes = 0;  // most bytes for the rows of all tables; 0 = no cap
   // Pools: whether tables that the directory holds are opened when they are created again, at their
   // newest checkpoint. Otherwise they are removed and every table starts empty.
@@ -78,6 +80,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void Count(size_t bytes);
   void Give(size_t bytes) noexcept;
 
+  // What arenas are made of: a multiple of 4096 bytes, aligned as much. Here, DRAM. Throws StorageError.
+  virtual std::byte* MapSegment(size_t bytes);
+  virtual void UnmapSegment(std::byte* data, size_t bytes) noexcept;
+
  private:
   friend class Arena;
 
@@ -86,8 +92,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   uint64_t bytes_ = 0;
 };
 
-// One table's rows in DRAM: blocks carved from segments that grow with the table; all of it goes back at
-// once. Thread-safe.
+// One table's rows in memory that ends with the process: blocks carved from segments that grow with the
+// table; all of it goes back at once. Thread-safe.
 class Arena {
  public:
   Arena(std::shared_ptr<Storage> storage, std::string owner);
@@ -118,6 +124,11 @@ class Arena {
 // The kinds, for Storage::Open.
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec);
 std::shared_ptr<Storage> OpenPools(const StorageSpec& spec);  // pmem_libpmem, dram_pmem
+std::shared_ptr<Storage> OpenMemkind(const StorageSpec& spec);
+
+// The canonical path of a storage directory, which is made if only its last part is missing. Throws
+// StorageError.
+std::string UseDirectory(const std::string& path);
 
 // 1536 → "1.5 KiB".
 std::string BytesText(uint64_t bytes);

@@ -9,9 +9,11 @@
 namespace oe {
 
 // For tests only: every type of storage, which the same tests must pass.
-inline constexpr const char* kStorageTypes[] = {"dram", "pmem_libpmem", "dram_pmem"};
+inline constexpr const char* kStorageTypes[] = {"dram", "pmem_libpmem", "dram_pmem", "pmem_memkind"};
 
-inline bool KeepsCheckpoints(const std::string& type) { return type != "dram"; }
+inline bool KeepsCheckpoints(const std::string& type) {
+  return type == "pmem_libpmem" || type == "dram_pmem";
+}
 
 // One of them, on an ordinary directory. The cache holds a part of most tests' rows only.
 inline StorageSpec TestStorage(const std::string& type, const std::string& directory, uint64_t capacity = 0) {
