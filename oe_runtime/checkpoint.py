@@ -167,6 +167,8 @@ def read(path: Path) -> Checkpoint:
     if not isinstance(manifest.get("step"), int):
         raise CheckpointError(f"{file} is damaged: step is {manifest.get('step')!r}")
     for name, wanted in manifest["files"].items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{file} is damaged: files: {name} lies elsewhere")
         if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
             raise CheckpointError(f"{file} is damaged: files: {name}: bytes is missing")
         if not isinstance(wanted.get("sha256"), str):

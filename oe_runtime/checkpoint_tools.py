@@ -221,9 +221,11 @@ def _problems(saved: Saved) -> Iterable[str]:
             yield from _failure(partial(_core.verify_table_file, str(saved.path / info["file"])))
         yield from _failure(partial(saved.chains, table))
     if saved.found is not None:
-        for entry in saved.found.manifest.get("tables", []):
-            if isinstance(entry, dict) and entry.get("file") not in listed:
-                yield f"{saved.path / checkpoint.MANIFEST}: tables: {entry.get('file')} is not in files"
+        tables = saved.found.manifest.get("tables", [])
+        for entry in tables if isinstance(tables, list) else [tables]:
+            name = entry.get("file") if isinstance(entry, dict) else entry
+            if not isinstance(name, str) or name not in listed:
+                yield f"{saved.path / checkpoint.MANIFEST}: tables: {name!r} is not in files"
 
 
 def _failure(work: Callable[[], object]) -> Iterable[str]:

@@ -179,6 +179,10 @@ def test_verify_lists_every_problem(tmp_path):
         ("server-7-of-9.other.oet", "it has only 7 bytes"),
     ):
         assert any(name in problem and words in problem for problem in problems), (name, words, problems)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for tables in ([7], "none", [{"file": "server-3-of-4.known.oet"}]):
+        (copy / "manifest.json").write_text(json.dumps({**manifest, "tables": tables}))
+        assert "manifest.json: tables: " in tool("verify", copy, expect=1)
     said = tool("reshard", copy, "--servers", 1, expect=1)
     assert "nothing was written" in said
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]

@@ -143,6 +143,7 @@ class RemoteBackend : public Backend {
     json request = json::object();
     if (!since.empty()) {
       std::vector<std::string> tables;
+      tables.reserve(tables_.size());
       for (const auto& [name, spec] : tables_) tables.push_back(name);
       request["since"] = TableChecksums(since, tables);
     }

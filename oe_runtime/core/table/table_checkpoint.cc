@@ -150,6 +150,7 @@ void Table::LoadChain(const std::vector<std::string>& chain, Content* content) c
 
 void Table::Restore(const std::vector<std::string>& files) {
   std::vector<TableChain> chains;
+  chains.reserve(files.size());
   for (const std::string& file : files) chains.push_back({file});
   RestoreChains(chains);
 }
