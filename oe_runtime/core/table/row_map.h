@@ -49,22 +49,11 @@ class RowMap {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
         if (numbers[i] != kNoRow) continue;
-        Reserve();
+        Reserve(keys[i]);
         numbers[i] = store_->Add(keys[i]);
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
       }
-    }
-  }
-
-  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an
-  // index that grows while it takes them in that order has all of them in its first part, where they collide.
-  void ReserveKeys(uint64_t keys) {
-    try {
-      index_->Reserve(keys);
-    } catch (const std::bad_alloc&) {
-      throw StorageError("no memory for an index of " + std::to_string(keys) +
-                         " keys in a sixteenth of a table; use more servers");
     }
   }
 
@@ -74,7 +63,7 @@ class RowMap {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
     if (number == kNoRow) return false;
-    Reserve();
+    Reserve(key);
     slots_->Erase(key, number);
     index_->Erase(key);
     return true;
@@ -93,9 +82,9 @@ class RowMap {
  private:
   static constexpr size_t kAtOnce = 64;
 
-  void Reserve() {
+  void Reserve(Key key) {
     try {
-      index_->Reserve();
+      index_->Reserve(key);
       store_->Reserve();
     } catch (const std::bad_alloc&) {
       throw StorageError("no memory for an index of more than " + std::to_string(store_->size()) +
@@ -119,7 +108,7 @@ class RowMap {
       const uint32_t i = old[at];
       if (at > 0) index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
       if (slots_->Writable(numbers[i])) continue;
-      Reserve();
+      Reserve(keys[i]);
       numbers[i] = slots_->Replace(keys[i], numbers[i]);
       index_->Set(keys[i], numbers[i]);
     }
