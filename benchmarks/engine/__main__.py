@@ -221,6 +221,7 @@ def _steps(report: Report, quick: bool) -> None:
                 partial(contenders.ours, setup, "in process"),
                 partial(contenders.ours, setup, "in process", "array"),
                 partial(contenders.fbgemm, setup),
+                partial(contenders.fbgemm, setup, rowwise=True),
             ]
             _compare(report, "in process", setup, local, cores, rounds, Path(folder))
 

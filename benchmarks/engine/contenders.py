@@ -125,6 +125,8 @@ def openembedding(setup: Setup) -> Contender:
     return Contender("OpenEmbedding", (*command, *arguments))
 
 
-def fbgemm(setup: Setup) -> Contender:
-    """FBGEMM."""
-    return Contender("FBGEMM", (*peers.fbgemm().command, dumps(vars(setup))))
+def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
+    """FBGEMM; with ``rowwise``, its Adagrad that keeps one sum a row instead of one an element."""
+    asked = {**vars(setup), **({"optimizer": "rowwise"} if rowwise else {})}
+    name = "FBGEMM" + (", rowwise" if rowwise else "")
+    return Contender(name, (*peers.fbgemm().command, dumps(asked)))
