@@ -2,8 +2,9 @@
 
 python fbgemm.py '{"dim": 16, "rows": 1000000, "optimizer": "adagrad"}'
 
-One id a bag and one feature, which is faster here than 26 features of one table. Its rows are an array: ids are
-row numbers below `rows`. "rowwise" is the Adagrad that FBGEMM has a kernel of its own for: one sum a row.
+One id a bag and one feature, which is faster here than 26 features of one table. Its rows are an array:
+ids are row numbers below `rows`. "rowwise" is the Adagrad that FBGEMM has a kernel of its own for, with one
+sum a row.
 """
 
 import json

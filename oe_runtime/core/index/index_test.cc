@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "oe_runtime/core/index/hash_index.h"
@@ -90,7 +91,7 @@ TEST(HashIndexTest, AtMost24BytesAKeyOnceGrown) {
 TEST(HashIndexTest, GrowingTakesNoLongerInALargeIndex) {
   HashIndex index;
   uint64_t small = 0;
-  for (uint32_t i = 0; i < 1000000; ++i) {
+  for (uint32_t i = 0; i < 400000; ++i) {
     Add(&index, i, i);
     if (i == 20000) small = index.longest_reserve();
   }
@@ -175,7 +176,7 @@ TEST(HashIndexTest, KeysMayComeInTheOrderOfAnotherIndexOrOfTheirHashes) {
   std::vector<Key> in_order;
   HashIndex from;
   // All of one internal shard.
-  for (Key key = 0; key < 1600000; ++key) {
+  for (Key key = 0; key < 800000; ++key) {
     if (Mix64(key) >> 60 != 5) continue;
     Add(&from, key, static_cast<uint32_t>(key));
     in_order.push_back(key);
@@ -208,6 +209,20 @@ TEST(HashIndexTest, KeysOfOneServerOfManyDoNotCluster) {
     if (hash >> 60 == 3 && server_of_hash(hash, 64) == 5) Add(&index, key, rows++);
   }
   EXPECT_LT(index.AverageProbes(), 1.5);
+}
+
+TEST(HashIndexTest, IndexesOfSeveralThreadsShareTheirBlocks) {
+  std::vector<std::thread> threads;
+  for (Key thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([thread] {
+      for (int turn = 0; turn < 3; ++turn) {
+        HashIndex index;
+        for (uint32_t i = 0; i < 30000; ++i) Add(&index, thread << 40 | i, i);
+        for (uint32_t i = 0; i < 30000; ++i) ASSERT_EQ(Find(index, thread << 40 | i), i);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(ArrayIndexTest, HoldsItsKeysOnly) {
