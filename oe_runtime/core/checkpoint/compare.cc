@@ -37,7 +37,6 @@ class Rows {
  public:
   Rows(const std::vector<const TableChain*>& chains, const Part& part, uint64_t expected, size_t floats)
       : index_(NewHashIndex()), floats_(floats) {
-    index_->Reserve(expected);
     rows_.reserve(expected * floats);
     for (const TableChain* chain : chains) {
       TableChainReader reader(*chain);
@@ -58,7 +57,7 @@ class Rows {
 
  private:
   void Add(Key key, const float* row) {
-    index_->Reserve();
+    index_->Reserve(key);
     index_->Add(key, static_cast<uint32_t>(size()));
     rows_.insert(rows_.end(), row, row + floats_);
   }

@@ -110,15 +110,16 @@ void TableChainReader::Open() {
 }
 
 void TableChainReader::Hide(const Key* keys, size_t n) {
-  try {
-    seen_->Reserve(n);
-  } catch (const std::bad_alloc&) {
-    throw StorageError("no memory for the keys of " + reader_->info().file);
-  }
   for (size_t i = 0; i < n; ++i) {
     uint32_t file = kNoRow;
     seen_->Find(&keys[i], 1, &file);
-    if (file == kNoRow) seen_->Add(keys[i], static_cast<uint32_t>(at_));
+    if (file != kNoRow) continue;
+    try {
+      seen_->Reserve(keys[i]);
+    } catch (const std::bad_alloc&) {
+      throw StorageError("no memory for the keys of " + reader_->info().file);
+    }
+    seen_->Add(keys[i], static_cast<uint32_t>(at_));
   }
 }
 

@@ -53,7 +53,7 @@ uint32_t CounterFilter::Count(uint32_t part, Key key, uint32_t times) {
     return count;
   }
   try {
-    counts.Reserve();
+    counts.Reserve(key);
   } catch (const std::bad_alloc&) {
     throw NoMemory("the admission filter's count of another key");
   }
@@ -96,11 +96,6 @@ void CounterFilter::Write(const Sink& sink) const {
 bool CounterFilter::Add(const Source& source, uint64_t bytes, const PartOf& part_of) {
   if (bytes % kEntryBytes != 0) return false;
   std::vector<char> block(kEntries * kEntryBytes);
-  try {  // the keys come in the order of an index; see RowMap::ReserveKeys
-    for (const auto& counts : counts_) counts->Reserve(bytes / kEntryBytes / counts_.size() + 1);
-  } catch (const std::bad_alloc&) {
-    throw NoMemory("the admission filter");
-  }
   for (uint64_t left = bytes / kEntryBytes; left > 0;) {
     const size_t n = std::min<uint64_t>(left, kEntries);
     source(block.data(), n * kEntryBytes);

@@ -54,7 +54,7 @@ class RowMap {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
         if (numbers[i] != kNoRow) continue;
-        Reserve();
+        Reserve(keys[i]);
         numbers[i] = store_->Add(keys[i]);
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
@@ -71,17 +71,6 @@ class RowMap {
       index_->Find(keys + begin, size, numbers + begin);
       if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
       Changed(numbers + begin, size);
-    }
-  }
-
-  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an
-  // index that grows while it takes them in that order has all of them in its first part, where they collide.
-  void ReserveKeys(uint64_t keys) {
-    try {
-      index_->Reserve(keys);
-    } catch (const std::bad_alloc&) {
-      throw StorageError("no memory for an index of " + std::to_string(keys) +
-                         " keys in a sixteenth of a table; use more servers");
     }
   }
 
@@ -182,9 +171,9 @@ class RowMap {
   }
   static_assert(kAtOnce <= RowCache::kMostReads);
 
-  void Reserve() {
+  void Reserve(Key key) {
     OrStorageError([&] {
-      index_->Reserve();
+      index_->Reserve(key);
       store_->Reserve();
     });
   }
@@ -215,7 +204,7 @@ class RowMap {
       const uint32_t i = old[at];
       if (at > 0) index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
       if (slots_->Writable(numbers[i])) continue;
-      Reserve();
+      Reserve(keys[i]);
       numbers[i] = slots_->Replace(keys[i], numbers[i]);
       index_->Set(keys[i], numbers[i]);
     }

@@ -160,12 +160,6 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
   // Loaded beside the present content and exchanged only when every checksum was right.
   std::unique_ptr<Content> content = NewContent(true);
   const bool same_servers = infos.front().shard.servers == shard_.servers;
-  uint64_t rows = 0;  // about how many will be ours
-  for (const TableFileInfo& info : infos) {
-    if (!same_servers) rows += info.rows / shard_.servers + 1;
-    if (same_servers && info.shard.server == shard_.server) rows = info.rows;
-  }
-  for (const auto& map : content->shards) map->ReserveKeys(rows / kShards + rows / kShards / 64 + 64);
   for (size_t i = 0; i < chains.size(); ++i) {
     if (same_servers && infos[i].shard.server != shard_.server) continue;  // has no key of ours
     LoadChain(chains[i], content.get());
