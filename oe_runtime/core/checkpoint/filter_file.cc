@@ -3,16 +3,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/file_hash.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/file.h"
@@ -27,15 +25,6 @@ constexpr uint32_t kFormat = 1;
 constexpr uint32_t kLargestHeader = 1U << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 
-using Hash = std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)>;
-
-Hash NewHash() {
-  Hash hash(XXH3_createState(), XXH3_freeState);
-  if (!hash) throw std::bad_alloc();
-  (void)XXH3_64bits_reset(hash.get());
-  return hash;
-}
-
 [[noreturn]] void Damaged(const std::string& file, const std::string& what) {
   throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
 }
@@ -43,8 +32,7 @@ Hash NewHash() {
 // One file's bytes from its beginning, hashed as they are read.
 class Reader {
  public:
-  explicit Reader(const std::string& file)
-      : file_(file), in_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)), hash_(NewHash()) {
+  explicit Reader(const std::string& file) : file_(file), in_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
     struct stat status{};
     if (!in_.ok() || ::fstat(in_.get(), &status) != 0) {
       throw CheckpointError("cannot read " + file + ": " + std::strerror(errno));
@@ -53,7 +41,7 @@ class Reader {
   }
 
   uint64_t size() const { return size_; }
-  uint64_t hash() const { return XXH3_64bits_digest(hash_.get()); }
+  uint64_t hash() const { return hash_.Digest(); }
 
   void Read(void* data, size_t size) {
     auto* to = static_cast<char*>(data);
@@ -65,13 +53,13 @@ class Reader {
       to += got;
       left -= static_cast<size_t>(got);
     }
-    (void)XXH3_64bits_update(hash_.get(), data, size);
+    hash_.Update(data, size);
   }
 
  private:
   const std::string file_;
   const File in_;
-  const Hash hash_;
+  FileHash hash_;
   uint64_t size_ = 0;
 };
 
@@ -151,9 +139,9 @@ void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInf
   header["bytes"] = filter.WrittenBytes();
   const std::string text = header.dump();
   const auto size = static_cast<uint32_t>(text.size());
-  const Hash hash = NewHash();
+  FileHash hash;
   const auto write = [&](const void* data, size_t bytes) {
-    (void)XXH3_64bits_update(hash.get(), data, bytes);
+    hash.Update(data, bytes);
     sink(data, bytes);
   };
   write(kMagic.data(), kMagic.size());
@@ -161,7 +149,7 @@ void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInf
   write(&size, sizeof(size));
   write(text.data(), text.size());
   filter.Write(write);
-  const uint64_t checksum = XXH3_64bits_digest(hash.get());
+  const uint64_t checksum = hash.Digest();
   sink(&checksum, sizeof(checksum));
 }
 
