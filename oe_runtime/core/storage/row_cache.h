@@ -74,11 +74,11 @@ class RowCache {
     uint32_t slot = kNoRow;  // of the row; kNoRow: the frame is free
     uint32_t written = 0;    // the epoch in which the copy was changed and is not in its slot yet; 0: it is
   };
-  // Whether the copy has changes of `epoch`, the open one. Without mutex().
-  bool written_in(uint32_t number, uint32_t epoch) const noexcept {
-    return __atomic_load_n(&frames_[number % kCopyBit].written, __ATOMIC_RELAXED) == epoch;
+  // Where `written` of a number is, to be read as an atomic. Without mutex(): whether it is the open epoch
+  // does not change.
+  const uint32_t* WrittenOf(uint32_t number) const noexcept {
+    return &(frames_.data() + number % kCopyBit)->written;
   }
-  void Prefetch(uint32_t number) const noexcept { __builtin_prefetch(&frames_[number % kCopyBit]); }
 
   // What follows needs mutex(); numbers have kCopyBit.
   Frame& frame(uint32_t number) noexcept { return frames_[number % kCopyBit]; }
