@@ -42,9 +42,9 @@ struct CacheStats {
 // change copies, which are written to their slots when they are evicted or when a checkpoint needs them
 // (slot_store.h).
 //
-// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies
-// holds mutex() as well: the thread that makes checkpoints durable has no lock but that, since pushes, with
-// the shard's lock, may wait for it.
+// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
+// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that, since
+// pushes, with the shard's lock, may wait for it.
 class RowCache {
  public:
   // Both must outlive the cache.
