@@ -83,9 +83,13 @@ class Memkind final : public Storage {
     }
     kind_ = library_.dax_kmem;
     const int error = library_.check_available(kind_);
-    if (error == 0) return;
+    void* probe = nullptr;  // an empty MEMKIND_DAX_KMEM_NODES passes the check
+    if (error == 0 && library_.posix_memalign(kind_, &probe, kPage, kPage) == 0) {
+      library_.free(kind_, probe);
+      return;
+    }
     throw StorageError("storage pmem_memkind finds no KMEM DAX node on this host (" +
-                       library_.Message(error) +
+                       (error == 0 ? "it gives no memory" : library_.Message(error)) +
                        "); bring persistent memory into that mode with 'oeprov pmem-mode system-ram', name "
                        "nodes in MEMKIND_DAX_KMEM_NODES, or give a path");
   }

@@ -134,7 +134,7 @@ void RowCache::WriteBack(uint32_t number) noexcept {
   Frame& of = frame(number);
   if (of.written == 0) return;
   std::memcpy(slots_->row(of.slot), slots_->row(number), layout_.row_bytes);
-  __atomic_store_n(&of.written, 0U, __ATOMIC_RELAXED);  // written_in() may be looking
+  __atomic_store_n(&of.written, 0U, __ATOMIC_RELAXED);  // WrittenOf()
   Count(&write_backs_);
 }
 

@@ -42,9 +42,9 @@ struct CacheStats {
 // change copies, which are written to their slots when they are evicted or when a checkpoint needs them
 // (slot_store.h).
 //
-// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies
-// holds mutex() as well: the thread that makes checkpoints durable has no lock but that, since pushes, with
-// the shard's lock, may wait for it.
+// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
+// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that, since
+// pushes, with the shard's lock, may wait for it.
 class RowCache {
  public:
   // Both must outlive the cache.
@@ -74,11 +74,11 @@ class RowCache {
     uint32_t slot = kNoRow;  // of the row; kNoRow: the frame is free
     uint32_t written = 0;    // the epoch in which the copy was changed and is not in its slot yet; 0: it is
   };
-  // Whether the copy has changes of `epoch`, the open one. Without mutex().
-  bool written_in(uint32_t number, uint32_t epoch) const noexcept {
-    return __atomic_load_n(&frames_[number % kCopyBit].written, __ATOMIC_RELAXED) == epoch;
+  // Where `written` of a number is, to be read as an atomic. Without mutex(): whether it is the open epoch
+  // does not change.
+  const uint32_t* WrittenOf(uint32_t number) const noexcept {
+    return &(frames_.data() + number % kCopyBit)->written;
   }
-  void Prefetch(uint32_t number) const noexcept { __builtin_prefetch(&frames_[number % kCopyBit]); }
 
   // What follows needs mutex(); numbers have kCopyBit.
   Frame& frame(uint32_t number) noexcept { return frames_[number % kCopyBit]; }

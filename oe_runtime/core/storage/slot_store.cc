@@ -40,6 +40,9 @@ void SlotStore::Reserve() {
     throw;
   }
   ReserveOne(&changes_.blocks);
+  // The thread that makes checkpoints durable finds the slots of copies in the same list.
+  std::unique_lock<std::mutex> lock;
+  if (cache_) lock = std::unique_lock<std::mutex>(cache_->mutex());
   const uint32_t first = Adopt(block);
   changes_.blocks.push_back(block);
   free_.reserve(layout().block_rows());

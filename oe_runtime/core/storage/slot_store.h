@@ -51,11 +51,18 @@ class SlotStore final : public RowStore {
   // Whether the row belongs to the open epoch and so may be written. Numbers of copies count as rows here, in
   // Replace() and in Erase().
   bool Writable(uint32_t number) const noexcept {
-    return (number & kCopyBit) != 0 ? cache_->written_in(number, epoch_) : SlotIsNew(number);
+    if (cache_ == nullptr) return SlotIsNew(number);
+    // Copy or slot is hard to predict for the processor, so nothing branches on it.
+    const bool copy = (number & kCopyBit) != 0;
+    const Taken& group = taken_[copy ? 0 : number / kGroup];
+    const uint32_t* epoch = copy ? cache_->WrittenOf(number) : &group.epoch;
+    const uint32_t slots = copy ? ~0U : group.slots;
+    return (slots >> number % kGroup & (__atomic_load_n(epoch, __ATOMIC_RELAXED) == epoch_ ? 1U : 0U)) != 0;
   }
   void PrefetchWritable(uint32_t number) const noexcept {
-    if ((number & kCopyBit) != 0) return cache_->Prefetch(number);
-    __builtin_prefetch(&taken_[number / kGroup]);
+    const void* place = taken_.data() + number % kCopyBit / kGroup;
+    if (cache_ != nullptr) place = (number & kCopyBit) != 0 ? cache_->WrittenOf(number) : place;
+    __builtin_prefetch(place);
   }
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
