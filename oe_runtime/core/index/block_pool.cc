@@ -14,26 +14,26 @@ BlockPool& BlockPool::Get() {
   return *pool;
 }
 
-uintptr_t BlockPool::ChunkOf(const void* block) {
-  return reinterpret_cast<uintptr_t>(block) / kChunkBytes * kChunkBytes;
+char* BlockPool::ChunkOf(void* block) noexcept {
+  return static_cast<char*>(block) - reinterpret_cast<uintptr_t>(block) % kChunkBytes;
 }
 
 void BlockPool::AddChunk() {
   available_.reserve(chunks_.size() + 1);  // so that Give() has room for every chunk
-  void* memory = std::aligned_alloc(kChunkBytes, kChunkBytes);
+  auto* memory = static_cast<char*>(std::aligned_alloc(kChunkBytes, kChunkBytes));
   if (memory == nullptr) throw std::bad_alloc();
   (void)::madvise(memory, kChunkBytes, MADV_HUGEPAGE);  // best effort
   Chunk chunk;
   for (size_t at = kChunkBytes; at > 0; at -= kBlockBytes) {
-    chunk.free = new (static_cast<char*>(memory) + at - kBlockBytes) FreeBlock{chunk.free};
+    chunk.free = new (memory + at - kBlockBytes) FreeBlock{chunk.free};
   }
   try {
-    chunks_.emplace(ChunkOf(memory), chunk);
+    chunks_.emplace(memory, chunk);
   } catch (...) {
     std::free(memory);
     throw;
   }
-  available_.push_back(ChunkOf(memory));
+  available_.push_back(memory);
 }
 
 void* BlockPool::Take() {
@@ -53,14 +53,14 @@ void* BlockPool::Take() {
 
 void BlockPool::Give(void* block) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const uintptr_t address = ChunkOf(block);
+  char* const address = ChunkOf(block);
   const auto chunk = chunks_.find(address);
   if (chunk->second.free == nullptr) available_.push_back(address);
   chunk->second.free = new (block) FreeBlock{chunk->second.free};
   if (--chunk->second.used > 0 || available_.size() == 1) return;  // one stays for the next Take()
   available_.erase(std::find(available_.begin(), available_.end(), address));
   chunks_.erase(chunk);
-  std::free(reinterpret_cast<void*>(address));
+  std::free(address);
 }
 
 }  // namespace oe

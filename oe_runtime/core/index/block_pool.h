@@ -32,12 +32,12 @@ class BlockPool {
     size_t used = 0;
   };
 
-  static uintptr_t ChunkOf(const void* block);
+  static char* ChunkOf(void* block) noexcept;
   void AddChunk();
 
   std::mutex mutex_;
-  std::unordered_map<uintptr_t, Chunk> chunks_;  // by address
-  std::vector<uintptr_t> available_;             // chunks with free blocks
+  std::unordered_map<char*, Chunk> chunks_;  // by address
+  std::vector<char*> available_;             // chunks with free blocks
 };
 
 }  // namespace oe
