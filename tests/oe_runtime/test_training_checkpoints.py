@@ -95,7 +95,7 @@ def made(run_dir: Path, client: Any, *more: str) -> tuple[Checkpoints, Model]:
 
 
 def names(run_dir: Path) -> list[str]:
-    return [found.path.name for found in published(run_dir / "checkpoints")]
+    return [path.name for path in published(run_dir / "checkpoints")]
 
 
 def test_published_when_all_servers_have_it_with_the_weights_of_its_step(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_a_server_killed_in_the_middle_of_a_fetch_and_resumed_onto_one_and_three
     run_dir = tmp_path / "run"
     endpoints = f"{servers[0].endpoint},{relay.endpoint}"
     worker = start(
-        run_dir, "--servers", endpoints, "--checkpoint-transfer", "wire", "--checkpoint-steps", "5"
+        run_dir,
+        *("--servers", endpoints, "--checkpoint-transfer", "wire", "--checkpoint-steps", "5"),
+        *("--server-wait", "0"),
     )
     try:
         _, error = worker.communicate(timeout=120)
