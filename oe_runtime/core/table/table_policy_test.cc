@@ -14,6 +14,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -49,11 +50,8 @@ class TablePolicyTest : public testing::TestWithParam<const char*> {
     return spec;
   }
   StorageSpec StorageFor(bool recover = false) const {
-    const std::string type = GetParam();
-    StorageSpec storage;
-    storage.type = type;
+    StorageSpec storage = TestStorage(GetParam(), directory_.path());
     storage.recover = recover;
-    if (type != "dram") storage.path = directory_.path();
     return storage;
   }
   std::unique_ptr<Table> New(const TableSpec& spec, ShardInfo shard = {}) const {
@@ -67,6 +65,9 @@ class TablePolicyTest : public testing::TestWithParam<const char*> {
 // Gradients of -1 at rate 1: each push of a key adds 1 to its weights.
 void Push(Table* table, const std::vector<Key>& keys, const std::vector<uint32_t>& counts = {}) {
   const std::vector<float> grads(keys.size() * kDim, -1.0F);
+  std::vector<float> rows(keys.size() * kDim);
+  table->Pull(keys.data(), keys.size(), rows.data());
+  table->Upkeep();
   table->Push(keys.data(), keys.size(), grads.data(), 1.0, nullptr, counts.empty() ? nullptr : counts.data());
 }
 
@@ -417,7 +418,7 @@ TEST_P(TablePolicyTest, DamagedAndForeignFiltersAreRefused) {
 }
 
 TEST_P(TablePolicyTest, PoolsRecoverWhatPoliciesKnow) {
-  if (std::string(GetParam()) == "dram") GTEST_SKIP() << "dram keeps no checkpoints";
+  if (!KeepsCheckpoints(GetParam())) GTEST_SKIP() << GetParam() << " keeps no checkpoints";
   TableSpec spec = Counter(2);
   spec.eviction = {{"global_step", {{"steps_to_live", 2}}, ""}, {"cap", {{"max_rows", 800}}, "lru"}};
   std::set<Key> then;
@@ -442,6 +443,39 @@ TEST_P(TablePolicyTest, PoolsRecoverWhatPoliciesKnow) {
   EXPECT_EQ(table->rows(), 0U) << "they still know when they were pushed";
   Push(table.get(), Range(0, 400));
   EXPECT_EQ(table->rows(), 0U) << "counts begin again";
+}
+
+TEST_P(TablePolicyTest, IncrementsHaveWhatWasEvicted) {
+  TableSpec spec = Counter(2);
+  spec.eviction = {{"global_step", {{"steps_to_live", 3}}, ""}, {"cap", {{"max_rows", 20000}}, "lru"}};
+  const auto table = New(spec);
+  const std::vector<uint32_t> twice(10000, 2);
+  Push(table.get(), Range(0, 10000), twice);
+  Push(table.get(), Range(5000, 10000), twice);
+  const TableFileInfo full = table->Save(files_.file("full"));
+  Push(table.get(), Range(8000, 2000));
+  Push(table.get(), Range(8000, 2000));
+  Push(table.get(), Range(20000, 2000), twice);
+  const TableFileInfo increment = table->Save(files_.file("increment"), full.checksum);
+  EXPECT_EQ(increment.base, full.checksum);
+  EXPECT_EQ(increment.tombstones, 5000U);
+  EXPECT_EQ(increment.rows, 4000U);
+  const std::vector<Key> all = Range(0, 22000);
+  for (const uint32_t servers : {1U, 3U}) {
+    std::set<Key> keys;
+    for (uint32_t server = 0; server < servers; ++server) {
+      const TestDirectory elsewhere;
+      StorageSpec storage = TestStorage(GetParam(), elsewhere.path());
+      const auto copy = Table::Create(spec, storage, {server, servers});
+      copy->RestoreChains({{files_.file("full"), files_.file("increment")}});
+      for (const Key key : Keys(*copy)) {
+        EXPECT_TRUE(keys.insert(key).second);
+        ASSERT_EQ(Weights(*copy, {key}), Weights(*table, {key})) << key;
+      }
+    }
+    EXPECT_EQ(keys, Keys(*table)) << servers << " servers";
+  }
+  EXPECT_EQ(table->rows(), 12000U);
 }
 
 TEST_P(TablePolicyTest, ThreadsPushPullEvictAndSave) {
@@ -475,7 +509,7 @@ TEST_P(TablePolicyTest, ThreadsPushPullEvictAndSave) {
   EXPECT_EQ(table->policy_counts().admitted, table->rows() + evicted);
 }
 
-INSTANTIATE_TEST_SUITE_P(Storages, TablePolicyTest, testing::Values("dram", "pmem_libpmem"),
+INSTANTIATE_TEST_SUITE_P(Storages, TablePolicyTest, testing::ValuesIn(kStorageTypes),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace
