@@ -48,7 +48,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.add(
         "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
     )
-    if stats["storage"] == "dram_pmem":
+    if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
             page.add(name, kind, what, [({"table": t["name"]}, t["cache"][field]) for t in tables])
