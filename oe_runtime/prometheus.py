@@ -52,7 +52,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         [(_labels(t), t["rows"]) for t in tables],
     )
     _policies(page, tables)
-    if stats["storage"] == "dram_pmem":
+    if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
             page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])

@@ -17,8 +17,9 @@ constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr uint64_t kMostWanted = 8;  // blocks that are asked for at once
 
-std::byte* HugePageFrom(std::byte* address) {
-  return reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(address), kHugePage));
+std::byte* AlignUp(std::byte* address, size_t unit) {
+  const auto number = reinterpret_cast<uintptr_t>(address);
+  return address + (RoundUp(number, unit) - number);
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ CacheMemory::CacheMemory(uint64_t limit)
   }
   begin_ = static_cast<std::byte*>(memory);
   // Rows are read at random: with 4 KiB pages most reads would also miss the TLB.
-  if (limit >= kHugePage) (void)::madvise(HugePageFrom(begin_), reserved_ - kHugePage, MADV_HUGEPAGE);
+  if (limit >= kHugePage) (void)::madvise(AlignUp(begin_, kHugePage), reserved_ - kHugePage, MADV_HUGEPAGE);
 }
 
 CacheMemory::~CacheMemory() { (void)::munmap(begin_, reserved_); }
@@ -57,7 +58,7 @@ std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept 
     given->second.pop_back();
   } else {
     const size_t room = RoundUp(bytes, kAlignment);
-    const auto offset = static_cast<size_t>(HugePageFrom(begin_) - begin_);
+    const auto offset = static_cast<size_t>(AlignUp(begin_, kHugePage) - begin_);
     if (offset + used_ + room > reserved_) return nullptr;
     block = begin_ + offset + used_;
     used_ += room;
@@ -69,7 +70,7 @@ std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept 
 
 void CacheMemory::Give(std::byte* block, size_t bytes, size_t more) noexcept {
   // Whole pages go back to the system.
-  auto* first = reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<uintptr_t>(block), kPage));
+  std::byte* const first = AlignUp(block, kPage);
   const size_t whole = block + bytes > first ? static_cast<size_t>(block + bytes - first) / kPage * kPage : 0;
   if (whole > 0) (void)::madvise(first, whole, MADV_DONTNEED);
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -43,8 +43,8 @@ struct CacheStats {
 // (slot_store.h).
 //
 // Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
-// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that, since
-// pushes, with the shard's lock, may wait for it.
+// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that,
+// since pushes, with the shard's lock, may wait for it.
 class RowCache {
  public:
   // Both must outlive the cache.

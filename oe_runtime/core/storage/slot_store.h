@@ -125,7 +125,8 @@ class SlotStore final : public RowStore {
   uint64_t size_ = 0;
   std::vector<SlotMeta*> metas_;
   std::vector<Taken> taken_;
-  std::vector<bool> added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
+  std::vector<bool>
+      added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
   std::vector<uint32_t> free_;
   std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
   Changes changes_;
