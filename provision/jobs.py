@@ -182,6 +182,16 @@ class Job:
         ]
         return max(found, default=None)
 
+    def pool_servers(self) -> int | None:
+        """Of how many servers the pools are that have the rows of the newest checkpoint; None: files have them."""
+        if (newest := self.checkpoint()) is None:
+            return None
+        try:
+            pool = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8")).get("pool")
+            return None if pool is None else int(pool["servers"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return None  # the worker says what is wrong with it
+
     def saved(self) -> bool:
         """Whether there is a checkpoint to go on from: here, or as a worker on another host told."""
         return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None

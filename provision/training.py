@@ -119,6 +119,13 @@ def _old(
                 f"{alive.name} of job {job.id} may still run on host {alive.host}; before it gets another "
                 f"number of servers: oeprov stop {job.id}"
             )
+        pools = job.pool_servers()
+        if pools is not None and pools != servers:
+            raise TrainingError(
+                f"the rows of the newest checkpoint of job {job.id} lie in the pools of {pools} servers, which "
+                f"{servers} cannot open; leave out --servers (with training_export_checkpoints: N, every Nth "
+                "checkpoint has files, which any number of servers takes)"
+            )
         wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):

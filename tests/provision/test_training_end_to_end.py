@@ -29,8 +29,9 @@ class Cluster:
         text = (REPOSITORY / "inventory" / "local.yml").read_text()
         (directory / "local.yml").write_text(text)
         every = "    training_checkpoint_steps: 100\n"
+        more = "    training_server_wait: 0\n    training_checkpoint_rows: files\n"
         assert every in text
-        (directory / "nowait.yml").write_text(text.replace(every, f"{every}    training_server_wait: 0\n"))
+        (directory / "nowait.yml").write_text(text.replace(every, f"{every}{more}"))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OEPROV_")}
         self.environment = {**environment, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "400"}
         self.started: list[subprocess.Popen[str]] = []

@@ -198,6 +198,14 @@ def test_launch_stop_and_resume(
 
     command = training.resume_command(job, state_dir)
     assert command == f"oeprov resume {job.id} --state-dir {state_dir}"
+    manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
+    files = manifest.read_text()
+    manifest.write_text(json.dumps({"pool": {"servers": 2}}))
+    with pytest.raises(
+        TrainingError, match="lie in the pools of 2 servers, which 3 cannot open; leave out --servers"
+    ):
+        training.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+    manifest.write_text(files)
     assert training.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
     servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
     assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
