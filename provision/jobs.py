@@ -183,7 +183,7 @@ class Job:
         return max(found, default=None)
 
     def pool_servers(self) -> int | None:
-        """Of how many servers the pools are that have the rows of the newest checkpoint; None: files have them."""
+        """How many servers' pools have the rows of the newest checkpoint; None: files have them."""
         if (newest := self.checkpoint()) is None:
             return None
         try:

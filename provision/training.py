@@ -119,13 +119,6 @@ def _old(
                 f"{alive.name} of job {job.id} may still run on host {alive.host}; before it gets another "
                 f"number of servers: oeprov stop {job.id}"
             )
-        pools = job.pool_servers()
-        if pools is not None and pools != servers:
-            raise TrainingError(
-                f"the rows of the newest checkpoint of job {job.id} lie in the pools of {pools} servers, which "
-                f"{servers} cannot open; leave out --servers (with training_export_checkpoints: N, every Nth "
-                "checkpoint has files, which any number of servers takes)"
-            )
         wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
@@ -139,8 +132,28 @@ def _old(
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=not saved)
+    others = _other_servers(job, spec, placement.place(job, inventory, states, wanted))
+    if others:
+        for item in spec.processes:
+            job.remove_pools(item)
+    fresh = others or not saved
+    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=fresh)
     return job, placed, saved
+
+
+def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
+    """Whether the number of servers changes. TrainingError if only those that were can go on."""
+    count = sum(item.role == "parameter_server" for item in new.processes)
+    if count == sum(item.role == "parameter_server" for item in old.processes):
+        return False
+    pools = job.pool_servers()
+    if pools not in (None, count):
+        raise TrainingError(
+            f"the rows of the newest checkpoint of job {job.id} lie in the pools of {pools} servers, which "
+            f"{count} cannot open; resume it with {pools} (with training_export_checkpoints: N, every Nth "
+            "checkpoint has files, which any number of servers takes)"
+        )
+    return pools is None
 
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
