@@ -22,7 +22,7 @@ from provision.converge import look
 from provision.ending import last_screen, result, resume_command, state_flag
 from provision.errors import TrainingError
 from provision.fleet import Fleet
-from provision.jobs import ACTIVE, Job, JobState, ProcessState
+from provision.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
 from provision.node import process
