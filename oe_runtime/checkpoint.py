@@ -2,7 +2,8 @@
 
     checkpoints/
       step-0000001000/
-        manifest.json        format, step, every file with bytes and SHA-256, and what the writer added
+        manifest.json        format, step, every file with bytes and SHA-256, of an increment the name of its
+                             base with the SHA-256 of that one's manifest, and what the writer added
         …                    the files: table rows, dense weights
 
 A checkpoint is written beside its place under another name, flushed to the device, and renamed into place,
@@ -18,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +43,28 @@ class Checkpoint:
     step: int
     manifest: Mapping[str, Any]
 
+    @property
+    def base(self) -> Path | None:
+        """Of an increment: where the checkpoint is that it was made on."""
+        base = self.manifest.get("base")
+        return self.path.parent / base["name"] if base else None
 
-def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], *, keep: int = 3) -> Path:
+
+def publish(
+    directory: Path,
+    step: int,
+    write: Callable[[Path], Mapping[str, Any]],
+    *,
+    keep: int = 3,
+    spare: Path | None = None,
+    base: Path | None = None,
+) -> Path:
     """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
 
     `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
-    The `keep` newest checkpoints stay, older ones are removed. A second checkpoint of the same step is newer
-    than the first.
+    The `keep` newest checkpoints stay, and `spare`, and those that they are increments on; older ones are
+    removed. A second checkpoint of the same step is newer than the first. `base` is the checkpoint of the
+    same directory that this one is an increment on (``Client.save`` with ``since``).
     Raises CheckpointError when the file system refuses or another process publishes there; what `write`
     raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
     """
@@ -59,15 +75,22 @@ def publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _publish(directory, step, write, keep)
+        final = _publish(directory, step, write, base)
+        for old in _unneeded(directory, keep, spare):
+            _remove(old)
+        return final
     except BlockingIOError as error:
         raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
     finally:
         os.close(lock)
 
 
-def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], keep: int) -> Path:
-    again = max((n + 1 for found, n in map(_order, _published(directory)) if found == step), default=0)
+def _publish(
+    directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], base: Path | None
+) -> Path:
+    if base is not None and base.parent.resolve() != directory.resolve():
+        raise CheckpointError(f"{base} does not lie in {directory}; its increments must")
+    again = max((n + 1 for found, n in map(_order, published(directory)) if found == step), default=0)
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
     try:
@@ -78,7 +101,7 @@ def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, An
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
     try:
         extra = write(partial)
-        if reserved := {"format", "step", "files"} & extra.keys():
+        if reserved := {"format", "step", "base", "files"} & extra.keys():
             raise ValueError(f"the manifest has {sorted(reserved)} of its own")
         names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
         with ThreadPoolExecutor() as pool:
@@ -86,6 +109,7 @@ def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, An
         manifest = {
             "format": FORMAT,
             "step": step,
+            **({"base": {"name": base.name, "sha256": _sum(base / MANIFEST)[1]}} if base else {}),
             "files": {
                 n: {"bytes": size, "sha256": digest} for n, (size, digest) in zip(names, sums, strict=True)
             },
@@ -103,17 +127,26 @@ def _publish(directory: Path, step: int, write: Callable[[Path], Mapping[str, An
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in _published(directory)[:-keep]:
-        # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old.rename(directory / f"{_PARTIAL}{old.name}"))
     return final
+
+
+def _remove(path: Path) -> None:
+    # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path.rename(path.with_name(f"{_PARTIAL}{path.name}")))
+
+
+def remove_from(directory: Path, step: int) -> None:
+    """Remove the checkpoints of `step` and of later ones."""
+    for path in published(directory):
+        if _order(path)[0] >= step:
+            _remove(path)
 
 
 def latest(directory: Path) -> Checkpoint | None:
     """The newest checkpoint under `directory`, or None. CheckpointError when its manifest cannot be read."""
-    published = _published(directory)
-    return read(published[-1]) if published else None
+    found = published(directory)
+    return read(found[-1]) if found else None
 
 
 def read(path: Path) -> Checkpoint:
@@ -133,38 +166,98 @@ def read(path: Path) -> Checkpoint:
         )
     if not isinstance(manifest.get("step"), int):
         raise CheckpointError(f"{file} is damaged: step is {manifest.get('step')!r}")
+    for name, wanted in manifest["files"].items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{file} is damaged: files: {name} lies elsewhere")
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
+            raise CheckpointError(f"{file} is damaged: files: {name}: bytes is missing")
+        if not isinstance(wanted.get("sha256"), str):
+            raise CheckpointError(f"{file} is damaged: files: {name}: sha256 is missing")
+    base = manifest.get("base")
+    if base is not None and not (
+        isinstance(base, dict)
+        and isinstance(base.get("sha256"), str)
+        and isinstance(base.get("name"), str)
+        and _NAME.fullmatch(base["name"])
+    ):
+        raise CheckpointError(f"{file} is damaged: base is {base!r}")
     return Checkpoint(path, manifest["step"], manifest)
+
+
+def chain(path: Path) -> list[Path]:
+    """The checkpoints that make up the one at `path`: itself, after those that it is an increment on.
+
+    Raises CheckpointError naming a base that is missing or another one than it was.
+    """
+    found = read(path)
+    paths = [path]
+    while (base := found.base) is not None:
+        wanted = found.manifest["base"]["sha256"]
+        try:
+            digest = _sum(base / MANIFEST)[1]
+        except OSError as error:
+            raise CheckpointError(
+                f"{found.path} is an increment on {base}, which is missing: {error.strerror}"
+            ) from error
+        if digest != wanted:
+            raise CheckpointError(
+                f"{found.path} is an increment on another {base} than the one there: the SHA-256 of its "
+                f"{MANIFEST} is not {wanted}"
+            )
+        if base in paths:
+            raise CheckpointError(f"{path} is an increment on itself, through {base}")
+        paths.insert(0, base)
+        found = read(base)
+    return paths
+
+
+def problems(found: Checkpoint) -> Iterator[str]:
+    """What of the files is not as the manifest says, one line each that names the file and the field."""
+    for name, wanted in found.manifest["files"].items():
+        file = found.path / name
+        try:
+            size, digest = _sum(file)
+        except OSError as error:
+            yield f"{file}: {error.strerror}; the checkpoint is not whole"
+            continue
+        if size != wanted["bytes"]:
+            yield f"{file} is damaged: it has {size} bytes, the manifest says {wanted['bytes']}"
+        elif digest != wanted["sha256"]:
+            yield f"{file} is damaged: its SHA-256 is not the manifest's"
 
 
 def verify(path: Path) -> Checkpoint:
     """Compare every file with its size and SHA-256 in the manifest. CheckpointError names the file."""
     found = read(path)
-    for name, wanted in found.manifest["files"].items():
-        file = path / name
-        try:
-            size, digest = _sum(file)
-        except OSError as error:
-            raise CheckpointError(f"{file}: {error.strerror}; the checkpoint is not whole") from error
-        if size != wanted["bytes"]:
-            raise CheckpointError(
-                f"{file} is damaged: it has {size} bytes, the manifest says {wanted['bytes']}"
-            )
-        if digest != wanted["sha256"]:
-            raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's")
+    for problem in problems(found):
+        raise CheckpointError(problem)
     return found
+
+
+def published(directory: Path) -> list[Path]:
+    """The checkpoints under `directory`, oldest first."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+        return sorted(found, key=_order)
+    return []
+
+
+def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
+    """All but the newest, `spare`, and what these are increments on."""
+    paths = published(directory)
+    needed = {*paths[-keep:], *([] if spare is None else [spare])}
+    for path in reversed(paths):
+        if path in needed:
+            with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
+                if (base := read(path).base) is not None:
+                    needed.add(base)
+    return [path for path in paths if path not in needed]
 
 
 def _order(path: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(path.name)
     assert match  # noqa: S101 - only called on names that matched
     return int(match[1]), int(match[2] or 0)
-
-
-def _published(directory: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
-        return sorted(found, key=_order)
-    return []
 
 
 def _sum(file: Path) -> tuple[int, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,8 +27,8 @@ TRANSFERS = ("shared", "wire")
 class Client:
     """A training process's view of all tables on all servers.
 
-    Every method may be called from any thread; requests go out one after the other. After ``ServerLost`` a
-    client is of no more use: close it and resume from the last checkpoint with a new one.
+    Every method may be called from any thread; requests go out one after the other. After ``ServerLost``
+    every request fails until ``reconnect``.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Client:
         threads: int = 0,
         checkpoint_transfer: str = "shared",
         tls: str = "auto",
+        job: str = "",
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -48,7 +50,9 @@ class Client:
         how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
         ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
         encrypts connections to all servers but those on loopback; the keys are made from the token, which
-        then must have 16 bytes and does not cross the network. Raises ``ServerLost``, ``AuthError``,
+        then must have 16 bytes and does not cross the network. ``job`` names the tables that this client
+        works on, and is part of no file: several jobs or models may use the same servers, each with tables
+        and checkpoints of its own. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -58,13 +62,21 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._core = _core.Client.connect(list(endpoints), token, timeout, threads, wire, tls)
+        self._job = job
+        self._connect: Callable[[], _core.Client] | None = partial(
+            _core.Client.connect, list(endpoints), token, timeout, threads, wire, tls, job
+        )
+        self._core = self._connect()
+        self._tables = 0
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
         """A client whose tables live in this process (in DRAM by default), with the same results."""
         self = cls.__new__(cls)
+        self._connect = None
         self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
+        self._job = ""
+        self._tables = 0
         return self
 
     @property
@@ -72,12 +84,31 @@ class Client:
         """How many servers share the keys."""
         return self._core.servers
 
+    def reconnect(self) -> None:
+        """Connect to the same servers anew, after ``ServerLost``; the tables keep their ids.
+
+        A server that was started again has no rows, or those of its newest checkpoint, and the others may
+        have taken a push that it has not: go back to one checkpoint of all by ``recover`` or ``restore``.
+        What was pulled before cannot be pushed any more. Raises what a new client and ``create_table`` may
+        raise; then it can be called again.
+        """
+        if self._connect is None:
+            raise SpecError("a client in one process has no servers to connect to")
+        specs = [self._core.spec(table) for table in range(self._tables)]
+        self._core.close()
+        core = self._connect()
+        for spec in specs:
+            core.create_table(spec)
+        self._core = core
+
     def create_table(self, spec: TableSpec) -> int:
         """The id of the table, which is created if it does not exist.
 
         Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for one that is wrong.
         """
-        return self._core.create_table(spec.to_json())
+        table = self._core.create_table(spec.to_json())
+        self._tables = max(self._tables, table + 1)
+        return table
 
     def spec(self, table: int) -> TableSpec:
         """The specification of a table, with every default filled in."""
@@ -88,7 +119,8 @@ class Client:
 
         ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
         distinct dim, ascending; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
-        the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing.
+        the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing, and
+        counts nothing for admission and eviction.
         Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
         """
         return self._core.pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
@@ -129,22 +161,33 @@ class Client:
             rows[begin : begin + piece] = self._core.pull_rows(table, keys[begin : begin + piece])
         return keys, rows
 
-    def save(self, directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    def save(
+        self, directory: str | os.PathLike[str], *, since: str | os.PathLike[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Put every server's files into an existing directory.
 
         The servers write them there themselves, or send them (``checkpoint_transfer``). Returns one entry a
         file: ``file, table, server, servers, rows, version, bytes, checksum, spec``. Raises
         ``CheckpointError``; then servers have no copies left that were meant for sending.
+
+        ``since`` is the directory of the last save or restore of these servers: then the files are
+        increments, with the rows written since and tombstones of the keys erased since, and their entries
+        have ``base`` (the checksum of the file that they follow) and ``tombstones`` too. Where a server
+        cannot tell what has changed since that one, because another was saved in between, the rows came from
+        another number of servers, or most of them were erased, its file has all rows and no ``base``.
         """
-        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute())))
+        last = "" if since is None else str(Path(since).absolute())
+        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute()), last))
         return saved
 
-    def restore(self, directory: str | os.PathLike[str]) -> None:
+    def restore(self, *directories: str | os.PathLike[str]) -> None:
         """Load every table that was created from what ``save`` wrote, from any number of servers.
 
-        A server changes nothing before all files were verified. Raises ``CheckpointError``.
+        An increment needs what it was made on: name all saves in their order, that of all rows first (of
+        published checkpoints, ``oe_runtime.checkpoint.chain`` finds them). A server changes nothing before
+        all files were verified. Raises ``CheckpointError``.
         """
-        self._core.restore(str(Path(directory).absolute()))
+        self._core.restore([str(Path(directory).absolute()) for directory in directories])
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.
@@ -170,15 +213,29 @@ class Client:
         """
         return self._core.recover(batch)
 
+    def evict(self) -> int:
+        """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; how many.
+
+        A save does so by itself. Pulls and pushes of other clients go on in between.
+        Raises ``StorageError`` where the storage has no room for what must be written down of it.
+        """
+        return self._core.evict()
+
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``."""
+        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.
+
+        ``tables`` are those of this client's job; ``jobs`` has those of all, ``{job: {name: …}}``.
+        """
         servers = json.loads(self._core.stats())
         for server in servers:
-            server["tables"] = {table["name"]: table for table in server["tables"]}
+            jobs: dict[str, Any] = {self._job: {}}
+            for table in server["tables"]:
+                jobs.setdefault(table["job"], {})[table["name"]] = table
+            server["jobs"], server["tables"] = jobs, jobs[self._job]
         return {"servers": servers}
 
     def shutdown(self) -> None:
-        """End the servers, and this client."""
+        """End the servers, for all jobs, and this client."""
         self._core.shutdown()
 
     def close(self) -> None:

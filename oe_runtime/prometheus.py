@@ -22,6 +22,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # that a client may keep silent in its request
 _READERS = 8  # at once; more are turned away
 
+# What dram_pmem tells of each table.
+_CACHE = (
+    ("hits", "counter", "Rows that were read from the cache in DRAM."),
+    ("misses", "counter", "Rows that were read from the pool."),
+    ("rows", "gauge", "Rows in the cache."),
+    ("bytes", "gauge", "DRAM of the cache."),
+    ("evictions", "counter", "Rows that were put out of the cache."),
+    ("write_backs", "counter", "Rows that were changed in the cache and written to the pool."),
+)
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -36,8 +46,16 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     )
     tables = stats["tables"]
     page.add(
-        "oe_table_rows", "gauge", "Rows of a table.", [({"table": t["name"]}, t["rows"]) for t in tables]
+        "oe_table_rows",
+        "gauge",
+        "Rows of a table.",
+        [(_labels(t), t["rows"]) for t in tables],
     )
+    _policies(page, tables)
+    if stats["storage"] == "dram_pmem" and tables:
+        for field, kind, what in _CACHE:
+            name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
+            page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])
     page.add(
         "oe_memory_bytes",
         "gauge",
@@ -93,6 +111,54 @@ def text(stats: Mapping[str, Any], now: float) -> str:
             max(0.0, now - stats["saved"]),
         )
     return page.end()
+
+
+def _labels(table: Mapping[str, Any]) -> dict[str, str]:
+    """Which table, and whose, where jobs have names; Prometheus has a label "job" of its own."""
+    return {"table": table["name"], **({"training_job": table["job"]} if table["job"] else {})}
+
+
+def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
+    """What admission and eviction did, of the tables that have them."""
+    admission = [(_labels(t), t["admission"]) for t in tables if "admission" in t]
+    eviction = [
+        ({**_labels(t), "policy": policy}, counts)
+        for t in tables
+        for policy, counts in t.get("eviction", {}).items()
+    ]
+    if admission:
+        page.add(
+            "oe_admitted_rows_total",
+            "counter",
+            "Rows that were made for keys that admission let in.",
+            [(labels, counts["admitted_rows"]) for labels, counts in admission],
+        )
+        page.add(
+            "oe_admission_filter_bytes",
+            "gauge",
+            "Memory of the counts of keys without a row.",
+            [(labels, counts["filter_bytes"]) for labels, counts in admission],
+        )
+    if eviction:
+        page.add(
+            "oe_evicted_rows_total",
+            "counter",
+            "Rows that were evicted.",
+            [(labels, counts["evicted_rows"]) for labels, counts in eviction],
+        )
+    refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
+    refused += [
+        ({**_labels(t), "by": "cap"}, t["eviction"]["cap"]["refused_keys"])
+        for t in tables
+        if "cap" in t.get("eviction", {})
+    ]
+    if refused:
+        page.add(
+            "oe_refused_keys_total",
+            "counter",
+            "Keys of pushes that got no row: not admitted yet, or no place under the cap.",
+            refused,
+        )
 
 
 class _Page:

@@ -11,12 +11,20 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     time                when it was written, Unix seconds
     index, count        which server this is, of how many; pid, threads: of the process
     storage, is_pmem    --storage, and whether the rows' directory truly is persistent memory
+    storage_checkpoints how many checkpoints the storage keeps (--storage-checkpoints); 0: it keeps none
+    storage_recovers    --storage-recover
     storage_bytes       memory of all rows, pool headers included
-    memory.dram, .pmem  memory of rows under --storage dram, and under pmem_libpmem
+    memory.dram, .pmem  memory of rows: dram, or the caches of dram_pmem; and the pools or memkind's memory
     memory.index        memory of the indexes, always DRAM
     memory.rss          resident set of the process; it counts mapped persistent memory too
-    tables[]            name, dim, rows, bytes (of rows), index_bytes, version (pushes so far),
-                        nonfinite_gradients (rows of gradients with NaN or infinity, refused or skipped)
+    tables[]            name, job (whose it is: Client(job=…), --job; usually empty), dim, rows, bytes (of
+                        rows), index_bytes, version (pushes so far), nonfinite_gradients (rows
+                        of gradients with NaN or infinity, refused or skipped);
+                        with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes)
+                        and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
+                        cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
+                        elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
+                        written to the pool)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)
@@ -48,7 +56,7 @@ from pathlib import Path
 
 from oe_runtime import _core, prometheus
 from oe_runtime.errors import OeError
-from oe_runtime.spec import TLS, StorageSpec
+from oe_runtime.spec import STORAGES, TLS, StorageSpec
 
 METRICS_SECONDS = 5.0
 
@@ -90,10 +98,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="how many servers there are")
     parser.add_argument(
-        "--storage", choices=("dram", "pmem_libpmem"), default="dram", help="where rows live (default: dram)"
+        "--storage",
+        choices=STORAGES,
+        default="dram",
+        help="where rows live: dram (default); pmem_libpmem: a directory on persistent memory; dram_pmem: "
+        "the same with a cache in DRAM; pmem_memkind: KMEM DAX memory nodes",
     )
     parser.add_argument(
-        "--storage-path", default="", metavar="DIR", help="directory of pmem_libpmem; one for each server"
+        "--storage-path",
+        default="",
+        metavar="DIR",
+        help="directory of pmem_libpmem and dram_pmem, one for each server; with pmem_memkind, instead of "
+        "memory nodes",
+    )
+    parser.add_argument(
+        "--storage-cache",
+        type=_in_range(0, 2**63 - 1),
+        default=0,
+        metavar="BYTES",
+        help="with dram_pmem: most DRAM for the rows that are used most",
     )
     parser.add_argument(
         "--storage-size",
@@ -105,14 +128,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage-recover",
         action="store_true",
-        help="open the tables that the directory of pmem_libpmem holds; otherwise they are removed",
+        help="open the tables that the directory of pmem_libpmem or dram_pmem holds; otherwise they are "
+        "removed",
     )
     parser.add_argument(
         "--storage-checkpoints",
         type=_in_range(1, 64),
         default=2,
         metavar="N",
-        help="checkpoints that pmem_libpmem keeps (default: %(default)s)",
+        help="checkpoints that pmem_libpmem and dram_pmem keep (default: %(default)s)",
     )
     parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
@@ -185,6 +209,7 @@ def _run(options: argparse.Namespace) -> int:
         options.storage_size,
         recover=options.storage_recover,
         kept_checkpoints=options.storage_checkpoints,
+        cache_bytes=options.storage_cache,
     )
     with _Ending(options.exit_with_parent) as ending:
         server = _core.Server(
@@ -204,7 +229,13 @@ def _run(options: argparse.Namespace) -> int:
         try:
             if options.metrics_port:
                 endpoint = prometheus.Endpoint(options.metrics_host, options.metrics_port, server.stats)
-            if options.storage == "pmem_libpmem" and not server.is_pmem:
+            if options.storage == "pmem_memkind" and options.storage_path:
+                print(
+                    f"note: rows in {options.storage_path} under pmem_memkind are not persistent: they end "
+                    "with this process",
+                    file=sys.stderr,
+                )
+            elif options.storage_path and not server.is_pmem:
                 print(
                     f"note: {options.storage_path} is not persistent memory; rows there work the same, but "
                     "checkpoints wait for its disk",

@@ -7,16 +7,19 @@ The C++ core checks them (one home for the rules): a wrong field raises ``SpecEr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["TLS", "StorageSpec", "TableSpec"]
+__all__ = ["STORAGES", "TLS", "StorageSpec", "TableSpec"]
 
 # Whether connections are encrypted; auto: those that leave the machine.
 TLS = ("auto", "on", "off")
+
+# Kinds of memory for rows; see StorageSpec.
+STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
 
 
 def _adagrad() -> Mapping[str, Any]:
@@ -37,6 +40,22 @@ class TableSpec:
     ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
     changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
     the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
+
+    ``admission`` says which keys get a row: ``{"name": "counter", "filter_freq": n}`` those that were in
+    pushed batches n times, duplicates in a batch included, and ``{"name": "cbf", "filter_freq": n,
+    "max_element_size": m, "false_positive_probability": p}`` the same with a counting Bloom filter, which
+    takes ``1.44 * log2(1 / p)`` bytes an element and lets a key in too early with that probability. The push
+    that reaches n makes the row and updates it; until then the key reads ``default_value`` (0.0). Pulls do
+    not count.
+
+    ``eviction`` lists which rows go: ``{"name": "global_step", "steps_to_live": n}`` those whose last push is
+    more than n pushes of the table ago, ``{"name": "l2_weight", "threshold": t}`` those with half the sum of
+    squared weights below t, ``{"name": "ttl", "seconds": s}`` those not pushed for longer. They are looked
+    for before a save, by ``Client.evict`` and, with ``"every_steps": k``, in a sixteenth of the table after
+    every k pushes. ``{"name": "cap", "max_rows": n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds
+    each server to its share of n: a new row makes another one go that is not in the batch, and a key for
+    which there is no place has no row. Servers count all of it. An evicted key is as one that never came,
+    but for what a cbf has counted.
     """
 
     name: str
@@ -47,10 +66,12 @@ class TableSpec:
     optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
     initializer: Mapping[str, Any] = field(default_factory=_uniform)
     nonfinite_gradients: str = "refuse"
+    admission: Mapping[str, Any] | None = None
+    eviction: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> str:
         """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
-        fields = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "dim": self.dim,
             "index": self.index,
@@ -60,6 +81,10 @@ class TableSpec:
             "initializer": dict(self.initializer),
             "nonfinite_gradients": self.nonfinite_gradients,
         }
+        if self.admission is not None:
+            fields["admission"] = dict(self.admission)
+        if self.eviction:
+            fields["eviction"] = [dict(policy) for policy in self.eviction]
         try:
             return json.dumps(fields, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -77,11 +102,16 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Where rows live: ``"dram"``, or ``"pmem_libpmem"`` in the directory ``path``.
+    """Where rows live: one of ``STORAGES``.
 
-    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"``,
-    ``recover`` opens the tables that the directory holds (otherwise they are removed, and all start empty),
-    and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
+    ``"dram"``; ``"pmem_libpmem"``: persistent memory, in the directory ``path``; ``"dram_pmem"``: the same
+    with the rows that are used most in ``cache_bytes`` of DRAM, for all tables of one server together;
+    ``"pmem_memkind"``: persistent memory or CXL memory as NUMA nodes, or a file without a name in ``path``,
+    neither of which outlives the process.
+
+    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
+    ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
+    all start empty), and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
     """
 
     type: str = "dram"
@@ -89,6 +119,7 @@ class StorageSpec:
     capacity_bytes: int = 0
     recover: bool = False
     kept_checkpoints: int = 2
+    cache_bytes: int = 0
 
     def to_json(self) -> str:
         """The storage as a JSON object."""

@@ -57,6 +57,7 @@ class Child:
     log: Path
     log_begin: int  # where this run's lines begin in the log file
     endpoint: str = ""
+    restarts: int = 0  # how many processes of this run it comes after
 
     @property
     def pid(self) -> int:

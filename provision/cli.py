@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import __version__, cli_inventory, cli_lab, cli_training
+from provision import __version__, cli_checkpoint, cli_inventory, cli_lab, cli_training
 from provision.cli_options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_inventory.app, name="inventory")
 app.add_typer(cli_lab.app, name="lab")
+app.add_typer(cli_checkpoint.app, name="checkpoint")
 _PROVISION, _TRAIN = "Hosts", "Training"
 
 Check = Annotated[
@@ -154,6 +155,7 @@ app.command(rich_help_panel=_TRAIN, epilog=cli_training.RESUME_EXAMPLES)(cli_tra
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)
+app.command(rich_help_panel=_TRAIN, epilog=cli_checkpoint.RESHARD_EXAMPLES)(cli_checkpoint.reshard)
 
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]

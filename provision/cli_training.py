@@ -23,7 +23,7 @@ LAUNCH_EXAMPLES = (
 )
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
-RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --detach"
+RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --detach  |  oeprov resume --servers 3"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
 _SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
@@ -139,6 +139,10 @@ def resume(
         ),
     ] = None,
     limit: Limit = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameter servers on each host from now on; default: as many as before."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
     ] = False,
@@ -147,14 +151,15 @@ def resume(
 ) -> int:
     """Go on with a job from its last checkpoint, with its own settings.
 
-    Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended, and
-    whether its hosts were rebooted since. The same as launch-training --resume.
+    Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended,
+    whether its hosts were rebooted since, and how many servers wrote it. The same as
+    launch-training --resume.
     """
     from provision import jobs, training
     from provision.jobspec import LaunchOptions
 
     found = jobs.find(state_dir, job)
-    options = LaunchOptions(resume=found.id, detach=detach, as_json=as_json)
+    options = LaunchOptions(resume=found.id, servers=servers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
     return training.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 

@@ -98,10 +98,14 @@ class Fleet:
         }
         errand.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
 
-    def stop(self, role: Role) -> dict[str, Answer | HostError]:
-        """End the units of one role on every host and take them away; their last words are kept here."""
+    def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
+        """End the units of one role on every host and take them away; their last words are kept here.
+
+        With them go the rows that they have in persistent memory, unless ``keep_pools``.
+        """
         hosts = self.of_role(role)
-        answers = errand.on_all(hosts, "stop", {**self.args(), "role": role}, STOP_SECONDS[role])
+        args = {**self.args(), "role": role, "keep_pools": keep_pools}
+        answers = errand.on_all(hosts, "stop", args, STOP_SECONDS[role])
         for answer in answers.values():
             if isinstance(answer, dict):
                 for name, item in answer["stopped"].items():
@@ -137,6 +141,7 @@ class HostServer:
     started: int
     boot: str
     endpoint: str
+    waited_for: bool = False  # systemd may start it again, and training goes on
     exit_code: int | None = None
     lost: str = ""
 
@@ -157,11 +162,13 @@ class HostServer:
         found = answer["processes"].get(self.spec.name)
         if found is None:
             self.exit_code, self.lost = 0, "was taken away"
+        elif self.waited_for and found["up"] and found["started"]:
+            self.pid, self.started, self.boot = found["pid"], found["started"], answer["boot"]
         elif answer["boot"] != self.boot:
             self.exit_code, self.lost = -signal.SIGKILL, "is gone: the host was booted again"
         elif not found["up"] or found["started"] != self.started or found["pid"] != self.pid:
             self.exit_code = found["exit_code"] or 0
-            self.lost = f"is gone: {found['how']}" if found["how"] else "was started again, empty"
+            self.lost = f"is gone: {found['how']}" if found["how"] else "was started again"
 
     def how_it_ended(self) -> str:
         """In words."""
@@ -283,6 +290,6 @@ def describe(answers: Mapping[str, Answer | HostError]) -> list[str]:
     return lines
 
 
-def readopt(spec: ProcessSpec, state: ProcessState) -> HostServer:
+def readopt(spec: ProcessSpec, state: ProcessState, *, waited_for: bool = False) -> HostServer:
     """A server as ``state.json`` knows it."""
-    return HostServer(spec, state.pid, state.started, state.boot, state.endpoint)
+    return HostServer(spec, state.pid, state.started, state.boot, state.endpoint, waited_for)

@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -20,13 +22,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.errors import TrainingError
+from provision.metrics import summary
 from provision.node import process
 
 SERVERS = "{servers}"  # in a worker's command line: stands for the servers' endpoints, known once they listen
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
-_STEP = re.compile(r"step-(\d+)$")
+_STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
 
 
 class _Record(BaseModel):
@@ -43,6 +46,7 @@ class ProcessSpec(_Record):
     environment: dict[str, str] = {}  # added to the launcher's own
     unit: str = ""  # of systemd on a host reached over SSH; empty: a child of the launcher
     storage: str = ""  # directory or mount point that holds its rows; empty for dram
+    pools: str = ""  # directory of its own there; empty for dram
 
 
 class JobSpec(_Record):
@@ -177,6 +181,29 @@ class Job:
             if (match := _STEP.search(path.name)) and (path / "manifest.json").is_file()
         ]
         return max(found, default=None)
+
+    def pool_servers(self) -> int | None:
+        """How many servers' pools have the rows of the newest checkpoint; None: files have them."""
+        if (newest := self.checkpoint()) is None:
+            return None
+        try:
+            pool = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8")).get("pool")
+            return None if pool is None else int(pool["servers"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return None  # the worker says what is wrong with it
+
+    def saved(self) -> bool:
+        """Whether there is a checkpoint to go on from: here, or as a worker on another host told."""
+        return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
+
+    def remove_pools(self, spec: ProcessSpec) -> None:
+        """Remove the rows that a server on this machine left in persistent memory, and nobody else's."""
+        path = Path(spec.pools)
+        if spec.unit or path.name != spec.name or path.parent.name != self.id:
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
 def jobs_dir(state_dir: Path) -> Path:

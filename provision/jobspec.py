@@ -36,7 +36,8 @@ STEADY = ("resume", "detach", "as_json")  # options that do not change what is t
 class LaunchOptions:
     """What the command line says; None leaves the inventory's value.
 
-    ``resume`` is a job id, or "" for the last job; such a run takes all other settings from that job.
+    ``resume`` is a job id, or "" for the last job; such a run takes all other settings from that job, but may
+    have another number of ``servers``.
     """
 
     model: str | None = None
@@ -108,8 +109,8 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     if storage not in (None, *STORAGES):
         raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
-    if servers is not None and not 1 <= servers <= 64:
-        raise TrainingError(f"--servers: found {servers}; expected a number from 1 to 64")
+    if servers is not None:
+        check_servers(servers)
     if name is not None and not _NAME.fullmatch(name):
         raise TrainingError(
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
@@ -120,6 +121,12 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         if not placement.on_host(placement.worker_host(inventory)):
             training = training.model_copy(update={"data": str(path.absolute())})
     return Request(training, storage or "", servers or 0, name or training.model)
+
+
+def check_servers(servers: int) -> None:
+    """Refuse a number of servers on each host that cannot be."""
+    if not 1 <= servers <= 64:
+        raise TrainingError(f"--servers: found {servers}; expected a number from 1 to 64")
 
 
 def check(inventory: Inventory, wanted: Request) -> None:

@@ -40,6 +40,8 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
     for item in detailed:
         if item["message"] and item["state"] != "done":
             console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
+        if item["waiting"] and item["state"] in ACTIVE:
+            console.print(f"training waits for a server: {escape(item['waiting'])}", soft_wrap=True)
         if item["state"] in ACTIVE or _left(item):
             console.print(_process_table(item))
             for line in _troubles(item):

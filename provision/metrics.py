@@ -62,6 +62,7 @@ class Summary:
     error: str | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    waiting: str | None = None  # for which server, and why
 
 
 _WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
@@ -72,8 +73,10 @@ def summary(path: Path) -> Summary:
     last: dict[str, Event] = {}
     for event in _events(path):
         if event["event"] in ("start", "resume"):
-            for kind in ("error", "interrupted", "end", "eval", "export"):
+            for kind in ("error", "interrupted", "end", "eval", "export", "server_gone"):
                 last.pop(kind, None)  # of an earlier run of the same job
+        if event["event"] in ("server_back", "error", "interrupted"):
+            last.pop("server_gone", None)
         last[event["event"]] = event
     step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
     export = last.get("export", {}).get("path")
@@ -94,6 +97,7 @@ def summary(path: Path) -> Summary:
         error=last.get("error", {}).get("message"),
         checkpoint=saved.get("path"),
         checkpoint_step=saved.get("step"),
+        waiting=last.get("server_gone", {}).get("message"),
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from provision.node.state import State
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
+LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
@@ -91,7 +92,8 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
     storage = storage_of(host, wanted)
     if not on_host(host):
-        path = str(Path(storage_directory(host)) / name) if storage != "dram" else ""
+        # A directory of the job: what another one left is neither used nor removed.
+        path = str(Path(storage_directory(host)) / job / name) if storage != "dram" else ""
         return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
     if storage == "dram":
         bound = host.pmem.mode == "system-ram"
@@ -144,8 +146,13 @@ class Placement:
     hosts: dict[str, dict[str, Any]]
 
 
-def place(job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request) -> Placement:
-    """Place the servers on their hosts in the inventory's order, and the worker on its own."""
+def place(
+    job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request, *, fresh: bool = True
+) -> Placement:
+    """Place the servers on their hosts in the inventory's order, and the worker on its own.
+
+    ``fresh``: the job begins, so rows that an attempt of it left are of no use.
+    """
     worker = worker_host(inventory)
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     counts = {host.name: wanted.servers or host.server.count for host in servers}
@@ -156,10 +163,21 @@ def place(job: Job, inventory: Inventory, states: Mapping[str, State], wanted: R
     for host in servers:
         for number in range(counts[host.name]):
             where = place_of(host, states.get(host.name), wanted, job.id, f"server-{len(processes)}", number)
-            spec = _server(job, host, tls, len(processes), total, number, counts[host.name], where, states)
+            spec = _server(
+                job,
+                host,
+                wanted.training,
+                tls,
+                len(processes),
+                total,
+                number,
+                counts[host.name],
+                where,
+                states,
+            )
             processes.append(spec)
             if on_host(host):
-                prepared[host.name]["units"].append(_started(job, host, spec, where, number))
+                prepared[host.name]["units"].append(_started(job, host, spec, where, number, fresh=fresh))
             elif where.mount:
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
@@ -177,6 +195,7 @@ def _prepared(job: Job, host: Host) -> dict[str, Any]:
 def _server(
     job: Job,
     host: Host,
+    training: TrainingSettings,
     tls: str,
     index: int,
     total: int,
@@ -199,8 +218,11 @@ def _server(
         "ready-file": directory / "ready" / f"{name}.json",
         "metrics-file": directory / "metrics" / f"{name}.json",
     }
+    flags = []
     if where.path:
         options["storage-path"] = where.path
+        options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, training.keep_checkpoints)
+        flags.append("--storage-recover")
     if server.storage_size:
         options["storage-size"] = server.storage_size
     if server.metrics_port:
@@ -210,7 +232,7 @@ def _server(
     if on_host(host):
         options["checkpoint-dir"] = directory / "checkpoints" / name
         unit = units.unit_name(job.id, name)
-    argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options)]
+    argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options), *flags]
     return ProcessSpec(
         name=name,
         role="parameter_server",
@@ -218,10 +240,13 @@ def _server(
         argv=argv if unit else [*argv, "--exit-with-parent"],
         unit=unit,
         storage=where.mount,
+        pools=where.path,
     )
 
 
-def _started(job: Job, host: Host, spec: ProcessSpec, where: Place, number: int) -> dict[str, Any]:
+def _started(
+    job: Job, host: Host, spec: ProcessSpec, where: Place, number: int, *, fresh: bool
+) -> dict[str, Any]:
     """What the host's module needs to start the server's unit; see provision/node/job.py."""
     scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
     needs = [python_of(host), *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
@@ -235,6 +260,7 @@ def _started(job: Job, host: Host, spec: ProcessSpec, where: Place, number: int)
         "needs": needs,
         "address": host.server.host,
         "port": host.server.port + number if host.server.port else 0,
+        "fresh": fresh,
     }
 
 

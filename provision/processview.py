@@ -72,9 +72,9 @@ def _unit_state(item: ProcessState, seen: Mapping[str, Any], boot: str) -> dict[
     if not seen["up"]:
         return {"state": "ended", "trouble": seen["how"]}
     if item.boot and boot != item.boot:
-        return {"state": "came back empty", "trouble": "the host was booted again"}
+        return {"state": "came back", "trouble": "the host was booted again"}
     if item.started and seen["started"] not in (0, item.started):
-        return {"state": "came back empty", "trouble": seen["how"] or "its process ended"}
+        return {"state": "came back", "trouble": seen["how"] or "its process ended"}
     return {"state": "runs" if seen["active"] == "active" else "starts"}
 
 

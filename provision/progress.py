@@ -134,5 +134,12 @@ def describe(event: Event) -> str:
     if kind == "trouble":
         return f"[yellow]![/] {get('message')}"
     if kind == "server_lost":
-        return f"[red]✗[/] {get('name')} on {get('host')} is gone"
+        how = f": it {get('message')}" if get("message") else ""
+        return f"[red]✗[/] {get('name')} on {get('host')} is gone{how}"
+    if kind == "server_restarted":
+        return f"[green]✓[/] {get('name')} on {get('host')} was started again (pid {get('pid')})"
+    if kind == "server_gone":
+        return f"[yellow]![/] training waits up to {get('wait_s')} s for server {get('endpoint')}"
+    if kind == "server_back":
+        return f"[green]✓[/] server {get('endpoint')} is back: training goes on from step {get('step')}"
     return ""

@@ -284,7 +284,27 @@ class TrainingSettings(_Settings):
     checkpoint_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0: only at the end."
     )
-    keep_checkpoints: int = Field(default=3, ge=1, description="How many of the newest checkpoints are kept.")
+    keep_checkpoints: int = Field(
+        default=3, ge=1, le=64, description="How many of the newest checkpoints are kept."
+    )
+    checkpoint_rows: Literal["auto", "pool", "files"] = Field(
+        default="auto",
+        description="Where checkpoints have their rows: in the servers' persistent memory, which stops "
+        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem. "
+        "The last one of a finished job has files.",
+    )
+    export_checkpoints: int = Field(
+        default=0,
+        ge=0,
+        description="With rows of checkpoints in persistent memory, every so many have them in files all the "
+        "same; 0: none but the last.",
+    )
+    server_wait: int = Field(
+        default=300,
+        ge=0,
+        description="Seconds that training waits for a server that was lost to be started again; then it "
+        "goes on from the last checkpoint. 0: losing a server ends the job.",
+    )
     export: bool = Field(
         default=True, description="Export the trained model as a SavedModel in the job directory."
     )

@@ -37,6 +37,10 @@ class Limits:
     checkpoint: float = 600.0  # a worker that was told to stop: it writes a checkpoint first
     server: float = 30.0  # a server that was told to stop
     loss: float = 20.0  # a worker whose server died: it says so itself
+    # A server that ended is started again so often within so long, as systemd does with units.
+    restarts: int = 5
+    restart_window: float = 600.0
+    restart_pause: float = 1.0  # before it
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,14 @@ class Supervisor:
         # Ansible has started these; their endpoints are in state.json, which this object writes from now on.
         known = {item.name: item for item in job.state().processes if item.unit}
         specs = self.fleet.processes
-        self.units = [readopt(specs[name], item) for name, item in known.items() if name in specs]
+        waited = bool(self.spec.settings.get("server_wait"))
+        self.units = [
+            readopt(specs[name], item, waited_for=waited) for name, item in known.items() if name in specs
+        ]
         self.worker: Child | HostWorker | None = None
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
+        self.restarts: dict[str, list[float]] = {}  # when servers were started again
         self.phase: Phase = "starting"
 
     def run(self, resume: bool = False) -> Outcome:
@@ -84,7 +92,8 @@ class Supervisor:
         except _Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
-            left = self._stop_all(outcome.message)
+            keep = outcome.phase != "done" and self.job.saved()
+            left = self._stop_all(outcome.message, keep_pools=keep)
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
                 outcome = replace(outcome, message=message)
@@ -100,7 +109,10 @@ class Supervisor:
         for spec in servers:
             if not spec.unit:
                 self.job.ready_file(spec.name).unlink(missing_ok=True)
-                self._start(spec, spec.argv)
+                if not resume:
+                    self.job.remove_pools(spec)
+                self.children.append(self._start(spec, spec.argv))
+                self._write(self.phase)
         for child in list(self.children):
             self._wait_ready(child)
         found = {server.spec.name: server.endpoint for server in self.servers}
@@ -114,8 +126,11 @@ class Supervisor:
 
     def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Child | HostWorker:
         if not spec.unit:
-            self.worker = self._start(spec, argv)
-            return self.worker
+            child = self._start(spec, argv)
+            self.worker = child
+            self.children.append(child)
+            self._write(self.phase)
+            return child
         worker = HostWorker(self.fleet, spec)
         self.worker = worker  # from now on it may be there, and must be stopped
         try:
@@ -135,8 +150,8 @@ class Supervisor:
             if self.stop.wait(TICK):
                 self._drain(worker)
                 return self._ended(worker)
-            for child in self.children:
-                if child is not worker and child.poll() is not None:
+            for child in list(self.children):
+                if child is not worker and child.poll() is not None and not self._start_again(child):
                     return self._server_lost(worker, child)
         return self._ended(worker)
 
@@ -171,14 +186,50 @@ class Supervisor:
             for server in self.units:
                 server.refresh(answers[server.spec.host])
 
+    def _start_again(self, child: Child) -> bool:
+        """Start a server that ended anew at its address, for the worker waits for it; but not for ever."""
+        times, now = self.restarts.setdefault(child.spec.name, []), time.monotonic()
+        times[:] = [then for then in times if now - then < self.limits.restart_window]
+        if not self.spec.settings.get("server_wait") or len(times) >= self.limits.restarts:
+            return False
+        times.append(now)
+        how = child.how_it_ended()
+        self._emit({"event": "server_lost", "name": child.spec.name, "host": child.spec.host, "message": how})
+        if self.stop.wait(self.limits.restart_pause):
+            return True  # the worker is told to stop instead
+        argv = list(child.spec.argv)
+        for place, word in enumerate(argv[:-1]):
+            if word == "--port":
+                argv[place + 1] = child.endpoint.rpartition(":")[2]
+        fresh = self._start(child.spec, argv)
+        fresh.endpoint, fresh.restarts = child.endpoint, child.restarts + 1
+        self.children[self.children.index(child)] = fresh
+        if child.popen.stdin is not None:
+            child.popen.stdin.close()
+        self._write(self.phase)
+        self._emit(
+            {
+                "event": "server_restarted",
+                "name": child.spec.name,
+                "host": child.spec.host,
+                "endpoint": fresh.endpoint,
+                "pid": fresh.pid,
+            }
+        )
+        return True
+
     def _server_lost(self, worker: Child | HostWorker, server: Child | HostServer) -> Outcome:
         self._emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
+        if self.spec.settings.get("server_wait") and worker.poll() is None:
+            self._signal(worker, signal.SIGTERM)  # it would wait for the server
         deadline = time.monotonic() + self.limits.loss
         while worker.poll() is None and time.monotonic() < deadline and not self.stop.count:
             self._events()
             time.sleep(TICK)
         self._events()
         message = f"{server.label}, listening on {server.endpoint}, {server.how_it_ended()}"
+        if isinstance(server, Child) and server.restarts:
+            message += f" (it was started again {server.restarts} times before)"
         said = self.last.get("error", {}).get("message")
         if worker.poll() is None:
             message += "; the worker did not notice and was stopped"
@@ -214,6 +265,8 @@ class Supervisor:
         with path.open("ab") as log:
             begin = log.tell()
             try:
+                if spec.pools:
+                    Path(spec.pools).parent.mkdir(mode=0o700, exist_ok=True)
                 popen = subprocess.Popen(
                     argv,
                     stdin=subprocess.PIPE,
@@ -223,11 +276,8 @@ class Supervisor:
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
                 )
             except OSError as error:
-                raise _Refused(f"{spec.name} on {spec.host}: {argv[0]}: {error.strerror}") from None
-        child = Child(spec, popen, process.start_time(popen.pid), path, begin)
-        self.children.append(child)
-        self._write(self.phase)
-        return child
+                raise _Refused(f"{spec.name} on {spec.host}: {error.filename}: {error.strerror}") from None
+        return Child(spec, popen, process.start_time(popen.pid), path, begin)
 
     def _wait_ready(self, child: Child) -> None:
         """Wait for the server's ready file and take its endpoint from it."""
@@ -263,8 +313,11 @@ class Supervisor:
         )
         self._write(self.phase)
 
-    def _stop_all(self, said: str) -> str:
-        """End what still runs, the worker first; what of it could not be reached, as far as not yet said."""
+    def _stop_all(self, said: str, *, keep_pools: bool) -> str:
+        """End what still runs, the worker first; what of it could not be reached, as far as not yet said.
+
+        ``keep_pools``: rows in persistent memory stay for whoever goes on.
+        """
         left = []
         if isinstance(self.worker, HostWorker):
             answers = self.fleet.stop("worker")
@@ -273,7 +326,9 @@ class Supervisor:
                 self.worker.end()
         for child in reversed(self.children):
             child.end(self.limits.server)
-        answers = self.fleet.stop("parameter_server")
+            if not keep_pools:
+                self.job.remove_pools(child.spec)
+        answers = self.fleet.stop("parameter_server", keep_pools=keep_pools)
         self.stopped = {item.name: item for item in ended([unit.state() for unit in self.units], answers)}
         for line in describe(answers):
             self._emit({"event": "host_stopped", "line": line})

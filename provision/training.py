@@ -9,6 +9,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,9 @@ from provision.converge import look
 from provision.ending import last_screen, result, resume_command, state_flag
 from provision.errors import TrainingError
 from provision.fleet import Fleet
-from provision.jobs import ACTIVE, Job, JobState, ProcessState
+from provision.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
-from provision.metrics import summary
 from provision.node import process
 from provision.placement import Placement
 from provision.playbook import TaskResult
@@ -71,7 +71,7 @@ def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple
     now = datetime.now()
     job = jobs.create(state_dir, wanted.name, now)
     try:
-        return job, _place(job, inventory, states, wanted, state_dir, now)
+        return job, _place(job, inventory, states, wanted, state_dir, now, fresh=True)
     except TrainingError:
         shutil.rmtree(job.directory)
         raise
@@ -82,6 +82,9 @@ def _old(
 ) -> tuple[Job, Placement, bool]:
     """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
+    servers = given.pop("servers", None)  # any number of servers can restore a checkpoint
+    if servers is not None:
+        jobspec.check_servers(servers)
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
@@ -109,6 +112,14 @@ def _old(
             f"stop them first: oeprov stop {job.id}"
         )
     wanted = Request.of_job(spec)
+    if servers is not None:
+        alive = next((item for item in state.processes if item.unit and item.alive), None)
+        if alive is not None:
+            raise TrainingError(
+                f"{alive.name} of job {job.id} may still run on host {alive.host}; before it gets another "
+                f"number of servers: oeprov stop {job.id}"
+            )
+        wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
         _wait_for_orphans(job)
@@ -116,12 +127,33 @@ def _old(
     known = Fleet(job, spec)
     if known.worker is not None:
         known.look()
-    saved = job.checkpoint() is not None or summary(job.metrics_file).checkpoint is not None
+    saved = job.saved()
     if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    return job, _place(job, inventory, states, wanted, state_dir, datetime.now()), saved
+    others = _other_servers(job, spec, placement.place(job, inventory, states, wanted))
+    if others:
+        for item in spec.processes:
+            job.remove_pools(item)
+    fresh = others or not saved
+    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=fresh)
+    return job, placed, saved
+
+
+def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
+    """Whether the number of servers changes. TrainingError if only those that were can go on."""
+    count = sum(item.role == "parameter_server" for item in new.processes)
+    if count == sum(item.role == "parameter_server" for item in old.processes):
+        return False
+    pools = job.pool_servers()
+    if pools not in (None, count):
+        raise TrainingError(
+            f"the rows of the newest checkpoint of job {job.id} lie in the pools of {pools} servers, which "
+            f"{count} cannot open; resume it with {pools} (with training_export_checkpoints: N, every Nth "
+            "checkpoint has files, which any number of servers takes)"
+        )
+    return pools is None
 
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
@@ -150,9 +182,11 @@ def _place(
     wanted: Request,
     state_dir: Path,
     now: datetime,
+    *,
+    fresh: bool,
 ) -> Placement:
     """Decide what runs where and write the job file."""
-    placed = placement.place(job, inventory, states, wanted)
+    placed = placement.place(job, inventory, states, wanted, fresh=fresh)
     spec = jobspec.build(job, inventory, placed, wanted, now)
     jobspec.check_storage_is_free(spec, state_dir)
     job.write_spec(spec)
@@ -241,7 +275,7 @@ def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
     """Take away what was started; words about hosts where that failed, for the end of a message."""
     hosts, states = Fleet(job, job.spec()), job.state().processes
     with console.status("taking back what was started"):
-        answers = hosts.stop("parameter_server")
+        answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
     left = "; ".join(words for words in (fleet.message_of(answers), fleet.message_of(others)) if words)
     if fresh and not left:
@@ -317,7 +351,7 @@ def _stop_orphans(job: Job) -> list[str]:
         return []
     hosts, lines, told = Fleet(job, job.spec()), [], {}
     for role in ("worker", "parameter_server"):
-        answers = hosts.stop(role)
+        answers = hosts.stop(role, keep_pools=job.saved())
         told.update(answers)
         lines += fleet.describe(answers)
         names = {item.name for item in state.processes if item.role == role}

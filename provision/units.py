@@ -41,7 +41,7 @@ class Place:
 
 
 def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
-    """A parameter server: comes back after a failure and after a reboot, empty."""
+    """A parameter server: comes back after a failure and after a reboot, with what its storage kept."""
     unit = [
         f"Description=oeprov {name} of job {job}",
         "Wants=network-online.target",

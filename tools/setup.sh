@@ -13,7 +13,7 @@ python=${PYTHON:-python3}
 
 packages=(
   python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
-  openssh-client libpmem-dev libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  openssh-client libpmem-dev libmemkind0 libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
 [ "$profile" != fuzz ] || packages+=(clang libclang-rt-dev)

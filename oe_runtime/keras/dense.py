@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oe_runtime.errors import CheckpointError
 
@@ -39,11 +41,20 @@ def _named_variables(model: Any) -> dict[str, Any]:
     return named
 
 
+def values(model: Any) -> dict[str, NDArray[Any]]:
+    """What `write` writes down: copies, which later steps do not change."""
+    return {name: np.asarray(variable).copy() for name, variable in _named_variables(model).items()}
+
+
 def save(model: Any, directory: Path) -> Path:
     """Writes `directory`/dense.npz (arrays by name, no pickle) and returns its path."""
+    return write(values(model), directory)
+
+
+def write(arrays: Mapping[str, NDArray[Any]], directory: Path) -> Path:
+    """As `save`, of what `values` returned."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
-    arrays = {name: np.asarray(variable) for name, variable in _named_variables(model).items()}
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
     memory from its first update on. `mask_zero` masks id 0. `embeddings_regularizer` (L1, L2 or L1L2) adds
-    the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. The layer has
-    no variables. Use it in a functional model and give that to `distributed_model`, which binds it to the
+    the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. `admission` and
+    `eviction` say which ids get a row and which rows go, as in `oe_runtime.TableSpec`. The layer has no
+    variables. Use it in a functional model and give that to `distributed_model`, which binds it to the
     servers; the table has the layer's name.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
@@ -54,6 +56,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         mask_zero: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
+        admission: Mapping[str, Any] | None = None,
+        eviction: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -82,6 +86,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.output_dim = output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.initializer_spec(0)
+        self.admission = dict(admission) if admission is not None else None
+        self.eviction = [dict(policy) for policy in eviction]
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False  # ids must not become float16
@@ -106,6 +112,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             optimizer=optimizer,
             initializer=self.initializer_spec(seed),
             nonfinite_gradients=nonfinite_gradients,
+            admission=self.admission,
+            eviction=self.eviction,
         )
 
     def build(self, input_shape: Any = None) -> None:
@@ -158,4 +166,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "mask_zero": self.mask_zero,
+            "admission": self.admission,
+            "eviction": self.eviction,
         }

@@ -76,7 +76,12 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
         self.autocast = False
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
-        self._default = expected_row_value(table.spec.initializer)
+        admission = table.spec.admission
+        self._default = (
+            expected_row_value(table.spec.initializer)
+            if admission is None
+            else float(admission.get("default_value", 0.0))
+        )
         self._dim = table.spec.dim
         keys, rows = table.client.export_rows(table.number)
         keys = np.asarray(keys).view(np.int64)

@@ -1,64 +1,59 @@
-"""What a run writes down to go on from: rows, dense weights, settings and position in one directory."""
+"""What a run writes down to go on from: rows, dense weights, settings and position.
+
+The rows are files of the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
+(their pools on persistent memory), which the manifest then names:
+
+    "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
-from oe_runtime.training.loop import Position
 from oe_runtime.training.options import Options
+from oe_runtime.training.position import Position
 from oe_runtime.training.run_directory import RunError
+
+_POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
+_LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, the one before must be in all
 
 # How a setting is called on the command line, and what it means for the tables.
 _NAMES = {"embeddings": "--stock or --servers/--in-process", "max_cardinality": "--max-cardinality"}
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """A checkpoint that fits the options."""
+class Saved:
+    """A published checkpoint of the trainer."""
 
     path: Path
     position: Position
+    pool: Mapping[str, Any] | None  # where the rows are, unless they are files
 
 
-def write(options: Options, position: Position, model: Any, client: Client | None, directory: Path) -> Path:
-    """Publish a checkpoint of the model and its tables under `directory`; its path."""
-    from oe_runtime.keras import dense
-
-    def content(path: Path) -> Mapping[str, Any]:
-        dense.save(model, path)
-        tables = [] if client is None else client.save(path)
-        training = {"settings": options.fixed(), "position": asdict(position)}
-        return {"training": training, "tables": tables}
-
-    return checkpoint.publish(directory, position.step, content, keep=options.keep_checkpoints)
-
-
-def latest_path(run_directory: Path) -> Path | None:
-    """The latest checkpoint of a run, if there is one."""
+def newest(run_directory: Path) -> Saved | None:
+    """The newest checkpoint of a run, if there is one."""
     found = checkpoint.latest(run_directory / "checkpoints")
-    return None if found is None else found.path
+    return None if found is None else _saved(found)
 
 
-def to_resume(options: Options) -> Resumed:
-    """The run's latest checkpoint, verified; RunError names each setting that differs from the options."""
+def check_resume(options: Options) -> None:
+    """Refuse to resume without a whole checkpoint, or with other settings; RunError names each of them."""
     found = checkpoint.latest(options.run_dir / "checkpoints")
     if found is None:
         raise RunError(
             f"nothing to resume: {options.run_dir} has no checkpoint; run without --resume to start"
         )
-    try:
-        training = found.manifest["training"]
-        settings, position = training["settings"], Position(**training["position"])
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{found.path}/manifest.json: not a checkpoint of the trainer ({error})"
-        ) from error
+    _saved(found)
+    settings = found.manifest["training"].get("settings", {})
     differences = [
         _difference(name, settings.get(name), value)
         for name, value in options.fixed().items()
@@ -67,7 +62,19 @@ def to_resume(options: Options) -> Resumed:
     if differences:
         raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
     checkpoint.verify(found.path)
-    return Resumed(found.path, position)
+
+
+def _saved(found: checkpoint.Checkpoint) -> Saved:
+    try:
+        pool = found.manifest.get("pool")
+        position = Position(**found.manifest["training"]["position"])
+        if pool is not None:
+            pool = {**pool, "checkpoint": int(pool["checkpoint"]), "servers": int(pool["servers"])}
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{found.path}/manifest.json: not a checkpoint of the trainer ({error})"
+        ) from error
+    return Saved(found.path, position, pool)
 
 
 def _difference(name: str, saved: Any, wanted: Any) -> str:
@@ -76,10 +83,183 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
     return f"{tables}{name.replace('_', ' ')} {saved}, {flag} is {wanted}"
 
 
-def restore(resumed: Resumed, model: Any, client: Client | None) -> None:
-    """Put the checkpoint's weights into the compiled model and its rows onto the servers."""
-    from oe_runtime.keras import dense
+class Checkpoints:
+    """The checkpoints of one run: takes them while it goes on, and goes back to them."""
 
-    if client is not None:
-        client.restore(resumed.path)
-    dense.load(model, resumed.path)
+    def __init__(self, options: Options, model: Any, client: Client | None) -> None:
+        """`model` is compiled: its tables exist. Raises RunError for pools that cannot be had."""
+        self._options = options
+        self._directory = options.run_dir / "checkpoints"
+        self._model = model
+        self._client = client
+        self.in_pools = _use_pools(options, client)
+        self._pending: _Pending | None = None
+        self._asked = 0.0
+
+    def take(self, position: Position) -> Saved | None:
+        """Take a checkpoint between two steps.
+
+        In pools it is only a number written down, and None: `settle` publishes it when it is durable. While
+        an earlier one is not, this waits for both.
+        """
+        if not self.in_pools:
+            return self.take_files(position)
+        if self._pending is not None:
+            return self.take_now(position)
+        self._pending = self._mark(position, wait=False)
+        return None
+
+    def take_now(self, position: Position) -> Saved:
+        """The same, published at return."""
+        if not self.in_pools:
+            return self.take_files(position)
+        self._pending = None
+        return self._publish(self._mark(position, wait=True))
+
+    def take_files(self, position: Position) -> Saved:
+        """Take a checkpoint with its rows in files, which needs no server to be used."""
+        from oe_runtime.keras import dense
+
+        self._pending = None
+        return self._publish(_Pending(position, dense.values(self._model), None))
+
+    def settle(self) -> Saved | None:
+        """Publish the checkpoint that was taken, if by now all servers have it."""
+        pending = self._pending
+        if pending is None or self._client is None or time.monotonic() - self._asked < _POLL:
+            return None
+        self._asked = time.monotonic()
+        if pending.position.step not in self._client.checkpoints():
+            return None
+        self._pending = None
+        return self._publish(pending)
+
+    def go_back(self) -> tuple[Saved, str]:
+        """Put the newest checkpoint that can be had onto the servers and into the model.
+
+        Returns it, and words about newer ones that the servers have lost. Raises CheckpointError.
+        """
+        from oe_runtime.keras import dense
+
+        self._asked = 0.0
+        self.settle()  # what became durable everywhere just before is worth having
+        self._pending = None
+        saved, lost = self._choose()
+        if saved.pool is not None and self._client is not None:
+            self._client.recover(saved.pool["checkpoint"])
+            self._check_rows(saved)
+        elif self._client is not None:
+            self._client.restore(saved.path)
+        dense.load(self._model, saved.path)
+        return saved, lost
+
+    def _mark(self, position: Position, *, wait: bool) -> _Pending:
+        from oe_runtime.keras import dense
+
+        assert self._client is not None  # noqa: S101 - pools are on servers
+        pool = {
+            "checkpoint": position.step,
+            "servers": self._client.servers,
+            "storage": "pmem_libpmem",
+            "rows": self._rows(),
+        }
+        arrays = dense.values(self._model)
+        # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
+        checkpoint.remove_from(self._directory, position.step)
+        self._client.checkpoint(position.step, wait=wait)
+        return _Pending(position, arrays, pool)
+
+    def _publish(self, pending: _Pending) -> Saved:
+        from oe_runtime.keras import dense
+
+        def content(path: Path) -> Mapping[str, Any]:
+            dense.write(pending.arrays, path)
+            training = {"settings": self._options.fixed(), "position": asdict(pending.position)}
+            if pending.pool is not None:
+                return {"training": training, "tables": [], "pool": pending.pool}
+            tables = [] if self._client is None else self._client.save(path)
+            return {"training": training, "tables": tables}
+
+        # Pools may be lost with their servers: the newest rows in files stay.
+        spare = (
+            next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
+        )
+        keep = self._options.keep_checkpoints
+        path = checkpoint.publish(self._directory, pending.position.step, content, keep=keep, spare=spare)
+        return Saved(path, pending.position, pending.pool)
+
+    def _published(self) -> list[Saved]:
+        """Newest first."""
+        return [_saved(checkpoint.read(path)) for path in reversed(checkpoint.published(self._directory))]
+
+    def _choose(self) -> tuple[Saved, str]:
+        found = self._published()
+        kept = self._client.checkpoints() if self._client and any(one.pool for one in found) else []
+        servers = self._client.servers if self._client else 0
+        for saved in found:
+            pool = saved.pool
+            if pool is None or (pool["servers"] == servers and pool["checkpoint"] in kept):
+                if saved is found[0]:
+                    return saved, ""
+                checkpoint.verify(saved.path)
+                return saved, f"{_lost(found[0], servers, kept)}; going back to {saved.path}"
+        if not found:
+            raise CheckpointError(f"{self._directory} has no checkpoint to go back to")
+        raise CheckpointError(
+            f"{_lost(found[0], servers, kept)}, and no older checkpoint can be used; start the servers that "
+            "wrote it, all of them, with --storage-recover and the --storage-path that they had"
+        )
+
+    def _rows(self) -> dict[str, int]:
+        """The rows of each table on all servers. All must have had the same pushes."""
+        assert self._client is not None  # noqa: S101 - only asked for pools
+        servers = self._client.stats()["servers"]
+        names = self._model.tables
+        if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
+            raise CheckpointError("the servers have not had the same pushes; go on from the last checkpoint")
+        return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
+
+    def _check_rows(self, saved: Saved) -> None:
+        found, wanted = self._rows(), (saved.pool or {}).get("rows", {})
+        for name, rows in found.items():
+            if wanted.get(name) != rows:
+                raise CheckpointError(
+                    f"checkpoint {saved.position.step} in the storage of these servers is of another run: "
+                    f"table {name} has {rows} rows there, {saved.path}/manifest.json says {wanted.get(name)}"
+                )
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What will be published."""
+
+    position: Position
+    arrays: Mapping[str, NDArray[Any]]
+    pool: Mapping[str, Any] | None
+
+
+def _use_pools(options: Options, client: Client | None) -> bool:
+    if client is None or options.in_process or options.checkpoint_rows == "files":
+        return False
+    refusal = ""
+    for server in client.stats()["servers"]:
+        name = f"server {server['index']} ({options.servers[server['index']]})"
+        if not server["storage_checkpoints"]:
+            refusal = refusal or f"{name} has storage {server['storage']}, which keeps no checkpoints"
+        elif server["storage_checkpoints"] < _LEAST_KEPT:
+            refusal = refusal or f"{name} keeps one checkpoint only; give it --storage-checkpoints 2 or more"
+        elif not server["storage_recovers"]:
+            refusal = refusal or f"{name} was started without --storage-recover"
+    if refusal and options.checkpoint_rows == "pool":
+        raise RunError(f"--checkpoint-rows pool: {refusal}")
+    return not refusal
+
+
+def _lost(saved: Saved, servers: int, kept: list[int]) -> str:
+    pool = saved.pool or {}
+    what = f"checkpoint {saved.path} has its rows in the storage of {pool.get('servers')} server"
+    what += "" if pool.get("servers") == 1 else "s"
+    if pool.get("servers") != servers:
+        return f"{what}, but there are {servers} now"
+    have = ", ".join(map(str, kept)) or "none"
+    return f"{what}, which have lost it (checkpoints that all have: {have})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,19 +14,12 @@ from numpy.typing import NDArray
 
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch, Source, Split, holdout_batches, training_batches
+from oe_runtime.training.checkpoints import Checkpoints, Saved
 from oe_runtime.training.options import Options
+from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.stopping import StopRequest
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where in the data a run stands: `step` steps in all, `batch` of them in epoch `epoch` (from 0)."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
 
 
 class Trainee(Protocol):
@@ -62,7 +55,7 @@ class Loop:
         options: Options,
         source: Source,
         trainee: Trainee,
-        checkpoint: Callable[[Position], Path],
+        checkpoints: Checkpoints,
         directory: RunDirectory,
         view: View,
         stop: StopRequest,
@@ -71,17 +64,21 @@ class Loop:
         self._source = source
         self._split = Split(options.holdout)
         self._trainee = trainee
-        self._checkpoint = checkpoint
+        self._checkpoints = checkpoints
         self._directory = directory
         self._view = view
         self._stop = stop
         self._clock = _Clock()
-        self.saved: tuple[int, Path] | None = None  # step and path of the latest checkpoint
+        self.saved: Saved | None = None  # the latest checkpoint
 
     def train(self, start: Position) -> Position:
-        """Train from `start` to the end of the last epoch or to --steps; the end is checkpointed."""
+        """Train from `start` to the end of the last epoch or to --steps; the end is checkpointed.
+
+        `saved` is the checkpoint of `start`, if there is one.
+        """
         position = start
-        self._clock.start()
+        if self._options.servers and self.saved is None:
+            self._publish(self._checkpoints.take_now, position)  # what a server lost early leads back to
         while not self._finished(position):
             before = position.step
             batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
@@ -97,8 +94,17 @@ class Loop:
                 position = Position(position.step, position.epoch + 1)
         if self._clock.pending:
             self._log(position)
-        self._save(position)
+        # Rows in files: servers end after the last step, and with them what their storage holds.
+        if self.saved is None or self.saved.position.step != position.step or self.saved.pool is not None:
+            self._publish(self._checkpoints.take_files, position)
         return position
+
+    def went_back(self, saved: Saved, seconds: float) -> None:
+        """A checkpoint was put back into the servers and the model, which took so long."""
+        self.saved = saved
+        self._trainee.window()
+        self._clock.pause(seconds)
+        self._clock.window()
 
     def evaluate(self) -> StreamingAuc:
         """AUC and log loss on the held-out rows."""
@@ -107,7 +113,7 @@ class Loop:
             return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
             if self._stop:
-                raise Interrupted(Position(self.saved[0]) if self.saved else Position(), self._saved_path())
+                raise self.interrupted()
             auc.update(batch.labels, self._trainee.predict(batch))
         return auc
 
@@ -132,15 +138,25 @@ class Loop:
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
         every = self._options.checkpoint_steps
-        due = bool(every) and position.step % every == 0
+        due, stop = bool(every) and position.step % every == 0, bool(self._stop)
         # A checkpoint ends a window, so that a resumed run reports the same means.
-        if due or self._stop or position.step % self._options.log_every == 0:
+        if due or stop or position.step % self._options.log_every == 0:
             self._log(position)
-        if due or self._stop:
-            self._save(position)
-        if self._stop:
-            raise Interrupted(position, self._saved_path())
+        self._publish(lambda _: self._checkpoints.settle(), position)
+        if stop:
+            self._publish(self._checkpoints.take_now, position)
+            raise Interrupted(position, self.saved.path if self.saved else None)
+        if due:
+            nth = self._options.export_checkpoints
+            export = bool(nth) and position.step // every % nth == 0
+            self._publish(self._checkpoints.take_files if export else self._checkpoints.take, position)
         return position
+
+    def interrupted(self) -> Interrupted:
+        """At the latest checkpoint."""
+        if self.saved is None:
+            return Interrupted(Position(), None)
+        return Interrupted(self.saved.position, self.saved.path)
 
     def _finished(self, position: Position) -> bool:
         if self._options.steps is not None and position.step >= self._options.steps:
@@ -169,29 +185,29 @@ class Loop:
         numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
         self._view.step(position.step, steps, numbers)
 
-    def _save(self, position: Position) -> None:
-        if self.saved is not None and self.saved[0] == position.step:
-            return
+    def _publish(self, take: Callable[[Position], Saved | None], position: Position) -> None:
         started = time.perf_counter()
-        path = self._checkpoint(position)
+        saved = take(position)
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)
-        self.saved = (position.step, path)
-        self._directory.event("checkpoint", step=position.step, path=str(path), seconds=round(seconds, 3))
-        self._view.say(f"checkpoint {path} ({seconds:.1f} s)")
-
-    def _saved_path(self) -> Path | None:
-        return self.saved[1] if self.saved else None
+        if saved is None:
+            return
+        self.saved = saved
+        rows = "files" if saved.pool is None else "pool"
+        self._directory.event(
+            "checkpoint",
+            step=saved.position.step,
+            path=str(saved.path),
+            seconds=round(seconds, 3),
+            rows=rows,
+        )
+        self._view.say(f"checkpoint {saved.path} ({seconds:.1f} s)")
 
 
 class _Clock:
     """Speed of the steps. Checkpoints do not count, nor does the first step, in which TensorFlow compiles."""
 
     def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Begin anew."""
         self._began = self._window_began = time.perf_counter()
         self._paused = 0.0
         self._first_ended: float | None = None
@@ -211,8 +227,11 @@ class _Clock:
 
     def pause(self, seconds: float) -> None:
         """So many seconds went into something else."""
-        self._paused += seconds
         self._window_began += seconds
+        if self._first_ended is None:
+            self._began += seconds
+        else:
+            self._paused += seconds
 
     def window(self) -> tuple[float | None, float | None]:
         """Samples a second and seconds a step since the last call; None when only the first step was done."""

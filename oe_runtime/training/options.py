@@ -11,10 +11,12 @@ from typing import Any
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
-from oe_runtime.spec import TLS
+from oe_runtime.spec import STORAGES, TLS
 
 # Learning rates that suit click models when none is given.
 LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
+
+CHECKPOINT_ROWS = ("auto", "pool", "files")
 
 _EPILOG = """\
 examples:
@@ -43,11 +45,14 @@ class Options:
     token_file: Path | None
     tls: str
     checkpoint_transfer: str
+    job: str
+    server_wait: int
     in_process: bool
     stock: bool
     storage: str
     storage_path: str
     storage_size: int
+    storage_cache: int
     dim: int
     hidden: tuple[int, ...]
     batch_size: int
@@ -62,6 +67,8 @@ class Options:
     run_dir: Path
     checkpoint_steps: int
     keep_checkpoints: int
+    checkpoint_rows: str
+    export_checkpoints: int
     resume: bool
     export: Path | None
     log_every: int
@@ -121,9 +128,27 @@ def parser() -> argparse.ArgumentParser:
         "(shared, default), or send their files, as from other hosts (wire; they need --checkpoint-dir)",
     )
     p.add_argument(
-        "--storage", choices=("dram", "pmem_libpmem"), help="with --in-process: kind of memory (default dram)"
+        "--job",
+        default="",
+        metavar="NAME",
+        help="with --servers: whose tables these are, where several jobs or models use the same servers",
     )
-    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_libpmem: its directory")
+    p.add_argument(
+        "--server-wait",
+        type=_count(0),
+        default=300,
+        metavar="SECONDS",
+        help="with --servers: how long a server that is gone may take to come back at its address; training "
+        "then goes on from the latest checkpoint; 0 ends the run at once (default 300)",
+    )
+    p.add_argument("--storage", choices=STORAGES, help="with --in-process: kind of memory (default dram)")
+    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")
+    p.add_argument(
+        "--storage-cache",
+        type=_count(0),
+        metavar="BYTES",
+        help="with --storage dram_pmem: DRAM for its cache",
+    )
     p.add_argument(
         "--storage-size", type=_count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
     )
@@ -179,6 +204,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="older ones are removed (default 3)",
     )
+    r.add_argument(
+        "--checkpoint-rows",
+        choices=CHECKPOINT_ROWS,
+        default="auto",
+        help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
+        "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto "
+        "(default): pool where all servers can. The last one of a finished run has files",
+    )
+    r.add_argument(
+        "--export-checkpoints",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="with rows in pools: every Nth checkpoint has them in files all the same, which outlive the "
+        "servers' storage; 0 (default): none but the last",
+    )
     r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
     r.add_argument(
         "--export", type=Path, metavar="DIR", help="write a SavedModel for plain TensorFlow to DIR at the end"
@@ -200,23 +241,30 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     a = p.parse_args(argv)
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
-    if not a.in_process and (a.storage or a.storage_path or a.storage_size):
-        p.error("--storage, --storage-path and --storage-size go with --in-process; servers have their own")
-    if a.storage == "pmem_libpmem" and not a.storage_path:
-        p.error("--storage pmem_libpmem needs --storage-path, a directory (an fsdax mount)")
-    if a.storage_path and a.storage != "pmem_libpmem":
-        p.error("--storage-path goes with --storage pmem_libpmem")
+    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache):
+        p.error("--storage and --storage-* go with --in-process; servers have their own")
+    if a.storage in ("pmem_libpmem", "dram_pmem") and not a.storage_path:
+        p.error(f"--storage {a.storage} needs --storage-path, a directory (an fsdax mount)")
+    if a.storage_path and a.storage in (None, "dram"):
+        p.error("--storage-path goes with --storage pmem_libpmem, dram_pmem or pmem_memkind")
+    if bool(a.storage_cache) != (a.storage == "dram_pmem"):
+        p.error("--storage dram_pmem and --storage-cache go together")
     servers = _endpoints(p, a.servers) if a.servers is not None else ()
     if a.token_file is not None and not servers:
         p.error("--token-file goes with --servers")
     if a.checkpoint_transfer != "shared" and not servers:
         p.error("--checkpoint-transfer goes with --servers")
+    if a.job and not servers:
+        p.error("--job goes with --servers")
+    if a.checkpoint_rows == "pool" and not servers:
+        p.error("--checkpoint-rows pool goes with --servers")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,
         "storage": a.storage or "dram",
         "storage_path": a.storage_path or "",
         "storage_size": a.storage_size or 0,
+        "storage_cache": a.storage_cache or 0,
         "epochs": a.epochs if a.epochs or a.steps else 1,
         "learning_rate": LEARNING_RATES[a.optimizer] if a.learning_rate is None else a.learning_rate,
         "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec
-from oe_runtime.training import checkpoints
-from oe_runtime.training.loop import Interrupted, Loop, Position
+from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
+from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.lost_server import LostServer
 from oe_runtime.training.options import Options
+from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View, duration, view
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.stopping import StopRequest
@@ -36,14 +37,15 @@ def _run(options: Options, stop: StopRequest) -> int:
         source = open_source(options.data, options.max_cardinality)
         source.check()
         _check_export(options)
-        resumed = checkpoints.to_resume(options) if options.resume else None
+        if options.resume:
+            check_resume(options)
         client = _connect(options)
         if client is not None and not options.resume:
             _refuse_trained(client)
         directory = RunDirectory(options)
         with view() as screen:
             try:
-                _train(options, source, client, directory, screen, stop, resumed)
+                _train(options, source, client, directory, screen, stop)
             except Interrupted as interrupted:
                 path = interrupted.path
                 directory.event(
@@ -77,25 +79,21 @@ def _train(
     directory: RunDirectory,
     screen: View,
     stop: StopRequest,
-    resumed: checkpoints.Resumed | None,
 ) -> None:
     from oe_runtime.training.trainee import KerasTrainee
 
     screen.say(_opening(options))
     trainee = KerasTrainee(options, client)
-    start = Position()
-    if resumed is not None:
-        checkpoints.restore(resumed, trainee.model, client)
+    if client is not None and not options.resume:
+        _refuse_trained(client)  # what the servers' storage held is there since the tables are
+    checkpoints = Checkpoints(options, trainee.model, client)
+    start, resumed = Position(), None
+    if options.resume:
+        resumed, lost = checkpoints.go_back()
         start = resumed.position
-    loop = Loop(
-        options,
-        source,
-        trainee,
-        lambda position: checkpoints.write(options, position, trainee.model, client, directory.checkpoints),
-        directory,
-        screen,
-        stop,
-    )
+        if lost:
+            screen.say(lost)
+    loop = Loop(options, source, trainee, checkpoints, directory, screen, stop)
     directory.event(
         "start",
         pid=os.getpid(),
@@ -108,21 +106,27 @@ def _train(
         dim=options.dim,
     )
     if resumed is not None:
-        loop.saved = (start.step, resumed.path)
+        loop.saved = resumed
         directory.event("resume", step=start.step, path=str(resumed.path))
         screen.say(f"going on from step {start.step}, {resumed.path}")
     screen.total(loop.steps(), start.step)
     began = time.perf_counter()
     if stop:
-        raise Interrupted(start, resumed.path if resumed else None)
-    end = loop.train(start)
-    seconds, speed = loop.speed()
-
-    rate = f", {speed:,.0f} samples/s" if speed else ""
-    screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-    if options.holdout:
-        screen.say("evaluating on the held-out rows")
-    auc = loop.evaluate()
+        raise loop.interrupted()
+    servers = LostServer(options, client, checkpoints, directory, screen, stop)
+    end = position = start
+    while True:
+        try:
+            end = loop.train(position)
+            seconds, speed = loop.speed()
+            rate = f", {speed:,.0f} samples/s" if speed else ""
+            screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
+            if options.holdout:
+                screen.say("evaluating on the held-out rows")
+            auc = loop.evaluate()
+            break
+        except ServerLost as error:
+            position = servers.recover(error, loop)
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
         screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
@@ -144,7 +148,13 @@ def _connect(options: Options) -> Client | None:
     if options.stock:
         return None
     if options.in_process:
-        return Client.in_process(StorageSpec(options.storage, options.storage_path, options.storage_size))
+        storage = StorageSpec(
+            options.storage,
+            options.storage_path,
+            options.storage_size,
+            cache_bytes=options.storage_cache,
+        )
+        return Client.in_process(storage)
     token = ""
     if options.token_file is not None:
         try:
@@ -152,7 +162,11 @@ def _connect(options: Options) -> Client | None:
         except ValueError as error:
             raise RunError(str(error)) from error
     return Client(
-        options.servers, token=token, tls=options.tls, checkpoint_transfer=options.checkpoint_transfer
+        options.servers,
+        token=token,
+        tls=options.tls,
+        checkpoint_transfer=options.checkpoint_transfer,
+        job=options.job,
     )
 
 
@@ -165,6 +179,11 @@ def _refuse_trained(client: Client) -> None:
                     f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
                     "start fresh servers, or go on with the run that trained them by --resume"
                 )
+    if kept := client.checkpoints():
+        raise RunError(
+            f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
+            "another --storage-path, or go on with that run by --resume"
+        )
 
 
 def _check_export(options: Options) -> None:
@@ -204,7 +223,7 @@ def _message(error: OeError, options: Options) -> str:
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, ServerLost):
         return str(error)
-    last: Path | None = checkpoints.latest_path(options.run_dir)
+    last = newest(options.run_dir)
     if last is None:
         return f"{error} (no checkpoint was written yet: start the servers and run again)"
-    return f"{error} (the last checkpoint is {last.name}: start the servers and run again with --resume)"
+    return f"{error} (the last checkpoint is {last.path.name}: start the servers and run again with --resume)"

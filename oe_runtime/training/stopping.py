@@ -34,6 +34,10 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self._asked.is_set()
 
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until the run is asked to stop."""
+        self._asked.wait(seconds)
+
     def ask(self, reason: str) -> None:
         """Ask the run to stop after its current step."""
         self.reason = self.reason or reason

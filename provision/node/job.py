@@ -31,7 +31,8 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
     ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
-    (files that must be there), address and port (of a server; port 0: any). Gives ``servers``, the ready
+    (files that must be there), address and port (of a server; port 0: any, which it keeps when systemd starts
+    it again), fresh (what an earlier run left in its directories goes first). Gives ``servers``, the ready
     files' content with each server's name. CommandError says why not; then nothing of them is left behind.
     """
     with _alone(system):
@@ -46,13 +47,16 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         _check_port(system, item)
     again = bool(systemd.ours(system, os.path.basename(directory)))
     try:
+        for item in units:
+            if item.get("fresh"):
+                _remove_scratch(system, directory, item)
         more = [path for item in units for path in item["directories"]]
         prepare(system, directory, args["user"], args["token"], more)
         _record(system, directory, units)
         return {"servers": _start_units(system, args), "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
-        _stop(system, {"directory": directory, "units": names, "keep": again})
+        _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": again})
         raise
 
 
@@ -205,17 +209,24 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     system.check(["systemctl", "daemon-reload"])
     # What is wrong with a unit that does not start is told below, by its own last words.
     begun = system.run(["systemctl", "start"] + names, timeout=args["seconds"])
-    servers = []
+    servers, again = [], False
     deadline = time.time() + args["seconds"]
     for item in units:
         if item["role"] == "parameter_server":
             found = _wait_ready(system, item, ready[item["unit"]], deadline, args["seconds"])
             servers.append(dict(found, name=item["name"], unit=item["unit"]))
+            # Workers know the port that it got: there it must be again when systemd starts it anew.
+            pinned = re.sub(r"( --port) 0(?=\s)", r"\1 {}".format(found["port"]), item["text"], count=1)
+            if pinned != item["text"]:
+                system.write(systemd.path(item["unit"]), pinned)
+                again = True
         elif not begun.ok:
             unit = systemd.show(system, [item["unit"]])[item["unit"]]
             raise CommandError(
                 "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
             )
+    if again:
+        system.check(["systemctl", "daemon-reload"])
     return servers
 
 
@@ -250,7 +261,8 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """End units of the job, take them and what they kept away; done twice, the second does nothing.
 
     ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
-    directory. Gives ``stopped``: for each name, whether it ran, exit code, its last lines and last counters.
+    directory; ``keep_pools``: leave rows in persistent memory. Gives ``stopped``: for each name, whether it
+    ran, exit code, its last lines and last counters.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
     # A start of this job that still waits for its servers gives up when it sees this.
@@ -283,6 +295,9 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "log": systemd.journal(system, item["unit"], LOG_LINES),
             "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
         }
+    if args.get("keep_pools"):
+        for item in items:
+            item["directories"] = [path for path in item["directories"] if path.startswith(directory + "/")]
     _forget(system, directory, items, bool(args.get("keep")))
     return {"stopped": stopped, "removed": not system.exists(directory)}
 
@@ -298,7 +313,6 @@ def _end(system: System, names: List[str]) -> None:
 
 
 def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
-    job = os.path.basename(directory)
     known = [item["unit"] for item in items if system.exists(systemd.path(item["unit"]))]
     if known:
         system.run(["systemctl", "disable", "--no-reload", "--quiet"] + known)
@@ -307,17 +321,22 @@ def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: b
         system.check(["systemctl", "daemon-reload"])
         system.run(["systemctl", "reset-failed"] + known)
     for item in items:
-        for path in item["directories"]:
-            # Scratch of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME.
-            if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
-                shutil.rmtree(system.path(path), ignore_errors=True)
-                _rmdir(system, os.path.dirname(path))
+        _remove_scratch(system, directory, item)
     left = [item for item in recorded(system, directory) if item["unit"] not in [i["unit"] for i in items]]
     if left or keep:
         if system.exists(directory):
             system.write(os.path.join(directory, RECORD), json.dumps(left) + "\n", 0o600)
     elif system.exists(os.path.join(directory, RECORD)) and not system.list(os.path.join(directory, "run")):
         shutil.rmtree(system.path(directory), ignore_errors=True)
+
+
+def _remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
+    """Directories of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME."""
+    job = os.path.basename(directory)
+    for path in item["directories"]:
+        if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
+            shutil.rmtree(system.path(path), ignore_errors=True)
+            _rmdir(system, os.path.dirname(path))
 
 
 def _rmdir(system: System, path: str) -> None:

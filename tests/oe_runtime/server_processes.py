@@ -65,6 +65,8 @@ class Servers:
             of_storage = ["--storage", storage]
             if storage != "dram":
                 of_storage += ["--storage-path", str(directory / f"pool-{index}")]
+            if storage == "dram_pmem":
+                of_storage += ["--storage-cache", str(1 << 20)]
             self.servers.append(Server(directory, *of_storage, *flags, index=index, count=count))
 
     @property

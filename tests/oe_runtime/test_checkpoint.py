@@ -158,6 +158,10 @@ def test_verify_names_the_damaged_file(tmp_path, damage):
         ("[]", "lists no files"),
         (json.dumps({"format": 99, "step": 1, "files": {}}), "format is 99"),
         (json.dumps({"format": 1, "step": "x", "files": {}}), "step is 'x'"),
+        (json.dumps({"format": 1, "step": 1, "files": {"a": 3}}), "files: a: bytes is missing"),
+        (json.dumps({"format": 1, "step": 1, "files": {"a": {"bytes": 3}}}), "files: a: sha256 is missing"),
+        (json.dumps({"format": 1, "step": 1, "files": {"../a": {}}}), "files: ../a lies elsewhere"),
+        (json.dumps({"format": 1, "step": 1, "files": {}, "base": {"name": "/", "sha256": ""}}), "base is"),
     ],
 )
 def test_a_manifest_that_is_not_one(tmp_path, text, message):

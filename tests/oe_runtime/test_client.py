@@ -163,6 +163,10 @@ def test_rows_do_not_depend_on_servers_threads_or_storage(tmp_path):
     assert equal(train(Client.in_process(servers=2, threads=4)), wanted)
     pmem = StorageSpec("pmem_libpmem", str(tmp_path / "pool"))
     assert equal(train(Client.in_process(pmem)), wanted)
+    cached = StorageSpec("dram_pmem", str(tmp_path / "cached"), cache_bytes=1 << 20)
+    assert equal(train(Client.in_process(cached)), wanted)
+    memkind = StorageSpec("pmem_memkind", str(tmp_path / "memkind"))
+    assert equal(train(Client.in_process(memkind)), wanted)
     assert equal(
         train(Client.in_process(StorageSpec("pmem_libpmem", str(tmp_path / "3")), servers=3)), wanted
     )

@@ -55,9 +55,10 @@ def histogram(samples, name):
     return values[-1], samples[f"{name}_sum", frozenset()]
 
 
-def test_the_page_tells_what_the_server_did(tmp_path):
+@pytest.mark.parametrize("storage", ["dram", "dram_pmem"])
+def test_the_page_tells_what_the_server_did(tmp_path, storage):
     port = free_port()
-    servers = Servers(tmp_path, 1, "--metrics-port", str(port))
+    servers = Servers(tmp_path, 1, "--metrics-port", str(port), storage=storage)
     server = servers.servers[0]
     try:
         server.ready()
@@ -83,9 +84,17 @@ def test_the_page_tells_what_the_server_did(tmp_path):
         assert plain["oe_queued_requests"] == plain["oe_requests_in_flight_bytes"] == 0
         assert samples["oe_refusals_total", frozenset({("reason", "foreign")})] == 1
         assert samples["oe_refusals_total", frozenset({("reason", "token")})] == 0
-        assert samples["oe_memory_bytes", frozenset({("tier", "dram")})] == stats["memory"]["dram"] > 0
+        tier = "dram" if storage == "dram" else "pmem"
+        assert samples["oe_memory_bytes", frozenset({("tier", tier)})] == stats["memory"][tier] > 0
         for name, table in stats["tables"].items():
-            assert samples["oe_table_rows", frozenset({("table", name)})] == table["rows"]
+            labels = frozenset({("table", name)})
+            assert samples["oe_table_rows", labels] == table["rows"]
+            if storage == "dram":
+                continue
+            reads = [samples[f"oe_cache_{what}_total", labels] for what in ("hits", "misses")]
+            assert reads == [table["cache"]["hits"], table["cache"]["misses"]]
+        if storage == "dram_pmem":
+            assert sum(value for (name, _), value in samples.items() if name == "oe_cache_misses_total") > 0
         for name in ("pull", "push"):
             count, seconds = histogram(samples, f"oe_{name}_duration_seconds")
             assert count == 3
@@ -104,7 +113,7 @@ def test_names_of_tables_are_escaped():
         "index": 0,
         "count": 1,
         "storage": "dram",
-        "tables": [{"name": 'a"b\\c\nd', "rows": 5}],
+        "tables": [{"name": 'a"b\\c\nd', "job": "j", "rows": 5}],
         "memory": {"dram": 1, "pmem": 2, "index": 3, "rss": 4},
         "pulls": {"requests": 1, "keys": 2},
         "pushes": {"requests": 1, "keys": 2},
@@ -121,7 +130,7 @@ def test_names_of_tables_are_escaped():
         family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))
     }
     (sample,) = families["oe_table_rows"].samples
-    assert sample.labels == {"table": 'a"b\\c\nd'}
+    assert sample.labels == {"training_job": "j", "table": 'a"b\\c\nd'}
     assert families["oe_last_checkpoint_age_seconds"].samples[0].value == 10
     pull = {(s.name, s.labels.get("le")): s.value for s in families["oe_pull_duration_seconds"].samples}
     assert pull["oe_pull_duration_seconds_bucket", "0.5"] == 1

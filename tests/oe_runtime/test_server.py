@@ -211,10 +211,10 @@ def test_a_listener_that_never_says_a_word():
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"OEP\n\x03\x00\x01\x00" + bytes(16),  # version 3
-        b"OEP\n\x02\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
-        b"OEP\n\x02\x00\x01\x00\x05" + bytes(15),  # to request 5
-        b"OEP\n\x02\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
-        b"OEP\n\x02\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
+        b"OEP\n\x03\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
+        b"OEP\n\x03\x00\x01\x00\x05" + bytes(15),  # to request 5
+        b"OEP\n\x03\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
+        b"OEP\n\x03\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
     ],
 )
 def test_a_peer_that_talks_nonsense(reply):
@@ -323,6 +323,25 @@ def test_the_end_of_standard_input_ends_it(start):
     status, errors = server.wait()
     assert status == 0
     assert "parent" in errors
+
+
+def test_two_jobs_use_the_same_servers(start, tmp_path):
+    servers = start(2)
+    with Client(servers.endpoints, job="ctr") as one, Client(servers.endpoints, job="cvr") as other:
+        first, second = one.create_table(TableSpec("t", 4)), other.create_table(TableSpec("t", 2))
+        one.push(one.pull([np.arange(9)], [(first, 0)]), [np.ones((9, 4), np.float32)], 0.1)
+        for server in other.stats()["servers"]:
+            assert {job: list(tables) for job, tables in server["jobs"].items()} == {
+                "ctr": ["t"],
+                "cvr": ["t"],
+            }
+            assert server["tables"]["t"]["dim"] == 2
+            assert server["tables"]["t"]["version"] == 0
+        assert sum(s["tables"]["t"]["rows"] for s in one.stats()["servers"]) == 9
+        assert [entry["table"] for entry in one.save(tmp_path)] == ["t", "t"]
+        assert len(other.export_rows(second)[0]) == 0
+    with pytest.raises(SpecError, match="a job's name has up to 64 letters"):
+        Client(servers.endpoints, job="a/b")
 
 
 def test_a_client_may_end_the_servers(start):

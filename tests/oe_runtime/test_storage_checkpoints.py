@@ -8,9 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_processes import Servers
+from server_processes import Server, Servers
 
-from oe_runtime import CheckpointError, Client, OeError, SpecError, StorageError, StorageSpec, TableSpec
+from oe_runtime import (
+    CheckpointError,
+    Client,
+    OeError,
+    ServerLost,
+    SpecError,
+    StorageError,
+    StorageSpec,
+    TableSpec,
+)
 
 KEYS = np.arange(500, dtype=np.int64)
 SPEC = TableSpec("t", 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"})
@@ -70,6 +79,33 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
         table = client.create_table(SPEC)
         assert client.checkpoints() == []
         assert count(client, table) == 0
+
+
+def test_a_client_reconnects_to_a_server_that_came_back(tmp_path):
+    with running(tmp_path, "--storage-recover") as (servers, client):
+        table = client.create_table(SPEC)
+        push(client, table)
+        client.checkpoint(1, wait=True)
+        push(client, table)
+        pulled = client.pull([KEYS], [(table, 0)])
+        port = servers.servers[1].ready()["port"]
+        servers.servers[1].end()
+        servers.servers[1].ready_file.unlink()
+        for request in (lambda: client.pull_rows(table, KEYS), client.reconnect, client.checkpoints):
+            with pytest.raises(ServerLost):
+                request()
+        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+        servers.servers[1] = Server(tmp_path, *flags, "--port", str(port), index=1, count=2)
+        servers.servers[1].ready()
+        client.reconnect()
+        assert client.recover() == 1
+        assert count(client, table) == 1
+        with pytest.raises(SpecError, match="pulled by another client"):
+            client.push(pulled, [np.zeros((len(KEYS), 4), np.float32)], 1.0)
+        push(client, table)
+        assert count(client, table) == 2
+    with pytest.raises(SpecError, match="no servers to connect to"):
+        Client.in_process().reconnect()
 
 
 def test_another_table_of_that_name_is_refused(tmp_path):

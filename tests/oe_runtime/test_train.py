@@ -240,6 +240,8 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--stock", "--resume"], "--resume needs --run-dir"),
         (["--stock", "--storage", "dram"], "go with --in-process"),
         (["--in-process", "--storage", "pmem_libpmem"], "needs --storage-path"),
+        (["--in-process", "--storage", "dram_pmem", "--storage-path", "x"], "--storage-cache go together"),
+        (["--in-process", "--storage-cache", "1"], "--storage-cache go together"),
         (["--stock", "--token-file", "x"], "goes with --servers"),
         (["--stock", "--learning-rate", "-1"], "not a positive number"),
     ],

@@ -59,7 +59,7 @@ def test_one_and_three_servers_have_the_losses_of_none(
 def test_killed_worker_then_killed_server(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     server = ServerProcess(tmp_path / "server", storage="pmem_libpmem")
-    arguments = ("--servers", server.endpoint, "--checkpoint-steps", "5")
+    arguments = ("--servers", server.endpoint, "--checkpoint-steps", "5", "--server-wait", "0")
     worker = start(run_dir, *arguments)
     try:
         wait_for(lambda: 8 in losses(run_dir), worker)

@@ -47,18 +47,20 @@ def test_a_server_killed_in_the_middle_of_a_fetch_and_resumed_onto_one_and_three
     servers = [wire_server(home, i, 2) for i, home in enumerate(homes)]
     saves = reads = 0
 
-    def die_in_the_second_save(op: int) -> None:
+    def die_in_the_third_save(op: int) -> None:
         nonlocal saves, reads
         saves += op == SAVE
-        reads += saves == 2 and op == READ_FILE
+        reads += saves == 3 and op == READ_FILE
         if reads == 3:
             servers[1].process.kill()
 
-    relay = Relay(servers[1].endpoint, die_in_the_second_save)
+    relay = Relay(servers[1].endpoint, die_in_the_third_save)
     run_dir = tmp_path / "run"
     endpoints = f"{servers[0].endpoint},{relay.endpoint}"
     worker = start(
-        run_dir, "--servers", endpoints, "--checkpoint-transfer", "wire", "--checkpoint-steps", "5"
+        run_dir,
+        *("--servers", endpoints, "--checkpoint-transfer", "wire", "--checkpoint-steps", "5"),
+        *("--server-wait", "0"),
     )
     try:
         _, error = worker.communicate(timeout=120)
@@ -67,9 +69,10 @@ def test_a_server_killed_in_the_middle_of_a_fetch_and_resumed_onto_one_and_three
         assert len(error.splitlines()) == 1, error
         for part in ("error: ", relay.endpoint, "step-0000000005", "--resume"):
             assert part in error
-        assert [e["step"] for e in events(run_dir, "checkpoint")] == [5]
+        assert [e["step"] for e in events(run_dir, "checkpoint")] == [0, 5]
         # Nothing half-published on the worker, nothing kept on the server that lives.
-        assert os.listdir(run_dir / "checkpoints") == ["step-0000000005"]
+        names = sorted(os.listdir(run_dir / "checkpoints"))
+        assert names == ["step-0000000000", "step-0000000005"]
         checkpoint.verify(run_dir / "checkpoints" / "step-0000000005")
         wait_until_gone(homes[0])
     finally:

@@ -13,6 +13,9 @@ import json, os, signal, sys, threading
 ready, behaviour = sys.argv[1:3]
 if behaviour == "dies":
     sys.exit("warning: first\\nerror: port 7001 on 127.0.0.1 is taken")
+if behaviour == "comes-back-broken":
+    if os.path.exists(ready):
+        sys.exit("error: pool of table C1 is damaged")
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
 if behaviour != "silent":
@@ -62,6 +65,14 @@ for step in range(first + 1, 9):
             os.kill(int(open(os.path.join(run, "victim")).read()), signal.SIGKILL)
             say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
             sys.exit(1)
+        if behaviour == "outlives-server":
+            path = os.path.join(run, "victim")
+            victim = open(path).read()
+            os.kill(int(victim), signal.SIGKILL)
+            say("server_gone", endpoint="127.0.0.1:7001", message="the connection broke", wait_s=60)
+            while open(path).read() == victim and not stop.is_set():
+                time.sleep(0.02)
+            say("server_back", endpoint="127.0.0.1:7001", step=2, seconds=0.1)
         if behaviour == "loses-server":
             waiting = os.path.join(run, "waiting")
             open(waiting, "w").close()
@@ -92,7 +103,13 @@ def python(code: str, *words: str) -> list[str]:
 
 
 def make_job(
-    state_dir: Path, *, server: str = "good", worker: str = "good", servers: int = 1, storage: str = ""
+    state_dir: Path,
+    *,
+    server: str = "good",
+    worker: str = "good",
+    servers: int = 1,
+    storage: str = "",
+    server_wait: int = 0,
 ) -> Job:
     """A job directory whose processes are stand-ins with the given behaviour."""
     job = create(state_dir, "fake", datetime(2026, 11, 21, 12, 15))
@@ -114,7 +131,7 @@ def make_job(
             created="2026-11-21T12:15:00+00:00",
             cluster="local",
             inventory="inventory/local.yml",
-            settings={},
+            settings={"server_wait": server_wait},
             processes=processes,
         )
     )

@@ -28,6 +28,10 @@ class Cluster:
         self.directory = directory
         text = (REPOSITORY / "inventory" / "local.yml").read_text()
         (directory / "local.yml").write_text(text)
+        every = "    training_checkpoint_steps: 100\n"
+        more = "    training_server_wait: 0\n    training_checkpoint_rows: files\n"
+        assert every in text
+        (directory / "nowait.yml").write_text(text.replace(every, f"{every}{more}"))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OEPROV_")}
         self.environment = {**environment, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "400"}
         self.started: list[subprocess.Popen[str]] = []
@@ -121,7 +125,7 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     cluster.run("bootstrap", "-i", "local.yml", "--yes")
     long = ["--data", "generate:5000000", "--max-cardinality", "1000", "--batch-size", "256"]
     named = ["--checkpoint-steps", "10", "--name", "broken"]
-    command = cluster.start("launch-training", "-i", "local.yml", *long, *named)
+    command = cluster.start("launch-training", "-i", "nowait.yml", *long, *named)
     (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/broken-*/job.json")), command)
     job = Job(path.parent)
 
@@ -144,7 +148,7 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert "the worker says: parameter server 127.0.0.1:" in out
     assert_no_orphans(job)
 
-    command = cluster.start("resume", job.id)
+    command = cluster.start("resume", job.id, "--servers", "3")
     wait_for(lambda: len(events(job, "resume")) == 2 and len(events(job, "step")) > 3, command)
     command.send_signal(signal.SIGINT)
     out = cluster.finish(command, 130)
@@ -153,3 +157,32 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert f"stopped at step {saved[0]}, which is saved" in out
     assert events(job, "interrupted")[-1]["step"] == saved[0]
     assert_no_orphans(job)
+
+
+def test_killed_server_comes_back_and_the_job_is_done(cluster: Cluster) -> None:
+    cluster.run("bootstrap", "-i", "local.yml", "--yes")
+    data = ["--data", "generate:5000000", "--max-cardinality", "1000", "--batch-size", "256"]
+    named = ["--steps", "150", "--checkpoint-steps", "10", "--no-export", "--name", "survivor", "--json"]
+    command = cluster.start("launch-training", "-i", "local.yml", *data, *named)
+    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/survivor-*/job.json")), command)
+    job = Job(path.parent)
+    wait_for(lambda: len(events(job, "checkpoint")) > 1, command)
+    saved = events(job, "checkpoint")[-1]
+    assert saved["rows"] == "pool"
+    server = pid(job, "server-1")
+    pools = Path(job.spec().processes[1].pools)
+    assert list(pools.glob("*.pool"))
+    os.kill(server, signal.SIGKILL)
+    out = cluster.finish(command, 0)
+    for words in ("server-1 on localhost is gone: it was killed by signal 9", "was started again", "is back"):
+        assert words in out
+    report = json.loads(out.splitlines()[-1])
+    assert (report["state"], report["step"]) == ("done", 150)
+    (back,) = events(job, "server_back")
+    assert back["step"] >= saved["step"]
+    steps = [event["step"] for event in events(job, "step")]
+    assert steps[-1] == 150
+    assert events(job, "checkpoint")[-1]["rows"] == "files"
+    assert pid(job, "server-1") != server
+    assert_no_orphans(job)
+    assert not pools.parent.exists(), "a job that is done leaves nothing on persistent memory"

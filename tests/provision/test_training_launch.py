@@ -86,6 +86,7 @@ class TestRefusals:
             ({"servers": 65}, "--servers: found 65"),
             ({"run_name": "../x"}, "--name: found '../x'"),
             ({"resume": ""}, "no job in"),
+            ({"resume": "", "servers": 65}, "--servers: found 65"),
         ],
     )
     def test_options(self, state_dir: Path, options: dict[str, object], words: str) -> None:
@@ -122,7 +123,7 @@ class TestRefusals:
 
     def test_resume_keeps_its_settings(self, state_dir: Path) -> None:
         words = "--resume goes on with the settings of the job; leave out --dim, --storage"
-        refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram"), words)
+        refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram", servers=2), words)
 
 
 def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_command_lines(state_dir: Path) -> None:
     assert first.argv[1:3] == ["-m", "oe_runtime.server"]
     flags = dict(zip(second.argv, second.argv[1:], strict=False))
     assert (flags["--port"], flags["--index"], flags["--count"]) == ("7001", "1", "2")
-    assert flags["--storage-path"] == str(state_dir / "pmem0" / "server-1")
+    assert flags["--storage-path"] == str(state_dir / "pmem0" / job.id / "server-1")
     assert flags["--storage-size"] == str(2 << 30)
     assert (flags["--metrics-host"], flags["--metrics-port"]) == ("127.0.0.1", "9501")
     assert flags["--tls"] == "off"
@@ -197,7 +198,15 @@ def test_launch_stop_and_resume(
 
     command = training.resume_command(job, state_dir)
     assert command == f"oeprov resume {job.id} --state-dir {state_dir}"
-    assert training.launch(found, LaunchOptions(resume=""), state_dir=state_dir) == 0
+    manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
+    files = manifest.read_text()
+    manifest.write_text(json.dumps({"pool": {"servers": 2}}))
+    with pytest.raises(TrainingError, match="lie in the pools of 2 servers, which 3 cannot open"):
+        training.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+    manifest.write_text(files)
+    assert training.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
+    servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
+    assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
     shown = capsys.readouterr().out
     assert "goes on from step 3" in shown
     assert f"{job.id} is done" in shown

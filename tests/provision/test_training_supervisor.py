@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_processes import make_job
 
 from provision.child import StopRequest
+from provision.fleet import HostServer
 from provision.jobs import Job
 from provision.metrics import Event
 from provision.node import process
@@ -103,6 +105,100 @@ def test_server_killed(tmp_path: Path) -> None:
     assert "killed by signal 9 (SIGKILL)" in outcome.message
     assert "the worker says: lost server 127.0.0.1:7001 after step 3" in outcome.message
     assert_nothing_left(job)
+
+
+def lose_server(job: Job, limits: Limits) -> tuple[Outcome, list[Event]]:
+    """A run whose worker kills its server and waits for another one."""
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if event["event"] in ("server", "server_restarted"):
+            (job.run_dir / "victim.new").write_text(str(event["pid"]))
+            (job.run_dir / "victim.new").replace(job.run_dir / "victim")
+
+    return Supervisor(job, on_event, StopRequest(), limits).run(), events
+
+
+def test_killed_server_is_started_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="outlives-server", server_wait=60)
+    outcome, events = lose_server(job, QUICK)
+    assert outcome == Outcome("done", "training is done", 0)
+    kinds = [event["event"] for event in events]
+    for kind in ("server_lost", "server_restarted", "server_gone", "server_back"):
+        assert kinds.count(kind) == 1
+    lost = events[kinds.index("server_lost")]
+    assert lost["message"] == "was killed by signal 9 (SIGKILL)"
+    again = events[kinds.index("server_restarted")]
+    assert again["endpoint"] == "127.0.0.1:7001"
+    assert job.state().processes[0].pid == again["pid"]
+    assert_nothing_left(job)
+
+
+def test_server_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
+    job = make_job(tmp_path, server="comes-back-broken", worker="outlives-server", server_wait=60)
+    spec = job.spec()
+    worker = spec.processes[1].model_copy(update={"argv": [*spec.processes[1].argv[:-1], "waits"]})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], worker]}))
+
+    def kill_server() -> None:
+        until(job.run_dir / "waiting")
+        os.kill(job.state().processes[0].pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_server)
+    thread.start()
+    outcome, events = supervise(job, limits=replace(QUICK, restarts=2, restart_pause=0.05))
+    thread.join()
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert "ended with exit status 1: pool of table C1 is damaged" in outcome.message
+    assert "(it was started again 2 times before)" in outcome.message
+    assert [event["event"] for event in events].count("server_restarted") == 2
+    assert_nothing_left(job)
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_unit_that_systemd_has_started_again(tmp_path: Path, *, waited_for: bool) -> None:
+    spec = make_job(tmp_path).spec().processes[0].model_copy(update={"unit": "oeprov-j-server-0.service"})
+    server = HostServer(spec, 811, 5, "boot-1", "10.0.0.1:7001", waited_for)
+    answer = {"up": True, "pid": 811, "started": 5, "how": "", "exit_code": None}
+    server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    assert (server.poll(), server.pid) == (None, 811)
+    answer.update(pid=900, started=77, how="its process ended (code=killed, status=9/KILL)")
+    server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    if waited_for:
+        assert (server.poll(), server.state().pid, server.state().started) == (None, 900, 77)
+        answer.update(up=False, exit_code=-9)
+        server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
+    assert server.poll() is not None
+    assert server.how_it_ended() == "is gone: its process ended (code=killed, status=9/KILL)"
+
+
+def test_pools_stay_for_those_who_go_on(tmp_path: Path) -> None:
+    """The rows of a stopped job stay on persistent memory, those of one that is done go; never others'."""
+    job, stop = make_job(tmp_path, worker="waits"), StopRequest()
+    mine, other = tmp_path / "pmem" / job.id / "server-0", tmp_path / "pmem" / "other" / "server-0"
+    for path in (mine, other):
+        path.mkdir(parents=True)
+    spec = job.spec()
+    server = spec.processes[0].model_copy(update={"pools": str(mine)})
+    job.write_spec(spec.model_copy(update={"processes": [server, spec.processes[1]]}))
+
+    def fill_and_stop() -> None:
+        until(job.run_dir / "waiting")
+        mine.mkdir()
+        (mine / "pool").touch()
+        stop.ask()
+
+    thread = threading.Thread(target=fill_and_stop)
+    thread.start()
+    outcome, _ = supervise(job, stop=stop)
+    thread.join()
+    assert outcome.phase == "interrupted"
+    assert (mine / "pool").exists(), "what was there before the job began is gone, this is not"
+    outcome, _ = supervise(job, resume=True)
+    assert outcome.phase == "done"
+    assert not mine.parent.exists()
+    assert other.is_dir()
 
 
 def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -102,10 +102,11 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
                                 double timeout, unsigned threads, bool wire_checkpoints,
-                                const std::string& tls) {
+                                const std::string& tls, const std::string& job) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;
+  options.job = job;
   options.tls = ParseTlsMode(tls);
   options.timeout = timeout;
   options.wire_checkpoints = wire_checkpoints;
@@ -154,7 +155,7 @@ void BindClient(py::module_& module) {
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
-                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"))
+                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"))
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {
@@ -168,16 +169,19 @@ void BindClient(py::module_& module) {
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))
       .def("save",
-           [](Client& client, const std::string& directory) {
-             return Released([&] { return client.Save(directory).dump(); });
+           [](Client& client, const std::string& directory, const std::string& since) {
+             return Released([&] { return client.Save(directory, since).dump(); });
            })
       .def("restore",
-           [](Client& client, const std::string& directory) { Released([&] { client.Restore(directory); }); })
+           [](Client& client, const std::vector<std::string>& directories) {
+             Released([&] { client.Restore(directories); });
+           })
       .def("checkpoint",
            [](Client& client, uint64_t id, bool wait) { Released([&] { client.Checkpoint(id, wait); }); })
       .def("checkpoints", [](Client& client) { return Released([&] { return client.Checkpoints(); }); })
       .def("recover", [](Client& client,
                          std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
+      .def("evict", [](Client& client) { return Released([&] { return client.Evict(); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });

@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of oe_runtime. Use oe_runtime.Client and python -m oe_runtime.server.";
   oe::BindErrors();
+  oe::BindCheckpoint(module);
   oe::BindClient(module);
   oe::BindServer(module);
   oe::BindStrings(module);

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "oe_runtime/core/common/error.h"
 
@@ -21,7 +20,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::array<char, 8> kMagic = {'O', 'E', 'T', 'A', 'B', 'L', 'E', '\n'};
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFull = 1;
+constexpr uint32_t kIncrement = 2;
 constexpr uint32_t kLargestHeader = 1U << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr size_t kLargestBlockBytes = size_t{64} << 20;
@@ -43,10 +43,14 @@ uint64_t FileSize(int descriptor, const std::string& file) {
 }
 
 std::string HeaderText(const TableFileInfo& info, uint64_t block_rows) {
-  return json{{"table", info.spec},      {"server", info.shard.server}, {"servers", info.shard.servers},
-              {"version", info.version}, {"rows", info.rows},           {"row_floats", info.row_floats},
-              {"block_rows", block_rows}}
-      .dump();
+  json header = {{"table", info.spec},      {"server", info.shard.server}, {"servers", info.shard.servers},
+                 {"version", info.version}, {"rows", info.rows},           {"row_floats", info.row_floats},
+                 {"block_rows", block_rows}};
+  if (info.base) {
+    header["base"] = *info.base;
+    header["tombstones"] = info.tombstones;
+  }
+  return header.dump();
 }
 
 }  // namespace
@@ -80,53 +84,16 @@ TableFileInfo VerifyTableFile(const std::string& file) {
   return reader.info();
 }
 
-std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_floats,
-                                           const std::vector<std::string>& files) {
-  if (files.empty()) throw CheckpointError("table '" + spec.name + "': there is no file to restore it from");
-  std::vector<TableFileInfo> infos;
-  std::set<uint32_t> seen;
-  for (const std::string& file : files) {
-    infos.push_back(ReadTableFileInfo(file));
-    const TableFileInfo& info = infos.back();
-    const TableFileInfo& first = infos.front();
-    TableSpec saved = info.spec;
-    saved.nonfinite_gradients = spec.nonfinite_gradients;  // how it goes on, not what is in the file
-    if (const auto difference = Difference(saved, spec)) {
-      throw CheckpointError(file + ": '" + difference->field + "' was " + difference->left + " when table '" +
-                            info.spec.name + "' was saved, but table '" + spec.name + "' has " +
-                            difference->right);
-    }
-    if (info.row_floats != row_floats) {
-      throw CheckpointError(file + ": 'row_floats' is " + std::to_string(info.row_floats) + ", but table '" +
-                            spec.name + "' has " + std::to_string(row_floats));
-    }
-    if (info.shard.servers != first.shard.servers) {
-      throw CheckpointError(file + ": 'servers' is " + std::to_string(info.shard.servers) + ", but " +
-                            first.file + " has " + std::to_string(first.shard.servers) +
-                            "; they are of different checkpoints");
-    }
-    if (info.version != first.version) {
-      throw CheckpointError(file + ": 'version' is " + std::to_string(info.version) + ", but " + first.file +
-                            " has " + std::to_string(first.version) + "; they are of different checkpoints");
-    }
-    if (!seen.insert(info.shard.server).second) {
-      throw CheckpointError(file + ": 'server' is " + std::to_string(info.shard.server) +
-                            ", of which there is a file already");
-    }
-  }
-  for (uint32_t server = 0; server < infos.front().shard.servers; ++server) {
-    if (seen.count(server) == 0) {
-      throw CheckpointError("table '" + spec.name + "': the file of server " + std::to_string(server) +
-                            " of " + std::to_string(infos.front().shard.servers) + " is missing (beside " +
-                            files.front() + ")");
-    }
-  }
-  return infos;
+std::string HexText(uint64_t value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
+  return text;
 }
 
 uint64_t TableFileBytes(const TableFileInfo& info) {
-  return kMagic.size() + sizeof(kFormat) + sizeof(uint32_t) + HeaderText(info, BlockRows(info)).size() +
-         2 * sizeof(uint64_t) + info.rows * RowBytes(info);
+  return kMagic.size() + 2 * sizeof(uint32_t) + HeaderText(info, BlockRows(info)).size() +
+         2 * sizeof(uint64_t) + info.tombstones * sizeof(Key) + info.rows * RowBytes(info);
 }
 
 TableFileEncoder::TableFileEncoder(const TableFileInfo& info, Sink sink)
@@ -139,8 +106,9 @@ TableFileEncoder::TableFileEncoder(const TableFileInfo& info, Sink sink)
   info_.bytes = 0;
   const std::string header = HeaderText(info_, block_rows_);
   const auto size = static_cast<uint32_t>(header.size());
+  const uint32_t format = info.base ? kIncrement : kFull;
   Write(kMagic.data(), kMagic.size());
-  Write(&kFormat, sizeof(kFormat));
+  Write(&format, sizeof(format));
   Write(&size, sizeof(size));
   Write(header.data(), header.size());
   const uint64_t checksum = XXH3_64bits_digest(hash_.get());
@@ -206,9 +174,9 @@ TableFileReader::TableFileReader(const std::string& file)
   if (magic != kMagic)
     throw CheckpointError(file + " is not a table file: its first 8 bytes are not OETABLE");
   Read(&format, sizeof(format));
-  if (format != kFormat) {
+  if (format != kFull && format != kIncrement) {
     throw CheckpointError(file + " has the table file format " + std::to_string(format) +
-                          "; this version reads " + std::to_string(kFormat));
+                          "; this version reads 1 and 2");
   }
   Read(&size, sizeof(size));
   if (size > kLargestHeader || info_.bytes < kFixed + size + 2 * sizeof(uint64_t)) {
@@ -230,31 +198,37 @@ TableFileReader::TableFileReader(const std::string& file)
     info_.rows = fields.at("rows").get<uint64_t>();
     info_.row_floats = fields.at("row_floats").get<uint64_t>();
     block_rows_ = fields.at("block_rows").get<uint64_t>();
+    if (format == kIncrement) {
+      info_.base = fields.at("base").get<uint64_t>();
+      info_.tombstones = fields.at("tombstones").get<uint64_t>();
+    }
   } catch (const std::exception& error) {
     throw CheckpointError(file + ": its header cannot be used: " + error.what());
   }
   // The header's checksum is right, so what follows guards against a writer's mistake, not against damage.
   if (info_.shard.servers == 0 || info_.shard.server >= info_.shard.servers ||
       info_.row_floats < info_.spec.dim || info_.row_floats > uint64_t{16} * kLargestDim ||
-      block_rows_ == 0 ||
-      block_rows_ > kLargestBlockBytes / (sizeof(Key) + info_.row_floats * sizeof(float))) {
+      block_rows_ == 0 || block_rows_ > kLargestBlockBytes / RowBytes(info_)) {
     Damaged(file, "its header contradicts itself");
   }
-  const uint64_t row_bytes = sizeof(Key) + info_.row_floats * sizeof(float);
+  const uint64_t row_bytes = RowBytes(info_);
   const uint64_t content = info_.bytes - kFixed - size - 2 * sizeof(uint64_t);
-  if (info_.rows != content / row_bytes || content % row_bytes != 0) {
+  const uint64_t most = content / sizeof(Key);
+  const uint64_t of_rows = info_.tombstones > most ? 0 : content - info_.tombstones * sizeof(Key);
+  if (info_.tombstones > most || info_.rows != of_rows / row_bytes || of_rows % row_bytes != 0) {
     Damaged(file, "its header promises " + std::to_string(info_.rows) + " rows of " +
-                      std::to_string(row_bytes) + " bytes, but " + std::to_string(content) +
-                      " bytes are there");
+                      std::to_string(row_bytes) + " bytes" +
+                      (info_.base ? " and " + std::to_string(info_.tombstones) + " tombstones" : "") +
+                      ", but " + std::to_string(content) + " bytes are there");
   }
   if (::pread(in_.get(), &info_.checksum, sizeof(uint64_t),
               static_cast<off_t>(info_.bytes - sizeof(uint64_t))) != static_cast<ssize_t>(sizeof(uint64_t))) {
     throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));
   }
   left_ = info_.rows;
-  const uint64_t most = std::min(block_rows_, left_);
-  keys_.resize(most);
-  rows_.resize(most * info_.row_floats);
+  left_tombstones_ = info_.tombstones;
+  keys_.resize(std::min(block_rows_, std::max(left_, left_tombstones_)));
+  rows_.resize(std::min(block_rows_, left_) * info_.row_floats);
 }
 
 void TableFileReader::Read(void* data, size_t size) {
@@ -273,7 +247,17 @@ void TableFileReader::Read(void* data, size_t size) {
   (void)XXH3_64bits_update(hash_.get(), data, size);
 }
 
+size_t TableFileReader::NextTombstones() {
+  const auto n = static_cast<size_t>(std::min(block_rows_, left_tombstones_));
+  if (n == 0) return 0;
+  Read(keys_.data(), n * sizeof(Key));
+  left_tombstones_ -= n;
+  return n;
+}
+
 size_t TableFileReader::NextBlock() {
+  while (NextTombstones() > 0) {
+  }
   if (left_ == 0) {
     if (finished_) return 0;
     const uint64_t expected = XXH3_64bits_digest(hash_.get());

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,27 +17,35 @@
 
 namespace oe {
 
-// A table file: one server's part of one table. Little-endian, no padding:
+// A table file: one server's part of one table, or (format 2, an increment) what changed in it since another
+// file of the same server. Little-endian, no padding:
 //
 //   "OETABLE\n"           8 bytes
-//   format version        u32 (1)
+//   format                u32, 1 (all rows) or 2 (an increment)
 //   header size           u32
 //   header                JSON: {"table": spec, "server", "servers", "version", "rows", "row_floats",
-//   "block_rows"} header checksum       u64, XXH3-64 of all bytes before it blocks                of
-//   block_rows rows, the last one shorter: keys (u64 each), then the rows (row_floats
+//                         "block_rows"}, and in an increment "base", the checksum of the file that it
+//                         follows, and "tombstones", how many keys were erased since
+//   header checksum       u64, XXH3-64 of all bytes before it
+//   tombstones            u64 each: keys of the base that may have a row there and have none now
+//   blocks                of block_rows rows, the last one shorter: keys (u64 each), then the rows
+//   (row_floats
 //                         float32 each: weights, then the optimizer's slots)
 //   checksum              u64, XXH3-64 of all bytes before it
 //
-// The size of the file follows from the header. Rows are in no particular order.
+// The size of the file follows from the header. Rows are in no particular order. Files without a base are
+// written in format 1, which the first version of this reader knew.
 struct TableFileInfo {
   std::string file;
   TableSpec spec;
   ShardInfo shard;
   uint64_t version = 0;  // pushes when it was saved
-  uint64_t rows = 0;
+  uint64_t rows = 0;     // in the file
   uint64_t row_floats = 0;
-  uint64_t bytes = 0;     // of the file
-  uint64_t checksum = 0;  // the last 8 bytes; from ReadTableFileInfo not compared with the content
+  std::optional<uint64_t> base;  // of an increment: the checksum of the file that it follows
+  uint64_t tombstones = 0;       // of an increment: keys erased since
+  uint64_t bytes = 0;            // of the file
+  uint64_t checksum = 0;         // the last 8 bytes; from ReadTableFileInfo not compared with the content
 };
 
 // Reads and checks the header and the size. Throws CheckpointError naming the file and what is wrong with it.
@@ -45,29 +54,29 @@ TableFileInfo ReadTableFileInfo(const std::string& file);
 // Reads everything and compares the checksum too.
 TableFileInfo VerifyTableFile(const std::string& file);
 
-// The headers of `files`, after checking that they are every server's file of one saved table whose spec is
-// `spec` and whose rows have `row_floats` floats. Throws CheckpointError naming the file and the field with
-// both values.
-std::vector<TableFileInfo> CheckTableFiles(const TableSpec& spec, size_t row_floats,
-                                           const std::vector<std::string>& files);
+// What errors say of a file without a base that is missing or another one: its checksum in hexadecimal
+// digits.
+std::string HexText(uint64_t value);
 
 // Writes all of it; the CheckpointError of a failure names `file`.
 void WriteFully(int descriptor, const void* data, size_t size, const std::string& file);
 // Syncs an open file and gives it its name.
 void PublishFile(int descriptor, const std::string& temporary, const std::string& file);
 
-// How many bytes the file of `info` (its spec, shard, version, rows and row_floats must be set) will have.
+// How many bytes the file of `info` (everything but file, bytes and checksum must be set) will have.
 uint64_t TableFileBytes(const TableFileInfo& info);
 
 // Turns a table into the bytes of its file, in order and block by block; `sink` takes them.
 class TableFileEncoder {
  public:
   using Sink = std::function<void(const void* data, size_t size)>;
-  // Begins with the header. Of `info` the spec, shard, version, rows and row_floats must be set.
+  // Begins with the header. Of `info` everything but file, bytes and checksum must be set.
   TableFileEncoder(const TableFileInfo& info, Sink sink);
 
   // Rows that every block but the last must have.
   size_t block_rows() const { return block_rows_; }
+  // All info.tombstones of them, before the first block.
+  void WriteTombstones(const Key* keys, size_t n) { Write(keys, n * sizeof(Key)); }
   void WriteBlock(const Key* keys, const float* rows, size_t n);
   // Ends with the checksum; bytes and checksum of the result are set.
   TableFileInfo Finish();
@@ -91,6 +100,7 @@ class TableFileWriter {
   TableFileWriter& operator=(const TableFileWriter&) = delete;
 
   size_t block_rows() const { return encoder_->block_rows(); }
+  void WriteTombstones(const Key* keys, size_t n) { encoder_->WriteTombstones(keys, n); }
   void WriteBlock(const Key* keys, const float* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
   TableFileInfo Finish();
 
@@ -111,6 +121,9 @@ class TableFileReader {
 
   const TableFileInfo& info() const { return info_; }
 
+  // Reads the next tombstones into keys(); 0 after the last. Before the first block, which passes over the
+  // rest.
+  size_t NextTombstones();
   // Reads the next block; 0 rows after the last, and then the checksum has been compared. Nothing that came
   // before may be trusted until then.
   size_t NextBlock();
@@ -124,7 +137,8 @@ class TableFileReader {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash_;
   File in_;
   uint64_t block_rows_ = 0;
-  uint64_t left_ = 0;  // rows not yet read
+  uint64_t left_tombstones_ = 0;  // not yet read
+  uint64_t left_ = 0;             // rows not yet read
   bool finished_ = false;
   std::vector<Key> keys_;
   std::vector<float> rows_;

@@ -143,9 +143,9 @@ TEST_F(TableFileTest, OtherFilesAreNotTableFiles) {
   WriteAll(copy, std::string(1000, 'x'));
   EXPECT_EQ(Refusal({copy}), copy + " is not a table file: its first 8 bytes are not OETABLE");
   std::string newer = content_;
-  newer[8] = 2;
+  newer[8] = 3;
   WriteAll(copy, newer);
-  EXPECT_EQ(Refusal({copy}), copy + " has the table file format 2; this version reads 1");
+  EXPECT_EQ(Refusal({copy}), copy + " has the table file format 3; this version reads 1 and 2");
   EXPECT_EQ(Refusal({directory_.path()}).find("cannot read " + directory_.path()), 0U);
 }
 

@@ -19,8 +19,9 @@ namespace oe {
 struct ServerBatch {
   std::vector<BatchEntry> entries;
   std::vector<KeyBlock> blocks;
-  std::vector<float*> values;  // per entry: where its rows go (pull), where its gradients are (push)
-  std::vector<size_t> floats;  // per entry: how many
+  std::vector<float*> values;           // per entry: where its rows go (pull), where its gradients are (push)
+  std::vector<size_t> floats;           // per entry: how many
+  std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
 };
 
 class Backend {
@@ -34,12 +35,14 @@ class Backend {
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
-  virtual nlohmann::json Save(const std::string& directory) = 0;  // an array, see Store::Save
-  virtual void Restore(const std::string& directory) = 0;
+  // An array, see Store::Save. `since` is the directory of the last save, or empty.
+  virtual nlohmann::json Save(const std::string& directory, const std::string& since) = 0;
+  virtual void Restore(const std::vector<std::string>& directories) = 0;
   // As Store's, on every server; Checkpoints() are those that all servers have.
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
   virtual void Recover(uint64_t id) = 0;
+  virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client
@@ -54,6 +57,7 @@ std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t se
 struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
+  std::string job;               // whose tables this client works on; the servers' other jobs have their own
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
   double timeout = 60;           // seconds that a server may take to answer
   // Whether checkpoints travel over the connections, between directories that only one side each can see.

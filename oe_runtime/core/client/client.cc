@@ -112,6 +112,33 @@ std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vecto
   return batches;
 }
 
+std::vector<std::vector<uint32_t>> Client::AddCounts(const BatchPlan& plan,
+                                                     std::vector<ServerBatch>* batches) const {
+  std::vector<std::vector<uint32_t>> counts(plan.groups.size());
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const PlannedGroup& group = plan.groups[g];
+    std::vector<bool> wanted(group.tables.size());
+    for (size_t t = 0; t < group.tables.size(); ++t) {
+      const TableSpec& spec = tables_[group.tables[t].table];
+      wanted[t] = CountsKeys(spec.admission, spec.eviction);
+      if (wanted[t]) counts[g].resize(group.rows);
+    }
+    for (const PlannedLookup& lookup : group.lookups) {
+      if (!wanted[lookup.table]) continue;
+      const int32_t* rows = group.inverse.data() + lookup.offset;
+      for (size_t i = 0; i < lookup.size; ++i) ++counts[g][static_cast<size_t>(rows[i])];
+    }
+    for (uint32_t server = 0; server < plan.servers; ++server) {
+      for (size_t t = 0; t < group.tables.size(); ++t) {
+        (*batches)[server].counts.push_back(wanted[t] ? counts[g].data() + group.tables[t].offsets[server]
+                                                      : nullptr);
+      }
+    }
+  }
+  return counts;
+}
+
 std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
                                           const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
   std::vector<TableSpec> tables;
@@ -188,7 +215,8 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
     if (!summed) SumTable(group, work[i].table, plan, gradients[g].data, places[g]);
     if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
-  const std::vector<ServerBatch> batches = Batches(plan, places, rates);
+  std::vector<ServerBatch> batches = Batches(plan, places, rates);
+  const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
   const std::lock_guard<std::mutex> request(request_mutex_);
   backend_->Push(batches);
 }
@@ -230,14 +258,14 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
   }
 }
 
-nlohmann::json Client::Save(const std::string& directory) {
+nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
-  return backend_->Save(directory);
+  return backend_->Save(directory, since);
 }
 
-void Client::Restore(const std::string& directory) {
+void Client::Restore(const std::vector<std::string>& directories) {
   const std::lock_guard<std::mutex> request(request_mutex_);
-  backend_->Restore(directory);
+  backend_->Restore(directories);
 }
 
 std::vector<Key> Client::Keys(uint32_t table) {
@@ -285,6 +313,11 @@ uint64_t Client::Recover(std::optional<uint64_t> id) {
 nlohmann::json Client::Stats() {
   const std::lock_guard<std::mutex> request(request_mutex_);
   return backend_->Stats();
+}
+
+uint64_t Client::Evict() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->Evict();
 }
 
 void Client::Shutdown() {

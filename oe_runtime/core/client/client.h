@@ -57,14 +57,17 @@ class Client {
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
 
-  nlohmann::json Save(const std::string& directory);
-  void Restore(const std::string& directory);
+  nlohmann::json Save(const std::string& directory, const std::string& since = "");
+  void Restore(const std::vector<std::string>& directories);
+  void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
   // Checkpoints in the storage of the servers (Store::Checkpoint).
   void Checkpoint(uint64_t id, bool wait);
   // Those that every table of every server has, ascending.
   std::vector<uint64_t> Checkpoints();
   // All go back to `id`, or without one to the newest that all have. Throws CheckpointError if there is none.
   uint64_t Recover(std::optional<uint64_t> id);
+  // Table::Evict of every table on every server; how many rows went.
+  uint64_t Evict();
   nlohmann::json Stats();
   void Shutdown();
   void Close();
@@ -75,6 +78,10 @@ class Client {
   // group.
   std::vector<ServerBatch> Batches(const BatchPlan& plan, const std::vector<float*>& groups,
                                    const std::vector<double>& learning_rates) const;
+  // Adds to `batches` how often each key is in the lookups, for the tables that count; returns what they
+  // point to.
+  std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
+                                               std::vector<ServerBatch>* batches) const;
 
   ThreadPool pool_;
   std::unique_ptr<Backend> backend_;

@@ -16,7 +16,8 @@ std::vector<TablePart<Float>> PartsOf(const ServerBatch& batch) {
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BatchEntry& entry = batch.entries[i];
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, batch.values[i], entry.learning_rate});
+    const uint32_t* counts = batch.counts.empty() ? nullptr : batch.counts[i];
+    parts.push_back({entry.table, block.keys, block.size, batch.values[i], entry.learning_rate, counts});
   }
   return parts;
 }
@@ -71,18 +72,20 @@ class LocalBackend : public Backend {
     return all;
   }
 
-  nlohmann::json Save(const std::string& directory) override {
+  nlohmann::json Save(const std::string& directory, const std::string& since) override {
     CheckOpen();
+    const nlohmann::json checksums =
+        since.empty() ? nlohmann::json::object() : TableChecksums(since, stores_.front()->TableNames());
     nlohmann::json all = nlohmann::json::array();
     for (const auto& store : stores_) {
-      for (auto& entry : store->Save(directory)) all.push_back(std::move(entry));
+      for (auto& entry : store->Save(directory, checksums)) all.push_back(std::move(entry));
     }
     return all;
   }
 
-  void Restore(const std::string& directory) override {
+  void Restore(const std::vector<std::string>& directories) override {
     CheckOpen();
-    for (const auto& store : stores_) store->Restore(directory);
+    for (const auto& store : stores_) store->Restore(directories);
   }
 
   void Checkpoint(uint64_t id, bool wait) override {
@@ -101,6 +104,13 @@ class LocalBackend : public Backend {
   void Recover(uint64_t id) override {
     CheckOpen();
     for (const auto& store : stores_) store->Recover(id);
+  }
+
+  uint64_t Evict() override {
+    CheckOpen();
+    uint64_t evicted = 0;
+    for (const auto& store : stores_) evicted += store->Evict();
+    return evicted;
   }
 
   nlohmann::json Stats() override {

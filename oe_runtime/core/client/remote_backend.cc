@@ -8,6 +8,7 @@
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/client/transfer.h"
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -54,6 +55,7 @@ class RemoteBackend : public Backend {
         exchanger_(&io_, options.check_interrupt) {
     if (!std::isfinite(timeout_) || timeout_ <= 0) throw SpecError("the timeout must be more than 0 seconds");
     if (options.token.size() > 1024) throw SpecError("the token is longer than 1024 bytes");
+    CheckJobName(options.job);
     if (options.endpoints.empty()) throw SpecError("no server is given");
     std::vector<HostPort> places;
     for (const std::string& endpoint : options.endpoints) {
@@ -76,7 +78,7 @@ class RemoteBackend : public Backend {
       peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
     }
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
-    SayHello(options.token);
+    SayHello(options.token, options.job);
   }
 
   uint32_t servers() const override { return static_cast<uint32_t>(peers_.size()); }
@@ -111,6 +113,11 @@ class RemoteBackend : public Backend {
       EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       for (const auto& [data, size] : Pieces(batches[s])) calls[s].body.push_back(asio::buffer(data, size));
+      for (size_t i = 0; i < batches[s].counts.size(); ++i) {
+        if (batches[s].counts[i] == nullptr) continue;
+        const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
+        if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
+      }
     }
     Run(Op::kPush, &calls, timeout_);
     RaiseErrors(calls, true);
@@ -132,14 +139,22 @@ class RemoteBackend : public Backend {
     return all;
   }
 
-  json Save(const std::string& directory) override {
+  json Save(const std::string& directory, const std::string& since) override {
+    json request = json::object();
+    if (!since.empty()) {
+      std::vector<std::string> tables;
+      tables.reserve(tables_.size());
+      for (const auto& [name, spec] : tables_) tables.push_back(name);
+      request["since"] = TableChecksums(since, tables);
+    }
     const double timeout = std::max(timeout_, kLongTimeout);
     std::vector<json> replies;
     if (!wire_checkpoints_) {
-      replies = AskAll(Op::kSave, json{{"directory", directory}}.dump(), timeout);
+      request["directory"] = directory;
+      replies = AskAll(Op::kSave, request.dump(), timeout);
     } else {
       Transfer([&](const Ask& ask) {
-        replies = AskAll(Op::kSave, "{}", timeout);
+        replies = AskAll(Op::kSave, request.dump(), timeout);
         FetchTables(replies, directory, ask, pool_);
       });
     }
@@ -150,14 +165,14 @@ class RemoteBackend : public Backend {
     return all;
   }
 
-  void Restore(const std::string& directory) override {
+  void Restore(const std::vector<std::string>& directories) override {
     const double timeout = std::max(timeout_, kLongTimeout);
     if (!wire_checkpoints_) {
-      AskAll(Op::kRestore, json{{"directory", directory}}.dump(), timeout);
+      AskAll(Op::kRestore, json{{"directories", directories}}.dump(), timeout);
       return;
     }
     Transfer([&](const Ask& ask) {
-      SendTables(tables_, directory, servers(), ask, pool_);
+      SendTables(tables_, directories, servers(), ask, pool_);
       AskAll(Op::kRestore, "{}", timeout);
     });
   }
@@ -177,6 +192,15 @@ class RemoteBackend : public Backend {
 
   void Recover(uint64_t id) override {
     AskAll(Op::kRecover, json{{"id", id}}.dump(), std::max(timeout_, kLongTimeout));
+  }
+
+  uint64_t Evict() override {
+    uint64_t evicted = 0;
+    for (const json& reply : AskAll(Op::kEvict, "", std::max(timeout_, kLongTimeout))) {
+      if (!reply.is_number_unsigned()) throw ProtocolError("the number of evicted rows is not a number");
+      evicted += reply.get<uint64_t>();
+    }
+    return evicted;
   }
 
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
@@ -233,10 +257,10 @@ class RemoteBackend : public Backend {
     drop();
   }
 
-  void SayHello(const std::string& token) {
+  void SayHello(const std::string& token, const std::string& job) {
     // Over an encrypted connection the token has been proven, and stays here.
-    const std::string clear = EncodeHello({kProtocolVersion, token});
-    const std::string encrypted = EncodeHello({kProtocolVersion, ""});
+    const std::string clear = EncodeHello({kProtocolVersion, token, job});
+    const std::string encrypted = EncodeHello({kProtocolVersion, "", job});
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};

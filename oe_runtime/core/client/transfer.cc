@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/server/store.h"
@@ -34,23 +35,32 @@ struct Incoming {
   std::string temporary;
   uint64_t bytes = 0;
   std::string checksum;  // in hexadecimal digits, as Store::Save says it
+  bool filter = false;
 };
+
+Incoming IncomingOf(const json& entry, const std::string& name, const std::string& directory) {
+  Incoming file;
+  file.name = entry.at("file").get<std::string>();
+  file.path = directory + "/" + file.name;
+  file.temporary = file.path + ".tmp";
+  file.bytes = entry.at("bytes").get<uint64_t>();
+  file.checksum = entry.at("checksum").get<std::string>();
+  if (file.name != name || file.bytes == 0) {
+    throw ProtocolError("a saved file has a name that is not its table's, or no content");
+  }
+  return file;
+}
 
 // Names that this side would have given, too: nothing that a server says becomes a path elsewhere.
 std::vector<Incoming> FilesOf(const json& saved, const ShardInfo& shard, const std::string& directory) {
   std::vector<Incoming> files;
   try {
     for (const json& entry : saved) {
-      Incoming file;
-      file.name = entry.at("file").get<std::string>();
-      file.path = directory + "/" + file.name;
-      file.temporary = file.path + ".tmp";
-      file.bytes = entry.at("bytes").get<uint64_t>();
-      file.checksum = entry.at("checksum").get<std::string>();
-      if (file.name != TableFileName(entry.at("table").get<std::string>(), shard) || file.bytes == 0) {
-        throw ProtocolError("a saved file has a name that is not its table's, or no content");
-      }
-      files.push_back(std::move(file));
+      const std::string name = TableFileName(entry.at("table").get<std::string>(), shard);
+      files.push_back(IncomingOf(entry, name, directory));
+      if (!entry.contains("filter")) continue;
+      files.push_back(IncomingOf(entry["filter"], FilterFileName(name), directory));
+      files.back().filter = true;
     }
   } catch (const json::exception& error) {
     throw ProtocolError(std::string("the list of saved files makes no sense: ") + error.what());
@@ -117,8 +127,9 @@ class Fetch {
 };
 
 void Check(const Incoming& file) {
-  const TableFileInfo info = VerifyTableFile(file.temporary);
-  if (HexText(info.checksum) == file.checksum) return;
+  const uint64_t checksum =
+      file.filter ? VerifyFilterFile(file.temporary).checksum : VerifyTableFile(file.temporary).checksum;
+  if (HexText(checksum) == file.checksum) return;
   throw CheckpointError(file.temporary + " is not what its server saved: its checksum is another");
 }
 
@@ -133,8 +144,10 @@ void Publish(const Incoming& file) {
 // One table's files, of which every row goes to its server.
 struct Source {
   TableFileInfo info;              // spec, version and row_floats, which all files share
-  std::vector<std::string> files;  // in the order of the servers that wrote them
+  std::vector<TableChain> chains;  // in the order of the servers that wrote them
   std::vector<uint64_t> rows;      // for each server that shall have them
+  // For each server, the file with its keys' counts of the filter; nothing where none were saved.
+  std::vector<std::string> filters;
 };
 
 // The part of one table that one server gets, as a file. Whole chunks of it are sent, and the rest at its
@@ -157,6 +170,8 @@ class Part {
   static TableFileInfo InfoOf(const Source& source, uint32_t server) {
     TableFileInfo info = source.info;
     info.shard = {0, 1};
+    info.base = std::nullopt;
+    info.tombstones = 0;
     info.rows = source.rows[server];
     return info;
   }
@@ -211,23 +226,37 @@ uint32_t OwnerOf(Key key, const TableSpec& spec, uint32_t servers) {
 }
 
 // Verifies the files of a table and counts the rows that each server will have.
-Source Open(const TableSpec& spec, const std::string& directory, uint32_t servers, ThreadPool* pool) {
+Source Open(const TableSpec& spec, const std::vector<std::string>& directories, uint32_t servers,
+            ThreadPool* pool) {
   Source source;
-  source.files = FindTableFiles(directory, spec.name);
-  const size_t row_floats = ReadTableFileInfo(source.files.front()).row_floats;
-  source.info = CheckTableFiles(spec, row_floats, source.files).front();
+  source.chains = FindTableChains(directories, spec.name);
+  const size_t row_floats = ReadTableFileInfo(source.chains.front().back()).row_floats;
+  source.info = CheckChains(spec, row_floats, source.chains).front();
   source.rows.resize(servers);
-  std::vector<std::vector<uint64_t>> counts(source.files.size(), std::vector<uint64_t>(servers));
-  pool->ParallelFor(source.files.size(), [&](size_t i) {
-    TableFileReader reader(source.files[i]);
-    while (const size_t n = reader.NextBlock()) {
-      for (size_t k = 0; k < n; ++k) ++counts[i][OwnerOf(reader.keys()[k], spec, servers)];
-    }
-  });
+  std::vector<std::vector<uint64_t>> counts(source.chains.size(), std::vector<uint64_t>(servers));
+  pool->ParallelFor(source.chains.size(), [&](size_t i) { AddRowsByServer(source.chains[i], &counts[i]); });
   for (const auto& of_file : counts) {
     for (uint32_t server = 0; server < servers; ++server) source.rows[server] += of_file[server];
   }
   return source;
+}
+
+// Each server's part of what the filters of the servers that saved the table had counted.
+std::vector<std::string> OpenFilters(const TableSpec& spec, const Source& source, uint32_t servers) {
+  std::vector<std::string> filters;
+  if (spec.admission.name.empty()) return filters;
+  for (uint32_t server = 0; server < servers; ++server) {
+    const auto filter = AdmissionFilter::Create(spec.admission, Table::kParts, {server, servers});
+    const auto part_of = [&](Key key) {
+      return OwnerOf(key, spec, servers) == server ? static_cast<uint32_t>(Mix64(key) % Table::kParts)
+                                                   : Table::kParts;
+    };
+    if (!LoadFilters(Newest(source.chains), spec, source.info.version, filter.get(), part_of)) break;
+    std::string& bytes = filters.emplace_back();
+    EncodeFilter(*filter, spec, {0, 1}, source.info.version,
+                 [&](const void* data, size_t size) { bytes.append(static_cast<const char*>(data), size); });
+  }
+  return filters;
 }
 
 void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& ask) {
@@ -238,6 +267,9 @@ void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& a
     for (const Source& source : sources) {
       files.push_back({{"file", TableFileName(source.info.spec.name, {0, 1})},
                        {"bytes", TableFileBytes(Part::InfoOf(source, server))}});
+      if (source.filters.empty()) continue;
+      files.push_back({{"file", FilterFileName(TableFileName(source.info.spec.name, {0, 1}))},
+                       {"bytes", source.filters[server].size()}});
     }
     bodies[server] = json{{"files", std::move(files)}}.dump();
     calls[server].body = {asio::buffer(bodies[server])};
@@ -263,9 +295,9 @@ void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
   for (uint32_t server = 0; server < servers; ++server) {
     parts.push_back(std::make_unique<Part>(source, server));
   }
-  std::vector<std::unique_ptr<TableFileReader>> readers;
-  readers.reserve(source.files.size());
-  for (const std::string& file : source.files) readers.push_back(std::make_unique<TableFileReader>(file));
+  std::vector<std::unique_ptr<TableChainReader>> readers;
+  readers.reserve(source.chains.size());
+  for (const TableChain& chain : source.chains) readers.push_back(std::make_unique<TableChainReader>(chain));
   // A block of each file in turn: the server count is mostly what it was, and then every file is another
   // server's.
   for (bool more = true; more;) {
@@ -283,6 +315,28 @@ void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
   }
   for (const auto& part : parts) part->Finish();
   Send(&parts, chunk, 1, ask);
+}
+
+void SendFilters(const Source& source, uint32_t servers, const Ask& ask) {
+  if (source.filters.empty()) return;
+  const std::string name = FilterFileName(TableFileName(source.info.spec.name, {0, 1}));
+  const size_t chunk = ChunkBytes(servers);
+  size_t longest = 0;
+  for (const std::string& bytes : source.filters) longest = std::max(longest, bytes.size());
+  for (size_t sent = 0; sent < longest; sent += chunk) {
+    std::vector<Call> calls(servers);
+    std::vector<std::string> requests(servers);
+    for (uint32_t server = 0; server < servers; ++server) {
+      const std::string& bytes = source.filters[server];
+      calls[server].skip = sent >= bytes.size();
+      if (calls[server].skip) continue;
+      const size_t size = std::min(chunk, bytes.size() - sent);
+      requests[server] = EncodeFileChunk({name, sent, static_cast<uint32_t>(size)});
+      calls[server].body = {asio::buffer(requests[server]), asio::buffer(bytes.data() + sent, size)};
+      calls[server].exact = true;
+    }
+    ask(Op::kWriteFile, &calls);
+  }
 }
 
 }  // namespace
@@ -310,13 +364,19 @@ void FetchTables(const std::vector<json>& saved, const std::string& directory, c
   for (const auto& fetch : fetches) fetch->Keep();
 }
 
-void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
+void SendTables(const std::map<std::string, TableSpec>& tables, const std::vector<std::string>& directories,
                 uint32_t servers, const Ask& ask, ThreadPool* pool) {
   std::vector<Source> sources;
   sources.reserve(tables.size());
-  for (const auto& [name, spec] : tables) sources.push_back(Open(spec, directory, servers, pool));
+  for (const auto& [name, spec] : tables) {
+    sources.push_back(Open(spec, directories, servers, pool));
+    sources.back().filters = OpenFilters(spec, sources.back(), servers);
+  }
   Announce(sources, servers, ask);
-  for (const Source& source : sources) SendTable(source, servers, ask);
+  for (const Source& source : sources) {
+    SendTable(source, servers, ask);
+    SendFilters(source, servers, ask);
+  }
 }
 
 }  // namespace oe

@@ -1,5 +1,6 @@
-// Table files on their way between this machine's disk and servers that cannot see it: all servers at once,
-// chunk by chunk (the requests are in wire/messages.h). Memory is bounded by a few chunks a server.
+// Table files, and those of admission filters, on their way between this machine's disk and servers that
+// cannot see it: all servers at once, chunk by chunk (the requests are in wire/messages.h). Memory is bounded
+// by a few chunks a server, but for filters that are sent, which are here as a whole.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +25,10 @@ using Ask = std::function<void(Op op, std::vector<Call>* calls)>;
 void FetchTables(const std::vector<nlohmann::json>& saved, const std::string& directory, const Ask& ask,
                  ThreadPool* pool);
 
-// Sends every server its keys' rows of the tables, from files that any number of servers wrote; the servers
-// have not restored them yet when this returns. All files are verified before the first byte goes out. Throws
-// CheckpointError naming the file and what is wrong.
-void SendTables(const std::map<std::string, TableSpec>& tables, const std::string& directory,
+// Sends every server its keys' rows of the tables, from files that any number of servers wrote, a full save
+// and its increments in order; the servers have not restored them yet when this returns. All files are
+// verified before the first byte goes out. Throws CheckpointError naming the file and what is wrong.
+void SendTables(const std::map<std::string, TableSpec>& tables, const std::vector<std::string>& directories,
                 uint32_t servers, const Ask& ask, ThreadPool* pool);
 
 }  // namespace oe

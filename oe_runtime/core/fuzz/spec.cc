@@ -38,6 +38,11 @@ std::vector<std::pair<std::string, std::string>> SpecSeeds() {
   seeds.emplace_back("array",
                      R"({"name":"t","dim":1,"index":"array","input_dim":5,"optimizer":{"name":"sgd"},)"
                      R"("initializer":{"name":"normal","stddev":0.1,"seed":18446744073709551615}})");
+  seeds.emplace_back(
+      "policies",
+      R"({"name":"t","dim":1,"admission":{"name":"cbf","filter_freq":3,"max_element_size":9,)"
+      R"("false_positive_probability":0.1},"eviction":[{"name":"cap","max_rows":9,"policy":"lfu"},)"
+      R"({"name":"ttl","seconds":9},{"name":"l2_weight","threshold":0.1,"every_steps":2}]})");
   seeds.emplace_back("storage", R"({"type":"pmem_libpmem","path":"/mnt/pmem0","capacity_bytes":1073741824})");
   return seeds;
 }

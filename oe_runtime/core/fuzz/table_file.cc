@@ -1,7 +1,6 @@
-#include "oe_runtime/core/checkpoint/table_file.h"
-
 #include <cstring>
 
+#include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/fuzz/targets.h"
@@ -26,6 +25,9 @@ void MakeChecksumsRight(std::string* file) {
 void Read(const std::string& file) {
   try {
     TableFileReader reader(file);
+    uint64_t tombstones = 0;
+    while (const size_t n = reader.NextTombstones()) tombstones += n;
+    Require(tombstones == reader.info().tombstones);
     uint64_t rows = 0;
     while (const size_t n = reader.NextBlock()) {
       rows += n;
@@ -36,6 +38,11 @@ void Read(const std::string& file) {
       (void)key;
     }
     Require(rows == reader.info().rows);
+    // The newer file hides all that the older one has.
+    TableChainReader chain({file, file});
+    uint64_t left = 0;
+    while (const size_t n = chain.NextBlock()) left += n;
+    Require(left == rows);
   } catch (const CheckpointError&) {
     return;
   }
@@ -65,15 +72,18 @@ void FuzzTableFile(const uint8_t* data, size_t size) {
 
 std::vector<std::pair<std::string, std::string>> TableFileSeeds() {
   std::vector<std::pair<std::string, std::string>> seeds;
-  for (const auto& [name, dim, optimizer, rows] :
-       {std::tuple<const char*, uint32_t, const char*, uint64_t>{"adagrad", 2, "adagrad", 3},
-        {"adam", 1, "adam", 1},
-        {"empty", 4, "sgd", 0}}) {
+  for (const auto& [name, dim, optimizer, rows, tombstones] :
+       {std::tuple<const char*, uint32_t, const char*, uint64_t, uint64_t>{"adagrad", 2, "adagrad", 3, 0},
+        {"adam", 1, "adam", 1, 0},
+        {"empty", 4, "sgd", 0, 0},
+        {"increment", 2, "sgd", 1, 2}}) {
     TableFileInfo info;
     info.spec = SpecOf(name, dim, optimizer);
     info.shard = {0, 2};
     info.version = 7;
     info.rows = rows;
+    if (tombstones > 0) info.base = 0x0123456789abcdef;
+    info.tombstones = tombstones;
     info.row_floats = Optimizer::Create(info.spec.optimizer, dim)->row_floats();
     std::string content;
     TableFileEncoder encoder(info, [&content](const void* from, size_t bytes) {
@@ -81,6 +91,7 @@ std::vector<std::pair<std::string, std::string>> TableFileSeeds() {
     });
     const std::vector<Key> keys = {5, 6, 7};
     const std::vector<float> values(rows * info.row_floats, 0.5F);
+    encoder.WriteTombstones(keys.data() + rows, tombstones);
     if (rows > 0) encoder.WriteBlock(keys.data(), values.data(), rows);
     (void)encoder.Finish();
     seeds.emplace_back(name, content);

@@ -32,6 +32,10 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds();
 void FuzzTableFile(const uint8_t* data, size_t size);
 std::vector<std::pair<std::string, std::string>> TableFileSeeds();
 
+// What an admission filter had counted, in a file; its checksum is made right first, too.
+void FuzzFilterFile(const uint8_t* data, size_t size);
+std::vector<std::pair<std::string, std::string>> FilterFileSeeds();
+
 // Specifications of tables and storage in JSON.
 void FuzzSpec(const uint8_t* data, size_t size);
 std::vector<std::pair<std::string, std::string>> SpecSeeds();
@@ -40,6 +44,7 @@ inline std::vector<FuzzTarget> FuzzTargets() {
   return {{"frame", FuzzFrame, FrameSeeds},
           {"request", FuzzRequest, RequestSeeds},
           {"table_file", FuzzTableFile, TableFileSeeds},
+          {"filter_file", FuzzFilterFile, FilterFileSeeds},
           {"spec", FuzzSpec, SpecSeeds}};
 }
 

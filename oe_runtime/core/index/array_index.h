@@ -18,7 +18,7 @@ class ArrayIndex final : public Index {
   ArrayIndex(uint64_t count, uint64_t first, uint64_t stride);
 
   void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept override;
-  void Reserve(uint64_t /*more*/) override {}
+  void Reserve(Key /*key*/) override {}
   void Add(Key key, uint32_t row) noexcept override { Set(key, row); }
   void Set(Key key, uint32_t row) noexcept override;
   void Erase(Key key) noexcept override;

@@ -1,112 +1,209 @@
 #include "oe_runtime/core/index/hash_index.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
-#include <utility>
+
+#include "oe_runtime/core/index/block_pool.h"
 
 namespace oe {
 namespace {
 
-constexpr uint64_t kFirstBuckets = 4;
 constexpr size_t kAhead = 32;  // lookups in flight
-constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace
 
-void HashIndex::Free::operator()(Bucket* buckets) const noexcept { std::free(buckets); }
-
-HashIndex::Buckets HashIndex::Allocate(uint64_t count) {
-  const size_t bytes = count * sizeof(Bucket);
-  const bool large = bytes >= kHugePage;
-  const size_t alignment = large ? kHugePage : sizeof(Bucket);
-  const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  if (large) (void)::madvise(memory, rounded, MADV_HUGEPAGE);  // best effort: fewer TLB misses
-  std::memset(memory, 0, bytes);
-  return Buckets(static_cast<Bucket*>(memory));
+HashIndex::HashIndex() : directory_(1, 0), segments_(1, NewSegment(0, 0, 0)) {
+  static_assert(sizeof(Bucket) << kBlockShift == BlockPool::kBlockBytes);
 }
 
-HashIndex::HashIndex() : buckets_(kFirstBuckets), table_(Allocate(kFirstBuckets)) {}
+HashIndex::~HashIndex() {
+  for (const Segment& segment : segments_) FreeBlocks(segment);
+}
+
+HashIndex::Bucket* HashIndex::NewBlock(uint32_t shift) {
+  if (shift == kBlockShift) return static_cast<Bucket*>(BlockPool::Get().Take());
+  const size_t bytes = sizeof(Bucket) << shift;
+  void* memory = std::aligned_alloc(sizeof(Bucket), bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return static_cast<Bucket*>(std::memset(memory, 0, bytes));
+}
+
+void HashIndex::FreeBlocks(const Segment& segment) noexcept {
+  for (uint32_t i = 0; i < Blocks(segment); ++i) {
+    if (segment.shift == kBlockShift) {
+      BlockPool::Get().Give(segment.blocks[i]);
+    } else {
+      std::free(segment.blocks[i]);
+    }
+  }
+}
+
+HashIndex::Segment HashIndex::NewSegment(uint64_t size, uint32_t depth, uint32_t shift) {
+  Segment segment{{}, 0, 0, static_cast<uint16_t>(depth), static_cast<uint16_t>(shift)};
+  try {
+    do {
+      segment.blocks[Blocks(segment)] = NewBlock(shift);
+      segment.buckets += uint32_t{1} << shift;
+    } while (size >= uint64_t{segment.buckets} * kFullEntries && Blocks(segment) < kMostBlocks);
+  } catch (...) {
+    FreeBlocks(segment);
+    throw;
+  }
+  return segment;
+}
 
 // The top four bits of the hash chose the internal shard, so they are the same for all keys here.
-uint64_t HashIndex::BucketOf(Key key, uint64_t count) noexcept {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<uint64_t>((static_cast<Wide>(Mix64(key) << 4) * count) >> 64);
+size_t HashIndex::Prefix(uint64_t hash, uint32_t depth) noexcept {
+  return depth == 0 ? 0 : hash << 4 >> (64 - depth);
+}
+
+// The keys of a segment share the upper bits of the hash, and those of a server have a part of the values of
+// the lower half; the product's upper half takes something from every bit. Another factor for each size,
+// because keys that come in the order of a larger segment's buckets would else meet in the first of a smaller
+// one's.
+uint32_t HashIndex::Home(uint64_t hash, uint32_t buckets) noexcept {
+  const uint64_t factor = 0x9E3779B97F4A7C15ULL * (2 * uint64_t{buckets} + 1);
+  return static_cast<uint32_t>(((hash * factor) >> 32) * buckets >> 32);
 }
 
 void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
-  std::array<uint64_t, kAhead> at{};
-  const Bucket* table = table_.get();
+  std::array<const Bucket*, kAhead> at{};
   for (size_t begin = 0; begin < n; begin += kAhead) {
     const size_t size = std::min(kAhead, n - begin);
     for (size_t i = 0; i < size; ++i) {
-      at[i] = BucketOf(keys[begin + i], buckets_);
-      __builtin_prefetch(&table[at[i]]);
+      const uint64_t hash = Mix64(keys[begin + i]);
+      const Segment& segment = segments_[SegmentOf(hash)];
+      at[i] = &BucketAt(segment, Home(hash, segment.buckets));
+      __builtin_prefetch(at[i]);
     }
     for (size_t i = 0; i < size; ++i) {
       const Key key = keys[begin + i];
-      uint64_t position = at[i];
-      uint32_t row = kNoRow;
-      while (true) {
-        const Bucket& bucket = table[position];
-        // All entries at once: which of them it is cannot be foreseen, so a loop would stop on a wrong guess.
-        uint32_t equal = 0;
-        for (uint32_t entry = 0; entry < kEntries; ++entry) {
-          equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
-        }
-        equal &= (1U << bucket.used) - 1;
-        if (equal != 0) {
-          row = bucket.rows[static_cast<uint32_t>(__builtin_ctz(equal))];
-          break;
-        }
-        if (bucket.overflowed == 0) break;
-        if (++position == buckets_) position = 0;
+      const Bucket& bucket = *at[i];
+      // All entries at once: which of them it is cannot be foreseen, so a loop would stop on a wrong guess.
+      uint32_t equal = 0;
+      for (uint32_t entry = 0; entry < kEntries; ++entry) {
+        equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
       }
-      rows[begin + i] = row;
+      equal &= (1U << bucket.used) - 1;
+      if (equal != 0) {
+        rows[begin + i] = bucket.rows[static_cast<uint32_t>(__builtin_ctz(equal))];
+      } else {
+        rows[begin + i] = bucket.overflowed == 0 ? kNoRow : FindFurther(key);
+      }
     }
   }
 }
 
-void HashIndex::Insert(Bucket* table, uint64_t count, Key key, uint32_t row) noexcept {
-  uint64_t position = BucketOf(key, count);
-  while (table[position].used == kEntries) {
-    table[position].overflowed = 1;
-    if (++position == count) position = 0;
-  }
-  Bucket& bucket = table[position];
-  bucket.keys[bucket.used] = key;
-  bucket.rows[bucket.used] = row;
-  ++bucket.used;
-}
-
-void HashIndex::Reserve(uint64_t more) {
-  const uint64_t wanted = size_ + more;
-  if (wanted <= buckets_ * (kEntries - 1)) return;
-  const uint64_t larger = std::max(buckets_ + buckets_ / 2, wanted / (kEntries - 1) + 1);
-  Buckets table = Allocate(larger);
-  for (uint64_t i = 0; i < buckets_; ++i) {
-    const Bucket& bucket = table_[i];
+// A key that is not in its first bucket, which overflowed.
+uint32_t HashIndex::FindFurther(Key key) const noexcept {
+  const uint64_t hash = Mix64(key);
+  const Segment& segment = segments_[SegmentOf(hash)];
+  uint32_t position = Home(hash, segment.buckets);
+  do {
+    position = Next(segment, position);
+    const Bucket& bucket = BucketAt(segment, position);
     for (uint32_t entry = 0; entry < bucket.used; ++entry) {
-      Insert(table.get(), larger, bucket.keys[entry], bucket.rows[entry]);
+      if (bucket.keys[entry] == key) return bucket.rows[entry];
+    }
+    if (bucket.overflowed == 0) return kNoRow;
+  } while (true);
+}
+
+void HashIndex::Insert(Segment* segment, Key key, uint32_t row) noexcept {
+  uint32_t position = Home(Mix64(key), segment->buckets);
+  Bucket* bucket = &BucketAt(*segment, position);
+  while (bucket->used == kEntries) {
+    ++bucket->overflowed;
+    position = Next(*segment, position);
+    bucket = &BucketAt(*segment, position);
+  }
+  bucket->keys[bucket->used] = key;
+  bucket->rows[bucket->used] = row;
+  ++bucket->used;
+  ++segment->size;
+}
+
+void HashIndex::Reserve(Key key) {
+  const uint64_t hash = Mix64(key);
+  rewritten_ = 0;
+  for (size_t number = SegmentOf(hash); Full(segments_[number]); number = SegmentOf(hash)) {
+    const Segment& segment = segments_[number];
+    if (Blocks(segment) == kMostBlocks && segment.shift == kBlockShift) {
+      Split(hash);
+    } else {
+      Enlarge(number);
+    }
+    longest_reserve_ = std::max(longest_reserve_, rewritten_);
+  }
+}
+
+void HashIndex::Move(const Segment& from, Segment* to, bool split) noexcept {
+  for (uint32_t position = 0; position < from.buckets; ++position) {
+    const Bucket& bucket = BucketAt(from, position);
+    for (uint32_t entry = 0; entry < bucket.used; ++entry) {
+      const Key key = bucket.keys[entry];
+      const size_t side = split ? Prefix(Mix64(key), from.depth + 1U) & 1 : 0;
+      Insert(&to[side], key, bucket.rows[entry]);
     }
   }
-  table_ = std::move(table);
-  buckets_ = larger;
+  rewritten_ += from.buckets + to[0].buckets + (split ? to[1].buckets : 0);
+  FreeBlocks(from);
 }
 
-void HashIndex::Add(Key key, uint32_t row) noexcept {
-  Insert(table_.get(), buckets_, key, row);
-  ++size_;
+// A block more; six small blocks, which only the first segment has, become fewer larger ones.
+void HashIndex::Enlarge(size_t number) {
+  const Segment& from = segments_[number];
+  Segment to = NewSegment(from.size, from.depth, from.shift + (Blocks(from) == kMostBlocks ? 1U : 0U));
+  Move(from, &to, false);
+  segments_[number] = to;
 }
 
-HashIndex::Bucket* HashIndex::Locate(Key key, uint32_t* entry) noexcept {
-  for (uint64_t position = BucketOf(key, buckets_);; position = position + 1 == buckets_ ? 0 : position + 1) {
-    Bucket& bucket = table_[position];
+void HashIndex::Split(uint64_t hash) {
+  const size_t number = SegmentOf(hash);
+  const Segment from = segments_[number];
+  if (from.depth == kMostDepth) throw std::bad_alloc();
+  std::array<uint64_t, 2> sizes{};
+  for (uint32_t position = 0; position < from.buckets; ++position) {
+    const Bucket& bucket = BucketAt(from, position);
+    for (uint32_t entry = 0; entry < bucket.used; ++entry) {
+      ++sizes[Prefix(Mix64(bucket.keys[entry]), from.depth + 1U) & 1];
+    }
+  }
+  if (from.depth == depth_) {
+    std::vector<uint32_t> directory(directory_.size() * 2);
+    for (size_t i = 0; i < directory.size(); ++i) directory[i] = directory_[i / 2];
+    directory_.swap(directory);
+    ++depth_;
+  }
+  if (segments_.size() == segments_.capacity()) segments_.reserve(segments_.size() * 2);
+  std::array<Segment, 2> to{NewSegment(sizes[0], from.depth + 1U, kBlockShift), {}};
+  try {
+    to[1] = NewSegment(sizes[1], from.depth + 1U, kBlockShift);
+  } catch (...) {
+    FreeBlocks(to[0]);
+    throw;
+  }
+  // Of the entries of the directory with the prefix of `from`, the second half is the new segment's.
+  const size_t entries = size_t{1} << (depth_ - from.depth);
+  const auto begin = directory_.begin() + static_cast<std::ptrdiff_t>(Prefix(hash, from.depth) * entries);
+  std::fill_n(begin + static_cast<std::ptrdiff_t>(entries / 2), entries / 2,
+              static_cast<uint32_t>(segments_.size()));
+  Move(from, to.data(), true);
+  segments_[number] = to[0];
+  segments_.push_back(to[1]);
+}
+
+void HashIndex::Add(Key key, uint32_t row) noexcept { Insert(&segments_[SegmentOf(Mix64(key))], key, row); }
+
+HashIndex::Bucket* HashIndex::Locate(Key key, Segment** segment, uint32_t* position,
+                                     uint32_t* entry) noexcept {
+  const uint64_t hash = Mix64(key);
+  *segment = &segments_[SegmentOf(hash)];
+  for (*position = Home(hash, (*segment)->buckets);; *position = Next(**segment, *position)) {
+    Bucket& bucket = BucketAt(**segment, *position);
     for (*entry = 0; *entry < bucket.used; ++*entry) {
       if (bucket.keys[*entry] == key) return &bucket;
     }
@@ -114,26 +211,64 @@ HashIndex::Bucket* HashIndex::Locate(Key key, uint32_t* entry) noexcept {
 }
 
 void HashIndex::Set(Key key, uint32_t row) noexcept {
+  Segment* segment = nullptr;
+  uint32_t position = 0;
   uint32_t entry = 0;
-  Bucket* bucket = Locate(key, &entry);
-  bucket->rows[entry] = row;
+  Locate(key, &segment, &position, &entry)->rows[entry] = row;
 }
 
 void HashIndex::Erase(Key key) noexcept {
-  // `overflowed` stays: keys that went on to the next bucket are still there.
+  Segment* segment = nullptr;
+  uint32_t hole = 0;
   uint32_t entry = 0;
-  Bucket* bucket = Locate(key, &entry);
+  Bucket* bucket = Locate(key, &segment, &hole, &entry);
+  const auto come_back = [segment](uint32_t from, uint32_t to) {
+    for (; from != to; from = Next(*segment, from)) --BucketAt(*segment, from).overflowed;
+  };
+  const auto distance = [segment](uint32_t from, uint32_t to) {
+    return to >= from ? to - from : to + segment->buckets - from;
+  };
+  come_back(Home(Mix64(key), segment->buckets), hole);
+  --segment->size;
+  // A key that had to go on takes the place, and another one its: else, as keys come and go in tables that
+  // evict, they would lie ever further from where they belong.
+  while (bucket->overflowed > 0) {
+    uint32_t from = hole;
+    uint32_t at = kEntries;
+    while (at == kEntries) {
+      from = Next(*segment, from);
+      const Bucket& further = BucketAt(*segment, from);
+      for (uint32_t i = 0; i < further.used && at == kEntries; ++i) {
+        const uint32_t home = Home(Mix64(further.keys[i]), segment->buckets);
+        if (distance(home, from) >= distance(hole, from)) at = i;
+      }
+    }
+    Bucket& further = BucketAt(*segment, from);
+    bucket->keys[entry] = further.keys[at];
+    bucket->rows[entry] = further.rows[at];
+    come_back(hole, from);
+    bucket = &further;
+    hole = from;
+    entry = at;
+  }
   --bucket->used;
   bucket->keys[entry] = bucket->keys[bucket->used];
   bucket->rows[entry] = bucket->rows[bucket->used];
-  --size_;
 }
 
 size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
+  constexpr uint64_t kSegmentEntries = (uint64_t{kMostBlocks} << kBlockShift) * kEntries;
   size_t found = 0;
-  while (found < max && *position < buckets_ * kEntries) {
-    const Bucket& bucket = table_[*position / kEntries];
-    const auto entry = static_cast<uint32_t>(*position % kEntries);
+  while (found < max && *position < segments_.size() * kSegmentEntries) {
+    const Segment& segment = segments_[*position / kSegmentEntries];
+    const uint64_t of_segment = *position % kSegmentEntries;
+    const auto number = static_cast<uint32_t>(of_segment / kEntries);
+    if (number >= segment.buckets) {
+      *position += kSegmentEntries - of_segment;
+      continue;
+    }
+    const Bucket& bucket = BucketAt(segment, number);
+    const auto entry = static_cast<uint32_t>(of_segment % kEntries);
     if (entry >= bucket.used) {
       *position += kEntries - entry;
       continue;
@@ -146,15 +281,33 @@ size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows
   return found;
 }
 
+uint64_t HashIndex::bytes() const noexcept {
+  uint64_t bytes = directory_.capacity() * sizeof(uint32_t) + segments_.capacity() * sizeof(Segment);
+  for (const Segment& segment : segments_) bytes += segment.buckets * sizeof(Bucket);
+  return bytes;
+}
+
 double HashIndex::AverageProbes() const noexcept {
   uint64_t probes = 0;
-  for (uint64_t i = 0; i < buckets_; ++i) {
-    for (uint32_t entry = 0; entry < table_[i].used; ++entry) {
-      const uint64_t home = BucketOf(table_[i].keys[entry], buckets_);
-      probes += 1 + (i >= home ? i - home : i + buckets_ - home);
+  uint64_t size = 0;
+  for (const Segment& segment : segments_) {
+    size += segment.size;
+    probes += segment.size;
+    for (uint32_t i = 0; i < segment.buckets; ++i) probes += BucketAt(segment, i).overflowed;
+  }
+  return size == 0 ? 0 : static_cast<double>(probes) / static_cast<double>(size);
+}
+
+double HashIndex::AverageAbsentProbes() const noexcept {
+  uint64_t probes = 0;
+  uint64_t homes = 0;
+  for (const Segment& segment : segments_) {
+    homes += segment.buckets;
+    for (uint32_t i = 0; i < segment.buckets; ++i) {
+      for (uint32_t at = i; BucketAt(segment, at).overflowed > 0; at = Next(segment, at)) ++probes;
     }
   }
-  return size_ == 0 ? 0 : static_cast<double>(probes) / static_cast<double>(size_);
+  return 1 + static_cast<double>(probes) / static_cast<double>(homes);
 }
 
 std::unique_ptr<Index> NewHashIndex() { return std::make_unique<HashIndex>(); }

@@ -20,9 +20,10 @@ class Index {
   // rows[i] = the row of keys[i], or kNoRow. Fetches ahead within the batch.
   virtual void Find(const Key* keys, size_t n, uint32_t* rows) const noexcept = 0;
 
-  // Makes room for `more` keys; may throw std::bad_alloc, and then nothing has changed.
-  virtual void Reserve(uint64_t more = 1) = 0;
-  // Adds a key that is absent. Reserve() must have come before.
+  // Makes room for `key`, in a time that does not depend on how many keys there are; may throw
+  // std::bad_alloc, and then nothing that can be seen has changed.
+  virtual void Reserve(Key key) = 0;
+  // Adds a key that is absent. Reserve(key) must have come before.
   virtual void Add(Key key, uint32_t row) noexcept = 0;
   // Gives another row to a key that is present.
   virtual void Set(Key key, uint32_t row) noexcept = 0;

@@ -43,7 +43,7 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{context->store, context->scratch, context->accepted.fetch_add(1) + 1},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);
@@ -293,6 +293,7 @@ void Connection::Hello() {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
+  session_.store = context_->jobs->Get(hello.job);
   greeted_ = true;
   deadline_.cancel();
   Watch();
@@ -339,6 +340,8 @@ void Connection::Reply(Op op, bool last) {
                       } else {
                         self->ReadHeader();
                       }
+                      // The worker computes now. Its next request may be read meanwhile.
+                      if (op == Op::kPull) self->session_.store->Upkeep();
                     });
 }
 

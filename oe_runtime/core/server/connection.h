@@ -12,6 +12,7 @@
 
 #include "oe_runtime/core/common/histogram.h"
 #include "oe_runtime/core/server/budget.h"
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/limits.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
@@ -25,7 +26,7 @@ struct ConnectionContext {
       : limits(of_server), request_bytes(limits.bytes), reply_bytes(limits.bytes), slots(serving) {}
 
   const ServerLimits limits;
-  Store* store = nullptr;
+  Jobs* jobs = nullptr;
   Scratch* scratch = nullptr;  // may be nullptr
   TlsContext* tls = nullptr;   // nullptr: connections are not encrypted
   std::string token;
@@ -98,7 +99,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Stream stream_;
   ConnectionContext* const context_;
-  const Session session_;
+  Session session_;
   bool may_have_files_ = false;  // in the scratch directory
   asio::steady_timer deadline_;  // for the hello, and for the farewell
   asio::steady_timer watch_;     // for progress

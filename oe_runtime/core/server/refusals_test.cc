@@ -28,7 +28,7 @@ class Raw {
   }
   void Send(const std::string& bytes) { asio::write(socket_, asio::buffer(bytes)); }
   void SayHello() {
-    Send(Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})));
+    Send(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
     Reply();
   }
   std::string Reply() {

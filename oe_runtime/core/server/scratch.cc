@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -95,13 +96,16 @@ Scratch::Entry* Scratch::Find(uint64_t client, State state, const std::string& f
   return &found->second;
 }
 
-json Scratch::Save(uint64_t client, const Store& store) {
+json Scratch::Save(uint64_t client, const Store& store, const json& since) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Begin(client);
   try {
-    json saved = store.Save(path_);
+    json saved = store.Save(path_, since);
     for (const json& entry : saved) {
       files_[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
+      if (!entry.contains("filter")) continue;
+      const json& filter = entry["filter"];
+      files_[filter["file"].get<std::string>()].bytes = filter["bytes"].get<uint64_t>();
     }
     state_ = State::kSaved;
     return saved;
@@ -145,13 +149,15 @@ void Scratch::Receive(uint64_t client, const json& files, const Store& store) {
     }
   }
   const std::vector<std::string> tables = store.TableNames();
+  size_t filters = 0;
   for (const std::string& table : tables) {
+    filters += wanted.count(FilterFileName(ReceivedName(table)));
     if (wanted.count(ReceivedName(table)) == 0) {
       throw CheckpointError("this server has the table '" + table +
                             "', which is not among those to be restored");
     }
   }
-  if (wanted.size() != tables.size())
+  if (wanted.size() != tables.size() + filters)
     throw ProtocolError("a file of the request is not that of a table here");
   const std::lock_guard<std::mutex> lock(mutex_);
   Begin(client);
@@ -217,7 +223,7 @@ void Scratch::Restore(uint64_t client, Store* store) {
     }
   }
   try {
-    store->Restore(path_);
+    store->Restore({path_});
   } catch (...) {
     Empty();
     throw;

@@ -26,11 +26,12 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   // Takes over: removes what was there, writes every table's file. Returns what Store::Save does.
-  nlohmann::json Save(uint64_t client, const Store& store);
+  nlohmann::json Save(uint64_t client, const Store& store, const nlohmann::json& since);
   // Reads chunk.size bytes of a saved file to `data`.
   void Read(uint64_t client, const FileChunk& chunk, uint8_t* data);
 
-  // Takes over and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers'.
+  // Takes over and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers',
+  // and maybe its filter's.
   void Receive(uint64_t client, const nlohmann::json& files, const Store& store);
   void Write(uint64_t client, const FileChunk& chunk, Bytes data);
   // Restores from what came, all of which must be there; removes it in any case.

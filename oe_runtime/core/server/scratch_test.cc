@@ -62,6 +62,41 @@ TEST(WireCheckpointTest, FilesAreThoseOfASharedDirectory) {
   EXPECT_TRUE(Left(scratch).empty());
 }
 
+TEST(WireCheckpointTest, IncrementsGoBothWays) {
+  const TestDirectory scratch;
+  Cluster cluster(2, "", scratch.path());
+  for (const bool wire : {true, false}) {
+    SCOPED_TRACE(wire ? "wire" : "shared");
+    const TestDirectory full;
+    const TestDirectory more;
+    cluster.remote.wire_checkpoints = wire;
+    const auto writer = Client::Connect(cluster.remote, 1);
+    Train(writer.get(), 1);
+    writer->Save(full.path());
+    Train(writer.get(), 2);
+    for (const nlohmann::json& entry : writer->Save(more.path(), full.path())) {
+      EXPECT_TRUE(entry.contains("base")) << entry;
+      EXPECT_EQ(entry["tombstones"], 0);
+    }
+    const std::vector<float> wanted = Train(writer.get(), 3);
+    for (const uint32_t count : {1U, 2U, 3U}) {
+      const TestDirectory other;
+      Cluster target(count, "", other.path());
+      target.remote.wire_checkpoints = wire;
+      const auto reader = Client::Connect(target.remote, 2);
+      Train(reader.get(), 99);
+      EXPECT_NE(MessageOf<CheckpointError>([&] { reader->Restore(more.path()); }).find("is missing"),
+                std::string::npos);
+      reader->Restore({full.path(), more.path()});
+      EXPECT_EQ(Train(reader.get(), 3), wanted) << count;
+    }
+    EXPECT_NE(MessageOf<CheckpointError>([&] {
+                writer->Save(more.path(), full.path() + "/none");
+              }).find("/none: cannot be listed"),
+              std::string::npos);
+  }
+}
+
 TEST(WireCheckpointTest, RestoresIntoEveryCount) {
   const TestDirectory scratch;
   const TestDirectory saved;
@@ -209,7 +244,8 @@ class HostileTest : public testing::Test {
 
   // What the server says to a client that says all this and leaves.
   std::string Say(const std::string& frames) const {
-    return Talk(cluster_.servers[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})) + frames);
+    return Talk(cluster_.servers[0]->port(),
+                Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + frames);
   }
   static std::string Read(const std::string& name, uint64_t offset, uint32_t size) {
     return Frame(Op::kReadFile, EncodeFileChunk({name, offset, size}));
@@ -324,7 +360,7 @@ TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
     asio::read(socket, asio::buffer(body));
     return body;
   };
-  ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})));
+  ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
   ask(Receive(4));
   fs::create_symlink(scratch_.file("secret"), transfer + "/" + kWide);
   EXPECT_NE(ask(Write(kWide, 0, "evil")).find("File exists"), std::string::npos);
@@ -348,7 +384,7 @@ TEST_F(HostileTest, AnotherClientTakesOver) {
   asio::io_context io;
   asio::ip::tcp::socket socket(io);
   socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
-  asio::write(socket, asio::buffer(Frame(Op::kHello, EncodeHello({kProtocolVersion, ""})) + save_));
+  asio::write(socket, asio::buffer(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + save_));
   while (Left(scratch_).size() != 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(other->Save(saved.path()).size(), 2U);
   EXPECT_TRUE(Left(scratch_).empty());

@@ -47,9 +47,9 @@ class Server::Impl {
     // The address first: a port that is taken must not cost the cleaning of a directory.
     Bind(options);
     storage_ = Storage::Open(options.storage);
-    store_ = std::make_unique<Store>(storage_, options.shard, &pool_);
+    jobs_ = std::make_unique<Jobs>(storage_, options.shard, &pool_);
     if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
-    context_.store = store_.get();
+    context_.jobs = jobs_.get();
     context_.scratch = scratch_.get();
     context_.tls = tls_.get();
     context_.token = options.token;
@@ -79,7 +79,7 @@ class Server::Impl {
   int stop_fd() const { return stop_event_.get(); }
 
   nlohmann::json Stats() const {
-    nlohmann::json stats = store_->Stats();
+    nlohmann::json stats = jobs_->Stats();
     stats["traffic"] = {{"requests", context_.requests.load(std::memory_order_relaxed)},
                         {"bytes_in", context_.bytes_in.load(std::memory_order_relaxed)},
                         {"bytes_out", context_.bytes_out.load(std::memory_order_relaxed)}};
@@ -216,7 +216,7 @@ class Server::Impl {
   ThreadPool pool_;
   std::unique_ptr<TlsContext> tls_;
   std::shared_ptr<Storage> storage_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<Jobs> jobs_;
   std::unique_ptr<Scratch> scratch_;
   ConnectionContext context_;  // outlives the connections, which io_ owns
   asio::io_context io_;

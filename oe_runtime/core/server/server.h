@@ -1,4 +1,4 @@
-// A parameter server: one store behind a socket.
+// A parameter server: the tables of its jobs behind a socket.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/limits.h"
-#include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/tls_mode.h"
 
 namespace oe {
@@ -38,7 +38,7 @@ class Server {
   bool encrypted() const;
   // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
   int stop_fd() const;
-  // What Store::Stats says, and the traffic, connections and times.
+  // What Jobs::Stats says, and the traffic, connections and times.
   nlohmann::json Stats() const;
   // Finishes the requests that are being worked on, then ends. May be called twice.
   void Stop();

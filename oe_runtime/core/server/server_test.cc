@@ -117,7 +117,7 @@ TEST(ServerTest, OutsideLoopbackNeedsAToken) {
 TEST(ServerTest, BadFramesEndTheirConnectionOnly) {
   Cluster cluster(1);
   const uint16_t port = cluster.servers[0]->port();
-  const std::string hello = Frame(Op::kHello, EncodeHello({kProtocolVersion, ""}));
+  const std::string hello = Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""}));
   std::mt19937_64 random(11);
   std::string garbage(5000, '\0');
   for (char& c : garbage) c = static_cast<char>(random());

@@ -22,12 +22,9 @@ json ObjectOf(Bytes body) {
   return request;
 }
 
-// Empty when the request names none: the files go through the server's own directory.
-std::string DirectoryOf(Bytes body) {
-  const json request = ObjectOf(body);
-  if (!request.contains("directory")) return "";
-  if (!request["directory"].is_string()) throw ProtocolError("the directory of the request is not a text");
-  auto directory = request["directory"].get<std::string>();
+std::string AbsolutePath(const json& value) {
+  if (!value.is_string()) throw ProtocolError("the directory of the request is not a text");
+  auto directory = value.get<std::string>();
   if (directory.empty() || directory.front() != '/') {
     throw ProtocolError("directory '" + directory + "' is not an absolute path");
   }
@@ -56,7 +53,7 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, rows, 0});
+    parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
     rows += block.size * store->Dim(entry.table);
   }
   store->Pull(parts);
@@ -65,17 +62,27 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
 void ServePush(Store* store, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   const size_t floats = CountFloats(*store, batch);
-  if (batch.rest.size != floats * sizeof(float)) {
-    throw ProtocolError("a push with " + std::to_string(batch.rest.size) + " bytes of gradients instead of " +
-                        std::to_string(floats * sizeof(float)));
+  uint64_t counts_size = 0;
+  for (const BatchEntry& entry : batch.entries) {
+    if (store->Counts(entry.table)) counts_size += batch.blocks[entry.block].size;
+  }
+  const uint64_t expected = floats * sizeof(float) + counts_size * sizeof(uint32_t);
+  if (batch.rest.size != expected) {
+    throw ProtocolError("a push with " + std::to_string(batch.rest.size) +
+                        " bytes of gradients and counts instead of " + std::to_string(expected));
   }
   // 8-byte aligned, as everything before it comes in eights.
   const auto* gradients = reinterpret_cast<const float*>(batch.rest.data);
+  const auto* counts = reinterpret_cast<const uint32_t*>(gradients + floats);
   std::vector<PushPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
-    parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate});
+    parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate, nullptr});
+    if (store->Counts(entry.table)) {
+      parts.back().counts = counts;
+      counts += block.size;
+    }
     gradients += block.size * store->Dim(entry.table);
   }
   store->Push(parts);
@@ -111,19 +118,25 @@ Scratch* ScratchOf(const Session& session) {
   throw CheckpointError("this server has no directory for table files; start it with --checkpoint-dir");
 }
 
+// Without a directory, the files go through the server's own.
 void ServeSave(const Session& session, Bytes body, Buffer* reply) {
-  const std::string directory = DirectoryOf(body);
-  const json saved = directory.empty() ? ScratchOf(session)->Save(session.client, *session.store)
-                                       : session.store->Save(directory);
+  const json request = ObjectOf(body);
+  const json since = request.value("since", json::object());
+  if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
+  const json saved = request.contains("directory")
+                         ? session.store->Save(AbsolutePath(request["directory"]), since)
+                         : ScratchOf(session)->Save(session.client, *session.store, since);
   Put(saved.dump(), reply);
 }
 
 void ServeRestore(const Session& session, Bytes body, Buffer* reply) {
-  const std::string directory = DirectoryOf(body);
-  if (directory.empty()) {
-    ScratchOf(session)->Restore(session.client, session.store);
+  const json request = ObjectOf(body);
+  if (request.contains("directories")) {
+    std::vector<std::string> directories;
+    for (const json& directory : request["directories"]) directories.push_back(AbsolutePath(directory));
+    session.store->Restore(directories);
   } else {
-    session.store->Restore(directory);
+    ScratchOf(session)->Restore(session.client, session.store);
   }
   Put("{}", reply);
 }
@@ -187,6 +200,8 @@ void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
     case Op::kRecover:
       store->Recover(IdOf(ObjectOf(body)));
       return Put("{}", reply);
+    case Op::kEvict:
+      return Put(json(store->Evict()).dump(), reply);
     case Op::kError:
     case Op::kHello:
     case Op::kStats:

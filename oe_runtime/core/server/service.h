@@ -10,7 +10,7 @@ namespace oe {
 
 // What a request is served with.
 struct Session {
-  Store* store = nullptr;
+  Store* store = nullptr;      // that of the client's job
   Scratch* scratch = nullptr;  // nullptr: the server has none
   uint64_t client = 0;         // the number of the connection, from 1
 };

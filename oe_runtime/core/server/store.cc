@@ -3,12 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
 
-#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -54,17 +58,36 @@ void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard,
   }
 }
 
-}  // namespace
-
-std::string HexText(uint64_t value) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = kDigits[value & 15];
-  return text;
+std::optional<uint64_t> ParseHex(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
 }
 
-Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool)
-    : storage_(std::move(storage)), shard_(shard), pool_(pool) {}
+// Only what the table has.
+void AddPolicies(const Table& table, nlohmann::json* stats) {
+  const TableSpec& spec = table.spec();
+  const PolicyCounts counts = table.policy_counts();
+  if (!spec.admission.name.empty()) {
+    (*stats)["admission"] = {{"admitted_rows", counts.admitted},
+                             {"refused_keys", counts.not_admitted},
+                             {"filter_bytes", counts.filter_bytes}};
+  }
+  for (uint32_t reason = 0; reason < Eviction::kNoReason; ++reason) {
+    const std::string name = Eviction::kNames[reason];
+    const bool has = std::any_of(spec.eviction.begin(), spec.eviction.end(),
+                                 [&](const EvictionSpec& one) { return one.name == name; });
+    if (!has) continue;
+    (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
+    if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
+  }
+}
+
+}  // namespace
+
+Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job)
+    : storage_(std::move(storage)), shard_(shard), pool_(pool), job_(std::move(job)) {}
 
 uint32_t Store::CreateTable(const TableSpec& spec) {
   const TableSpec wanted = Complete(spec);
@@ -81,7 +104,7 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
     }
     return id;
   }
-  tables_.push_back(Table::Create(wanted, storage_, shard_));
+  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -110,6 +133,17 @@ std::vector<std::string> Store::TableNames() const {
 
 uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
 
+bool Store::Counts(uint32_t table) const {
+  const TableSpec& spec = Get(table).spec();
+  return CountsKeys(spec.admission, spec.eviction);
+}
+
+uint64_t Store::Evict() {
+  uint64_t evicted = 0;
+  for (Table* table : Tables()) evicted += table->Evict();
+  return evicted;
+}
+
 void Store::Pull(const std::vector<PullPart>& parts) {
   std::vector<const Table*> tables(parts.size());
   uint64_t keys = 0;
@@ -132,7 +166,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
-      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_);
+      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_, part.counts);
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
@@ -145,6 +179,15 @@ void Store::Push(const std::vector<PushPart>& parts) {
   pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
 }
 
+void Store::Upkeep() noexcept {
+  if (storage_->spec().cache_bytes == 0) return;
+  try {
+    const std::vector<Table*> tables = Tables();
+    pool_->ParallelFor(tables.size(), [&](size_t i) { tables[i]->Upkeep(pool_); });
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next push does it
+  }
+}
+
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   if (part >= Table::kParts) {
     throw ProtocolError("part " + std::to_string(part) + " of a table does not exist; it has " +
@@ -153,11 +196,21 @@ std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   return Get(table).Keys(part);
 }
 
-nlohmann::json Store::Save(const std::string& directory) const {
+// The checksum that `since` has for the table's part of this server; nothing for a table or a number of
+// servers that it does not know.
+std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::string& table) const {
+  const nlohmann::json of_table = since.value(table, nlohmann::json::array());
+  if (!of_table.is_array() || of_table.size() != shard_.servers) return std::nullopt;
+  const nlohmann::json& text = of_table[shard_.server];
+  if (!text.is_string()) throw ProtocolError("a checksum of a table is not a text");
+  return ParseHex(text.get<std::string>());
+}
+
+nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   nlohmann::json saved = nlohmann::json::array();
-  for (const Table* table : Tables()) {
+  for (Table* table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
-    const TableFileInfo info = table->Save(directory + "/" + name);
+    const TableFileInfo info = table->Save(directory + "/" + name, SinceOf(since, table->spec().name));
     saved.push_back({{"file", name},
                      {"table", table->spec().name},
                      {"server", shard_.server},
@@ -167,27 +220,38 @@ nlohmann::json Store::Save(const std::string& directory) const {
                      {"bytes", info.bytes},
                      {"checksum", HexText(info.checksum)},
                      {"spec", table->spec()}});
+    if (info.base) {
+      saved.back()["base"] = HexText(*info.base);
+      saved.back()["tombstones"] = info.tombstones;
+    }
+    if (table->spec().admission.name.empty()) continue;
+    const FilterFileInfo filter = VerifyFilterFile(FilterFileName(directory + "/" + name));
+    saved.back()["filter"] = {
+        {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
   return saved;
 }
 
-void Store::Restore(const std::string& directory) {
+void Store::Restore(const std::vector<std::string>& directories) {
   const std::vector<Table*> tables = Tables();
-  std::vector<std::vector<std::string>> files;
+  std::vector<std::vector<TableChain>> chains;
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
-    const size_t row_floats = Optimizer::Create(spec.optimizer, spec.dim)->row_floats();
-    files.push_back(FindTableFiles(directory, spec.name));
-    CheckTableFiles(spec, row_floats, files.back());
+    chains.push_back(FindTableChains(directories, spec.name));
+    const auto infos = CheckChains(spec, table->row_floats(), chains.back());
+    if (spec.admission.name.empty()) continue;
+    LoadFilters(Newest(chains.back()), spec, infos.front().version);
   }
   // One table is replaced only when all can be. Table::Restore verifies again while it loads, so what changes
   // on disk in between is still found, only later.
   std::vector<const std::string*> all;
-  for (const auto& of_table : files) {
-    for (const std::string& file : of_table) all.push_back(&file);
+  for (const auto& of_table : chains) {
+    for (const TableChain& chain : of_table) {
+      for (const std::string& file : chain) all.push_back(&file);
+    }
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
-  for (size_t i = 0; i < tables.size(); ++i) tables[i]->Restore(files[i]);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i]->RestoreChains(chains[i]);
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {
@@ -234,30 +298,44 @@ void Store::Recover(uint64_t id) {
 nlohmann::json Store::Stats() const {
   nlohmann::json tables = nlohmann::json::array();
   uint64_t rows_bytes = 0;
+  uint64_t cache_bytes = 0;
   uint64_t index_bytes = 0;
   for (const Table* table : Tables()) {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
+    const CacheStats cache = table->cache();
     rows_bytes += of_rows;
+    cache_bytes += cache.bytes;
     index_bytes += of_index;
     tables.push_back({{"name", table->spec().name},
+                      {"job", job_},
                       {"dim", table->spec().dim},
                       {"rows", table->rows()},
                       {"bytes", of_rows},
                       {"index_bytes", of_index},
                       {"version", table->version()},
+                      {"cache",
+                       {{"hits", cache.hits},
+                        {"misses", cache.misses},
+                        {"rows", cache.rows},
+                        {"bytes", cache.bytes},
+                        {"evictions", cache.evictions},
+                        {"write_backs", cache.write_backs}}},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
+    AddPolicies(*table, &tables.back());
   }
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},
           {"count", shard_.servers},
           {"pid", getpid()},
           {"storage", storage_->spec().type},
+          {"storage_checkpoints", dram ? 0 : storage_->spec().kept_checkpoints},
+          {"storage_recovers", storage_->spec().recover},
           {"storage_bytes", storage_->bytes()},
           {"is_pmem", storage_->is_pmem()},
           {"threads", pool_->threads()},
           {"memory",
-           {{"dram", dram ? rows_bytes : 0},
+           {{"dram", dram ? rows_bytes : cache_bytes},
             {"pmem", dram ? 0 : rows_bytes},
             {"index", index_bytes},
             {"rss", ResidentBytes()}}},

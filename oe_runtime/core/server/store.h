@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
@@ -23,6 +25,7 @@ struct TablePart {
   size_t size = 0;
   Float* values = nullptr;  // size * dim floats
   double learning_rate = 0;
+  const uint32_t* counts = nullptr;  // of a push, see Table::Push
 };
 using PullPart = TablePart<float>;
 using PushPart = TablePart<const float>;
@@ -30,8 +33,8 @@ using PushPart = TablePart<const float>;
 // Thread-safe; no lock is held over more than the list of tables while tables work.
 class Store {
  public:
-  // `pool` must outlive the store.
-  Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool);
+  // `pool` must outlive the store. Tables of another `job` in the same storage are not this store's.
+  Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job = "");
 
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
@@ -39,21 +42,30 @@ class Store {
   std::vector<std::string> TableNames() const;
   // Throws ProtocolError for an id that CreateTable never gave.
   uint32_t Dim(uint32_t table) const;
+  // Whether pushes to the table bring counts (policy/policy_spec.h).
+  bool Counts(uint32_t table) const;
 
   void Pull(const std::vector<PullPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
   // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
 
+  // Table::Upkeep of all tables: to be called when a pull was answered.
+  void Upkeep() noexcept;
+  // Table::Evict of every table; how many rows went.
+  uint64_t Evict();
+
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
   std::vector<Key> Keys(uint32_t table, uint32_t part) const;
 
-  // Writes one file a table into the directory, which must exist. Returns a JSON array of
-  // {file, table, server, servers, rows, version, bytes, checksum, spec}.
-  nlohmann::json Save(const std::string& directory) const;
-  // Loads every table from the files that Save of any number of servers wrote. Verifies all files of all
-  // tables before the first table changes. Throws CheckpointError.
-  void Restore(const std::string& directory);
+  // Writes one file a table into the directory, which must exist, and beside those with admission their
+  // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},
+  // and with a filter {filter: {file, bytes, checksum}}. With `since`, the TableChecksums of the last save,
+  // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
+  nlohmann::json Save(const std::string& directory, const nlohmann::json& since) const;
+  // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
+  // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.
+  void Restore(const std::vector<std::string>& directories);
 
   // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
   // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
@@ -75,10 +87,12 @@ class Store {
  private:
   Table& Get(uint32_t id) const;
   std::vector<Table*> Tables() const;
+  std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
 
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
   ThreadPool* const pool_;
+  const std::string job_;
 
   mutable std::shared_mutex
       mutex_;  // guards the vector, not the tables, which stay for the life of the store
@@ -94,11 +108,16 @@ class Store {
 // and %XX for anything else.
 std::string TableFileName(const std::string& table, const ShardInfo& shard);
 
-// 16 hexadecimal digits.
-std::string HexText(uint64_t value);
-
 // All files of the table in the directory, in the order of their servers. Throws CheckpointError when there
 // is none, when some server's is missing, or when there are files of several server counts.
 std::vector<std::string> FindTableFiles(const std::string& directory, const std::string& table);
+
+// The chains (checkpoint/table_chain.h) that end in the files of the last directory; the bases of increments
+// lie in the directories before it, which are in the order of their saves. Throws CheckpointError as above.
+std::vector<TableChain> FindTableChains(const std::vector<std::string>& directories,
+                                        const std::string& table);
+
+// Of the files that a directory has of these tables, the checksums by table and server, for Store::Save.
+nlohmann::json TableChecksums(const std::string& directory, const std::vector<std::string>& tables);
 
 }  // namespace oe

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
@@ -82,6 +83,33 @@ std::vector<std::string> FindTableFiles(const std::string& directory, const std:
     files.push_back(file->second);
   }
   return files;
+}
+
+std::vector<TableChain> FindTableChains(const std::vector<std::string>& directories,
+                                        const std::string& table) {
+  if (directories.empty()) throw CheckpointError("there is no directory to find table '" + table + "' in");
+  std::vector<TableChain> chains;
+  for (const std::string& file : FindTableFiles(directories.back(), table)) {
+    const std::string name = file.substr(directories.back().size());
+    TableChain chain = {file};
+    for (size_t at = directories.size() - 1; at > 0 && ReadTableFileInfo(chain.front()).base; --at) {
+      chain.insert(chain.begin(), directories[at - 1] + name);
+    }
+    chains.push_back(std::move(chain));
+  }
+  return chains;
+}
+
+nlohmann::json TableChecksums(const std::string& directory, const std::vector<std::string>& tables) {
+  nlohmann::json checksums = nlohmann::json::object();
+  for (const std::string& table : tables) {
+    nlohmann::json of_servers = nlohmann::json::array();
+    for (const std::string& file : FindTableFiles(directory, table)) {
+      of_servers.push_back(HexText(ReadTableFileInfo(file).checksum));
+    }
+    checksums[table] = std::move(of_servers);
+  }
+  return checksums;
 }
 
 }  // namespace oe

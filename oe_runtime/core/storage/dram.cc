@@ -20,7 +20,9 @@ class Dram final : public Storage {
   bool is_pmem() const override { return false; }
 };
 
-std::byte* Map(size_t bytes) {
+}  // namespace
+
+std::byte* Storage::MapSegment(size_t bytes) {
   // Rows are read at random: with 4 KiB pages most reads would also miss the TLB. Huge pages need
   // alignment, and untouched memory costs nothing, so map more and give back the ends.
   const bool large = bytes >= kHugePage;
@@ -38,12 +40,12 @@ std::byte* Map(size_t bytes) {
   return begin;
 }
 
-}  // namespace
+void Storage::UnmapSegment(std::byte* data, size_t bytes) noexcept { (void)::munmap(data, bytes); }
 
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec) {
   if (!spec.path.empty()) throw SpecError("storage dram takes no path, but '" + spec.path + "' was given");
   if (spec.recover)
-    throw SpecError("storage dram cannot recover tables; only pmem_libpmem outlives a process");
+    throw SpecError("storage dram cannot recover tables; only pmem_libpmem and dram_pmem outlive a process");
   return std::make_shared<Dram>(spec);
 }
 
@@ -52,7 +54,7 @@ Arena::Arena(std::shared_ptr<Storage> storage, std::string owner)
 
 Arena::~Arena() {
   for (const Segment& segment : segments_) {
-    (void)::munmap(segment.data, segment.size);
+    storage_->UnmapSegment(segment.data, segment.size);
     storage_->Give(segment.size);
   }
 }
@@ -64,7 +66,7 @@ std::byte* Arena::Allocate(size_t bytes) {
     segments_.reserve(segments_.size() + 1);  // so that a segment that was taken is never lost
     Segment segment;
     segment.size = storage_->Take(RoundUp(size, kPage), RoundUp(NextSegment(bytes_), kPage), owner_,
-                                  [&](size_t wanted) { segment.data = Map(wanted); });
+                                  [&](size_t wanted) { segment.data = storage_->MapSegment(wanted); });
     segments_.push_back(segment);
     used_ = 0;
     bytes_ += segment.size;

@@ -19,6 +19,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/file.h"
+#include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/directory_lock.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/storage.h"
@@ -107,7 +108,10 @@ class SyncFlusher final : public Flusher {
 class PmemLibpmem final : public Storage, public Medium {
  public:
   PmemLibpmem(const StorageSpec& spec, const fs::path& directory)
-      : Storage(spec), directory_(directory), lock_(directory.string()) {
+      : Storage(spec),
+        cache_(spec.cache_bytes == 0 ? nullptr : std::make_unique<CacheMemory>(spec.cache_bytes)),
+        directory_(directory),
+        lock_(directory.string()) {
     if (spec.recover) {
       RemoveOrphans();
     } else {
@@ -125,6 +129,7 @@ class PmemLibpmem final : public Storage, public Medium {
   std::unique_ptr<Pool> NewPool(const PoolSpec& wanted, bool fresh, bool* opened) override {
     PoolSpec spec = wanted;
     spec.window = this->spec().kept_checkpoints;
+    spec.cache = cache_.get();
     *opened = false;
     if (!fresh && this->spec().recover) {
       if (const auto uuid = FindPool(spec)) {
@@ -255,6 +260,7 @@ class PmemLibpmem final : public Storage, public Medium {
     const json there = json::parse(text);
     const json identity = json::parse(wanted.identity);
     if (there.value("/table/name"_json_pointer, "") != wanted.table) return 0;
+    if (there.value("job", "") != identity.value("job", "")) return 0;
     for (const char* field : {"server", "servers"}) {
       if (there.value(field, json()) != identity.value(field, json())) return 1;
     }
@@ -319,6 +325,7 @@ class PmemLibpmem final : public Storage, public Medium {
     }
   }
 
+  const std::unique_ptr<CacheMemory> cache_;  // of dram_pmem
   const fs::path directory_;
   const DirectoryLock lock_;  // before any use of the directory, after the last
   Mappings mappings_;
@@ -330,24 +337,14 @@ std::map<std::string, std::weak_ptr<Storage>> open_directories;
 
 }  // namespace
 
-std::shared_ptr<Storage> OpenPmemLibpmem(const StorageSpec& spec) {
+std::shared_ptr<Storage> OpenPools(const StorageSpec& spec) {
   if (spec.path.empty())
-    throw SpecError("storage pmem_libpmem needs a path, the directory for its pool files");
+    throw SpecError("storage " + spec.type + " needs a path, the directory for its pool files");
   if (spec.kept_checkpoints < 1 || spec.kept_checkpoints > kMostKeptCheckpoints) {
     throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
                     std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
   }
-  if (::mkdir(spec.path.c_str(), 0755) != 0 && errno != EEXIST) {
-    throw StorageError("cannot make the storage directory " + spec.path +
-                           "; make it (or mount the persistent memory there) first",
-                       errno);
-  }
-  std::error_code error;
-  const fs::path directory = fs::canonical(spec.path, error);
-  if (error) throw StorageError("cannot use the storage directory " + spec.path, error.value());
-  if (!fs::is_directory(directory, error)) {
-    throw StorageError("the storage path " + spec.path + " is not a directory");
-  }
+  const fs::path directory = UseDirectory(spec.path);
   const std::lock_guard<std::mutex> lock(open_mutex);
   std::weak_ptr<Storage>& known = open_directories[directory.string()];
   if (auto storage = known.lock()) {
@@ -355,6 +352,11 @@ std::shared_ptr<Storage> OpenPmemLibpmem(const StorageSpec& spec) {
       throw StorageError("the storage directory " + spec.path + " is open in this process with a size of " +
                          std::to_string(storage->spec().capacity_bytes) + " bytes, not " +
                          std::to_string(spec.capacity_bytes));
+    }
+    if (storage->spec().cache_bytes != spec.cache_bytes) {
+      throw StorageError("the storage directory " + spec.path + " is open in this process with a cache of " +
+                         std::to_string(storage->spec().cache_bytes) + " bytes, not " +
+                         std::to_string(spec.cache_bytes));
     }
     return storage;
   }

@@ -66,7 +66,7 @@ Pool::Pool(Medium* medium, uint64_t uuid, const PoolSpec& spec)
       flusher_(medium->NewFlusher()),
       blocks_(spec.shards) {
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    shards_.push_back(std::make_unique<SlotStore>(this, layout_, static_cast<uint32_t>(epoch_)));
+    shards_.push_back(std::make_unique<SlotStore>(this, layout_, static_cast<uint32_t>(epoch_), spec_.cache));
   }
 }
 
@@ -250,6 +250,14 @@ void Pool::Grow(size_t blocks) {
 uint64_t Pool::bytes() const {
   const std::lock_guard<std::mutex> lock(segments_mutex_);
   return bytes_;
+}
+
+CacheStats Pool::cache_stats() const {
+  CacheStats stats;
+  for (const auto& shard : shards_) {
+    if (shard->cache() != nullptr) stats += shard->cache()->stats();
+  }
+  return stats;
 }
 
 void Pool::CloseRegions() noexcept {

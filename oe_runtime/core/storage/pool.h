@@ -30,6 +30,7 @@ struct PoolSpec {
   std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here
   uint32_t window = 2;                    // checkpoints that are kept
   size_t block_bytes = size_t{32} << 10;
+  CacheMemory* cache = nullptr;  // of a cache of rows in DRAM; must outlive the pool. nullptr: without one
   // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
   bool background = true;
 };
@@ -97,6 +98,8 @@ class Pool {
 
   // Bytes of all segments.
   uint64_t bytes() const;
+  // Of the caches of all shards.
+  CacheStats cache_stats() const;
 
   // For SlotStore: a block of free slots. Throws StorageError.
   SlotBlock TakeBlock();

@@ -163,6 +163,7 @@ void Pool::MakeDurable(const Job& job) {
 void Pool::Seal(const Job& job) {
   const uint64_t epoch = job.checkpoint.epoch;
   for (uint32_t i = 0; i < spec_.shards; ++i) {
+    shards_[i]->WriteBackUpTo(static_cast<uint32_t>(epoch));
     std::vector<uint32_t> tombstones = job.changes[i].tombstones;
     std::sort(tombstones.begin(), tombstones.end());
     for (const uint32_t number : job.changes[i].written) {

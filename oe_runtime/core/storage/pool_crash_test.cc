@@ -1,6 +1,7 @@
 // The proof that pools keep their promise: random pushes, erases, checkpoints and recoveries on a simulated
 // medium, power cuts and kills at random steps (also of recovery itself), and after each a comparison of
-// every row with a model.
+// every row with a model. Half of the tables have a cache of a few rows, that takes rows in and puts them out
+// all the time.
 //
 //   OE_CRASH_SEED=N      repeats a run (each prints its seed)
 //   OE_CRASH_POINTS=N    crash points, 30000 if not set
@@ -11,6 +12,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
 #include "oe_runtime/core/table/row_map.h"
@@ -53,6 +56,7 @@ struct Totals {
   uint64_t erases = 0;
   uint64_t reused = 0;
   uint64_t full = 0;
+  CacheStats cache;
 };
 
 // One table through many lives.
@@ -66,14 +70,19 @@ class Subject {
     spec_.shards = kShards;
     spec_.shard_of = [](Key key) { return static_cast<uint32_t>(Mix64(key) & (kShards - 1)); };
     spec_.window = window;
-    spec_.block_bytes = 2048;
+    spec_.block_bytes = random_() % 2 == 0 ? 2048 : 256;
     spec_.background = false;
     keys_ = 10 + random_() % 60;
+    if (random_() % 2 == 0) {
+      cache_ = std::make_unique<CacheMemory>(1 + random_() % 8192);
+      spec_.cache = cache_.get();
+    }
     medium_.set_largest(16 << 10);
     // Pushes go on while a checkpoint is made durable.
     medium_.on_step = [this] {
       if (!closing_ || random_() % 8 != 0) return;
       closing_ = false;
+      if (random_() % 2 == 0) Read();
       Push();
       closing_ = true;
     };
@@ -97,8 +106,7 @@ class Subject {
     totals_->in_checkpoint += closing_ ? 1 : 0;
     closing_ = false;
     recovering_ = false;
-    maps_.clear();
-    pool_.reset();
+    Close();
     medium_.Restart(random_() % 3 != 0);
     // Usually look at it in peace; sometimes the next life begins with a crash at once.
     if (random_() % 4 != 0) {
@@ -107,13 +115,21 @@ class Subject {
       Compare();
       // A power cut now must not change what was seen.
       if (random_() % 2 == 0) Act();
-      maps_.clear();
-      pool_.reset();
+      Close();
       medium_.Restart(true);
     }
   }
 
  private:
+  void Close() {
+    maps_.clear();
+    if (pool_) totals_->cache += pool_->cache_stats();
+    pool_.reset();
+    if (cache_) {
+      EXPECT_EQ(cache_->bytes(), 0U);
+    }
+  }
+
   void Open() {
     std::optional<uint64_t> uuid;
     for (const std::string& name : medium_.List()) {
@@ -203,6 +219,7 @@ class Subject {
 
   void Act() {
     const uint64_t what = random_() % 16;
+    if (cache_ && random_() % 2 == 0) Read();
     if (what < 9) return Push();
     if (what < 11) return EraseSome();
     if (what < 15) return Checkpoint();
@@ -212,6 +229,32 @@ class Subject {
     Recover();
     recovering_ = false;
     Compare();
+  }
+
+  // A pull and the upkeep after it.
+  void Read() {
+    std::vector<Key> keys(1 + random_() % 30);
+    for (Key& key : keys) key = random_() % (1 + random_() % keys_);
+    for (uint32_t i = 0; i < kShards; ++i) {
+      std::vector<Key> mine;
+      std::copy_if(keys.begin(), keys.end(), std::back_inserter(mine),
+                   [&](Key key) { return spec_.shard_of(key) == i; });
+      std::vector<const float*> found(mine.size());
+      maps_[i]->Find(mine.data(), mine.size(), found.data());
+      for (size_t at = 0; at < mine.size(); ++at) {
+        const auto expected = rows_.find(mine[at]);
+        ASSERT_EQ(found[at] != nullptr, expected != rows_.end()) << "key " << mine[at];
+        if (found[at] == nullptr) continue;
+        for (uint32_t d = 0; d < dim_; ++d) {
+          ASSERT_EQ(found[at][d], Value(mine[at], expected->second, d)) << "key " << mine[at];
+        }
+      }
+      if (random_() % 4 != 0) maps_[i]->Upkeep();
+    }
+    if (cache_) {
+      ASSERT_LE(cache_->bytes(), cache_->limit());
+    }
+    medium_.Step();
   }
 
   void Push() {
@@ -283,7 +326,7 @@ class Subject {
     }
   }
 
-  // Every row, and nothing else.
+  // Every row, and nothing else, right after a recovery.
   void Compare() {
     uint64_t rows = 0;
     for (uint32_t i = 0; i < kShards; ++i) {
@@ -315,6 +358,7 @@ class Subject {
   PoolSpec spec_;
   uint64_t keys_ = 0;
 
+  std::unique_ptr<CacheMemory> cache_;
   std::unique_ptr<Pool> pool_;
   std::vector<std::unique_ptr<RowMap>> maps_;
   bool recovering_ = false;
@@ -349,16 +393,23 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   }
   std::printf(
       "%llu crashes (%llu in recovery, %llu in a checkpoint), %llu recoveries (%llu to an older one), "
-      "%llu rows compared, %llu erased, %llu times full\n",
+      "%llu rows compared, %llu erased, %llu times full; caches: %llu hits, %llu misses, %llu evictions, "
+      "%llu write-backs\n",
       static_cast<unsigned long long>(totals.crashes), static_cast<unsigned long long>(totals.in_recovery),
       static_cast<unsigned long long>(totals.in_checkpoint),
       static_cast<unsigned long long>(totals.recovered), static_cast<unsigned long long>(totals.to_older),
       static_cast<unsigned long long>(totals.rows_compared), static_cast<unsigned long long>(totals.erases),
-      static_cast<unsigned long long>(totals.full));
+      static_cast<unsigned long long>(totals.full), static_cast<unsigned long long>(totals.cache.hits),
+      static_cast<unsigned long long>(totals.cache.misses),
+      static_cast<unsigned long long>(totals.cache.evictions),
+      static_cast<unsigned long long>(totals.cache.write_backs));
   EXPECT_GT(totals.in_recovery, points / 100);
   EXPECT_GT(totals.in_checkpoint, points / 20);
   EXPECT_GT(totals.to_older, points / 100);
   EXPECT_GT(totals.rows_compared, points);
+  EXPECT_GT(totals.cache.hits, points);
+  EXPECT_GT(totals.cache.evictions, points);
+  EXPECT_GT(totals.cache.write_backs, points);
 }
 
 }  // namespace

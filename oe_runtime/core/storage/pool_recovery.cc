@@ -87,14 +87,9 @@ void Pool::AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_b
 }
 
 void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const {
-  scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1);
+  scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1, spec_.cache);
   SlotStore& slots = *scan->slots;
-  uint64_t valid = 0;
-  for (const SlotBlock& block : scan->blocks) {
-    (void)slots.Adopt(block);
-    for (uint32_t i = 0; i < layout_.block_rows(); ++i) valid += block.metas[i].state != 0 ? 1 : 0;
-  }
-  index->Reserve(valid);
+  for (const SlotBlock& block : scan->blocks) (void)slots.Adopt(block);
 
   std::array<Key, kAtOnce> keys{};
   std::array<uint32_t, kAtOnce> numbers{};
@@ -111,6 +106,7 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
       // A key may come twice among these.
       if (found[i] == kNoRow) index->Find(&keys[i], 1, &found[i]);
       if (found[i] == kNoRow) {
+        index->Reserve(keys[i]);
         index->Add(keys[i], numbers[i]);
         continue;
       }

@@ -1,6 +1,6 @@
 #include "oe_runtime/core/storage/row_store.h"
 
-#include <limits>
+#include <cstring>
 
 #include "oe_runtime/core/common/error.h"
 
@@ -53,13 +53,27 @@ ArenaRows::ArenaRows(Arena* arena, size_t row_bytes)
     : RowStore(RowLayout::Dense(row_bytes, kBlockBytes)), arena_(arena) {}
 
 void ArenaRows::Reserve() {
-  if ((size_ >> layout().shift) < blocks()) return;
-  if (size_ >= std::numeric_limits<uint32_t>::max()) {
+  if (free_ > 0 || (next_ >> layout().shift) < blocks()) return;
+  if (next_ >= kMostRowsOfAStore) {
     throw StorageError(
-        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   ReserveBlock();
   AddBlock(arena_->Allocate(layout().block_bytes));
+}
+
+uint32_t ArenaRows::Add(Key /*key*/) noexcept {
+  if (free_ == 0) return static_cast<uint32_t>(next_++);
+  const uint32_t number = first_free_;
+  std::memcpy(&first_free_, row(number), sizeof(first_free_));
+  --free_;
+  return number;
+}
+
+void ArenaRows::Erase(Key /*key*/, uint32_t number) noexcept {
+  std::memcpy(row(number), &first_free_, sizeof(first_free_));
+  first_free_ = number;
+  ++free_;
 }
 
 }  // namespace oe

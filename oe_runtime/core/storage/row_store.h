@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_ROW_STORE_H_
 #define OE_CORE_STORAGE_ROW_STORE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,6 +12,10 @@
 namespace oe {
 
 class SlotStore;
+
+// The bit of a row's number that says that it is of a copy in DRAM (row_cache.h).
+constexpr uint32_t kCopyBit = 1U << 31;
+constexpr uint64_t kMostRowsOfAStore = kCopyBit - 1;
 
 // How rows of one size lie in blocks of 2^shift rows.
 struct RowLayout {
@@ -35,7 +40,7 @@ struct RowLayout {
 };
 
 // Rows of one internal shard of a table, without headers, known by numbers. They never move, so pointers to
-// them stay good for the life of the store. Not thread-safe.
+// them stay good until they are erased. Not thread-safe.
 class RowStore {
  public:
   explicit RowStore(const RowLayout& layout) : layout_(layout), mask_(layout.block_rows() - 1) {}
@@ -47,44 +52,54 @@ class RowStore {
   virtual void Reserve() = 0;
   // The number of a new row for `key`, contents undefined. Reserve() must have come before.
   virtual uint32_t Add(Key key) noexcept = 0;
+  // Makes Erase() of that row not throw; throws StorageError when the storage has no room for what must be
+  // written down of it.
+  virtual void ReserveErase(uint32_t number) = 0;
+  // Forgets the row of `key`. ReserveErase() must have come just before.
+  virtual void Erase(Key key, uint32_t number) noexcept = 0;
   // Rows there are.
   virtual uint64_t size() const noexcept = 0;
   // This store, if a row must be asked for before it is written (slot_store.h).
   virtual SlotStore* slots() noexcept { return nullptr; }
 
   std::byte* row(uint32_t number) const noexcept {
-    return blocks_[number >> layout_.shift] + layout_.Offset(number & mask_);
+    return blocks_[number / kCopyBit][number % kCopyBit >> layout_.shift] + layout_.Offset(number & mask_);
   }
 
  protected:
   const RowLayout& layout() const noexcept { return layout_; }
   uint32_t mask() const noexcept { return mask_; }
-  size_t blocks() const noexcept { return blocks_.size(); }
+  size_t blocks() const noexcept { return blocks_[0].size(); }
   // Makes room for one more block; may throw std::bad_alloc.
   void ReserveBlock() {
-    if (blocks_.size() == blocks_.capacity()) blocks_.reserve(blocks_.size() * 2 + 1);
+    if (blocks_[0].size() == blocks_[0].capacity()) blocks_[0].reserve(blocks_[0].size() * 2 + 1);
   }
-  void AddBlock(std::byte* block) { blocks_.push_back(block); }
+  void AddBlock(std::byte* block) { blocks_[0].push_back(block); }
+  std::vector<std::byte*>& copies() noexcept { return blocks_[1]; }
 
  private:
   const RowLayout layout_;
   const uint32_t mask_;
-  std::vector<std::byte*> blocks_;
+  std::array<std::vector<std::byte*>, 2> blocks_;  // of rows and of copies
 };
 
-// In memory of an arena, numbered from 0 in order of allocation.
+// In memory of an arena, numbered from 0 in order of allocation; numbers of erased rows come again.
 class ArenaRows final : public RowStore {
  public:
   // `arena` must outlive the store.
   ArenaRows(Arena* arena, size_t row_bytes);
 
   void Reserve() override;
-  uint32_t Add(Key /*key*/) noexcept override { return static_cast<uint32_t>(size_++); }
-  uint64_t size() const noexcept override { return size_; }
+  uint32_t Add(Key key) noexcept override;
+  void ReserveErase(uint32_t /*number*/) override {}
+  void Erase(Key key, uint32_t number) noexcept override;
+  uint64_t size() const noexcept override { return next_ - free_; }
 
  private:
   Arena* const arena_;
-  uint64_t size_ = 0;
+  uint64_t next_ = 0;  // numbers that were given out
+  uint64_t free_ = 0;  // how many of them are free: a list in the rows themselves
+  uint32_t first_free_ = 0;
 };
 
 }  // namespace oe

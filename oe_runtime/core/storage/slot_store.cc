@@ -17,14 +17,18 @@ void ReserveOne(std::vector<T>* list) {
 
 }  // namespace
 
-void SlotStore::Reserve() {
+void SlotStore::ReserveLists() {
   ReserveOne(&changes_.written);
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
-  if (!free_.empty() || TakeGiven()) return;
-  if (blocks() >= (uint64_t{1} << 32 >> layout().shift) - 1) {
+}
+
+void SlotStore::Reserve() {
+  ReserveLists();
+  if (!dropped_.empty() || !free_.empty() || TakeGiven()) return;
+  if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
-        "a sixteenth of a table holds at most 4294967295 rows on one server; use more servers");
+        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   SlotBlock block;
   try {
@@ -36,6 +40,9 @@ void SlotStore::Reserve() {
     throw;
   }
   ReserveOne(&changes_.blocks);
+  // The thread that makes checkpoints durable finds the slots of copies in the same list.
+  std::unique_lock<std::mutex> lock;
+  if (cache_) lock = std::unique_lock<std::mutex>(cache_->mutex());
   const uint32_t first = Adopt(block);
   changes_.blocks.push_back(block);
   free_.reserve(layout().block_rows());
@@ -46,9 +53,11 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   const auto first = static_cast<uint32_t>(blocks() << layout().shift);
   ReserveBlock();
   ReserveOne(&metas_);
-  const size_t slots = epochs_.size() + layout().block_rows();
-  if (slots > epochs_.capacity()) epochs_.reserve(slots + slots / 2);
-  epochs_.resize(slots, 0);
+  const size_t slots = first + layout().block_rows();
+  const size_t groups = (slots + kGroup - 1) / kGroup;
+  if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
+  taken_.resize(groups);
+  added_.resize(slots, false);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
   return first;
@@ -65,22 +74,50 @@ void SlotStore::Give(const std::vector<uint32_t>& numbers) {
   given_.insert(given_.end(), numbers.begin(), numbers.end());
 }
 
-uint32_t SlotStore::Take(Key key) noexcept {
-  const uint32_t number = free_.back();
-  free_.pop_back();
+void SlotStore::ReserveErase(uint32_t number) {
+  ReserveLists();
+  if (!Writable(number)) Reserve();  // its tombstone has a slot
+  ReserveOne(&dropped_);
+  const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
+  if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
+}
+
+uint32_t SlotStore::Take(Key key, bool added) noexcept {
+  uint32_t number = 0;
+  if (!dropped_.empty()) {
+    number = dropped_.back();
+    dropped_.pop_back();
+  } else {
+    number = free_.back();
+    free_.pop_back();
+    Taken& group = taken_[number / kGroup];
+    if (group.epoch != epoch_) group = {epoch_, 0};
+    group.slots |= 1U << number % kGroup;
+    changes_.written.push_back(number);
+  }
   metas_[number >> layout().shift][number & mask()].key = key;
-  epochs_[number] = epoch_;
-  changes_.written.push_back(number);
+  added_[number] = added;
   return number;
 }
 
 uint32_t SlotStore::Add(Key key) noexcept {
   ++size_;
-  return Take(key);
+  return Take(key, true);
 }
 
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
-  const uint32_t copy = Take(key);
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    RowCache::Frame& frame = cache_->frame(number);
+    cache_->WriteBack(number);  // what belongs to an epoch that is closed
+    if (!SlotIsNew(frame.slot)) {
+      changes_.retired.push_back(frame.slot);
+      frame.slot = Take(key, false);
+    }
+    frame.written = epoch_;
+    return number;
+  }
+  const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
   return copy;
@@ -88,16 +125,30 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
 
 void SlotStore::Erase(Key key, uint32_t number) noexcept {
   --size_;
+  if ((number & kCopyBit) != 0) {
+    const std::lock_guard<std::mutex> lock(cache_->mutex());
+    const RowCache::Frame frame = cache_->frame(number);
+    if (frame.written != epoch_) cache_->WriteBack(number);
+    cache_->Free(number);
+    number = frame.slot;
+  }
+  if (SlotIsNew(number) && added_[number]) {
+    dropped_.push_back(number);
+    return;
+  }
   if (Writable(number)) {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
-  changes_.tombstones.push_back(Take(key));
+  changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
   ++epoch_;
+  // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
+  changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
+  dropped_.clear();
   return std::exchange(changes_, Changes{});
 }
 

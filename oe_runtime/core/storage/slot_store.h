@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/row_store.h"
 
 namespace oe {
@@ -26,27 +28,50 @@ struct SlotBlock {
 
 // The rows of one internal shard of a table in a pool (pool.h). Rows belong to epochs: a row that was written
 // in an earlier epoch is never changed; Replace() gives a copy in the open epoch, and its slot is free again
-// when no checkpoint needs it. Not thread-safe but for Give().
+// when no checkpoint needs it. With a cache, the row of a copy has its slot in the open epoch as soon as it
+// may be written there, and its content when the copy is evicted, replaced or erased in a later epoch, or
+// when the checkpoint of its epoch is made durable, whichever comes first. Not thread-safe but for Give() and
+// WriteBackUpTo().
 class SlotStore final : public RowStore {
  public:
-  // `pool` must outlive the store.
-  SlotStore(Pool* pool, const RowLayout& layout, uint32_t epoch)
-      : RowStore(layout), pool_(pool), epoch_(epoch) {}
+  // `pool` must outlive the store, and so must `memory`, that of a cache; nullptr: without one.
+  SlotStore(Pool* pool, const RowLayout& layout, uint32_t epoch, CacheMemory* memory)
+      : RowStore(layout),
+        pool_(pool),
+        epoch_(epoch),
+        cache_(memory == nullptr ? nullptr : std::make_unique<RowCache>(memory, this, layout)) {}
 
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
   uint64_t size() const noexcept override { return size_; }
   SlotStore* slots() noexcept override { return this; }
+  // nullptr: there is none.
+  RowCache* cache() const noexcept { return cache_.get(); }
 
-  // Whether the row belongs to the open epoch and so may be written.
-  bool Writable(uint32_t number) const noexcept { return epochs_[number] == epoch_; }
-  void PrefetchEpoch(uint32_t number) const noexcept { __builtin_prefetch(&epochs_[number]); }
+  // Whether the row belongs to the open epoch and so may be written. Numbers of copies count as rows here, in
+  // Replace() and in Erase().
+  bool Writable(uint32_t number) const noexcept {
+    if (cache_ == nullptr) return SlotIsNew(number);
+    // Copy or slot is hard to predict for the processor, so nothing branches on it.
+    const bool copy = (number & kCopyBit) != 0;
+    const Taken& group = taken_[copy ? 0 : number / kGroup];
+    const uint32_t* epoch = copy ? cache_->WrittenOf(number) : &group.epoch;
+    const uint32_t slots = copy ? ~0U : group.slots;
+    return (slots >> number % kGroup & (__atomic_load_n(epoch, __ATOMIC_RELAXED) == epoch_ ? 1U : 0U)) != 0;
+  }
+  void PrefetchWritable(uint32_t number) const noexcept {
+    const void* place = taken_.data() + number % kCopyBit / kGroup;
+    if (cache_ != nullptr) place = (number & kCopyBit) != 0 ? cache_->WrittenOf(number) : place;
+    __builtin_prefetch(place);
+  }
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
-  // before; the caller puts the new number into the index.
+  // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
   // Forgets the row of `key`, leaving a tombstone: a slot without a row that hides the key's older slots from
-  // recovery. Reserve() must have come before; the caller takes the key out of the index.
-  void Erase(Key key, uint32_t number) noexcept;
+  // recovery; the caller takes the key out of the index. A row that came in the open epoch hides none, and
+  // the next row takes its slot.
+  void ReserveErase(uint32_t number) override;
+  void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
   struct Changes {
@@ -60,6 +85,13 @@ class SlotStore final : public RowStore {
   // Ends the open epoch and begins the next one.
   Changes Close() noexcept;
 
+  // Writes what a closed epoch still has in copies only to its slots. Thread-safe.
+  void WriteBackUpTo(uint32_t epoch) noexcept {
+    if (cache_) cache_->WriteBackUpTo(epoch);
+  }
+  // For the cache: the blocks of its frames.
+  std::vector<std::byte*>& copy_blocks() noexcept { return copies(); }
+
   // Takes slots back that no checkpoint needs. Thread-safe.
   void Give(const std::vector<uint32_t>& numbers);
 
@@ -71,16 +103,35 @@ class SlotStore final : public RowStore {
   void SetSize(uint64_t size) noexcept { size_ = size; }
 
  private:
-  uint32_t Take(Key key) noexcept;
+  // Which of 32 slots were taken in `epoch`, and in no later one. Pushes ask for random slots, so these are
+  // small enough to stay in the processor's caches, and nothing needs to be cleared when an epoch ends.
+  static constexpr uint32_t kGroup = 32;
+  struct Taken {
+    uint32_t epoch = 0;
+    uint32_t slots = 0;
+  };
+
+  uint32_t Take(Key key, bool added) noexcept;
+  // Whether the slot was taken in the open epoch.
+  bool SlotIsNew(uint32_t number) const noexcept {
+    const Taken& group = taken_[number / kGroup];
+    return group.epoch == epoch_ && (group.slots >> number % kGroup & 1U) != 0;
+  }
   bool TakeGiven();
+  void ReserveLists();
 
   Pool* const pool_;
   uint32_t epoch_;
   uint64_t size_ = 0;
   std::vector<SlotMeta*> metas_;
-  std::vector<uint32_t> epochs_;  // the open epoch in which a slot was taken; 0 after recovery
+  std::vector<Taken> taken_;
+  std::vector<bool>
+      added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
   std::vector<uint32_t> free_;
+  std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
   Changes changes_;
+
+  const std::unique_ptr<RowCache> cache_;
 
   std::mutex given_mutex_;
   std::vector<uint32_t> given_;

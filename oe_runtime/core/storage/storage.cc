@@ -1,8 +1,13 @@
 #include "oe_runtime/core/storage/storage.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
@@ -36,9 +41,34 @@ size_t NextSegment(uint64_t bytes) {
 }
 
 std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
+  const bool cached = spec.type == "dram_pmem";
+  if (cached && spec.cache_bytes == 0) {
+    throw SpecError("storage dram_pmem needs 'cache_bytes', the DRAM for the rows that are used most");
+  }
+  if (!cached && spec.cache_bytes > 0) {
+    throw SpecError("storage " + spec.type + " has no cache, but 'cache_bytes' is " +
+                    std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem");
+  }
   if (spec.type == "dram") return OpenDram(spec);
-  if (spec.type == "pmem_libpmem") return OpenPmemLibpmem(spec);
-  throw SpecError("storage type '" + spec.type + "' is not one of dram, pmem_libpmem");
+  if (spec.type == "pmem_memkind") return OpenMemkind(spec);
+  if (spec.type == "pmem_libpmem" || cached) return OpenPools(spec);
+  throw SpecError("storage type '" + spec.type +
+                  "' is not one of dram, pmem_libpmem, dram_pmem, pmem_memkind");
+}
+
+std::string UseDirectory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+    throw StorageError("cannot make the storage directory " + path +
+                           "; make it (or mount the persistent memory there) first",
+                       errno);
+  }
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::canonical(path, error);
+  if (error) throw StorageError("cannot use the storage directory " + path, error.value());
+  if (!std::filesystem::is_directory(directory, error)) {
+    throw StorageError("the storage path " + path + " is not a directory");
+  }
+  return directory.string();
 }
 
 std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {

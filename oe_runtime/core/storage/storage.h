@@ -18,15 +18,20 @@ constexpr uint32_t kMostKeptCheckpoints = 64;
 
 // Where the rows of a server live.
 struct StorageSpec {
-  std::string type = "dram";    // "dram" or "pmem_libpmem"
-  std::string path;             // pmem_libpmem: a directory, created if only its last part is missing
+  // "dram"; "pmem_libpmem": pools in a directory; "dram_pmem": the same with a cache in DRAM; "pmem_memkind":
+  // KMEM DAX NUMA nodes, or with a path a file there, as memory that ends with the process.
+  std::string type = "dram";
+  // Of pools and memkind: a directory, created if only its last part is missing.
+  std::string path;
   uint64_t capacity_bytes = 0;  // most bytes for the rows of all tables; 0 = no cap
-  // pmem_libpmem: whether tables that the directory holds are opened when they are created again, at their
+  // Pools: whether tables that the directory holds are opened when they are created again, at their
   // newest checkpoint. Otherwise they are removed and every table starts empty.
   bool recover = false;
-  // pmem_libpmem: how many of the newest checkpoints of a table can be gone back to, 1 to
+  // Pools: how many of the newest checkpoints of a table can be gone back to, 1 to
   // kMostKeptCheckpoints. Each costs room for the rows that changed after it.
   uint32_t kept_checkpoints = 2;
+  // dram_pmem, which needs it: most bytes of DRAM for the caches of all tables.
+  uint64_t cache_bytes = 0;
 };
 
 // A checkpoint that a table can be recovered to.
@@ -42,7 +47,7 @@ class Arena;
 // of optimizers. Thread-safe.
 class Storage : public std::enable_shared_from_this<Storage> {
  public:
-  // Opens the storage. A pmem_libpmem directory is locked for the life of the storage; without `recover`,
+  // Opens the storage. A directory of pools is locked for the life of the storage; without `recover`,
   // pool files left in it are removed. Opening the same directory again in the same process gives the same
   // storage. Throws SpecError for a type that does not exist, StorageError for a directory that cannot be
   // used or that another live process holds (naming its pid).
@@ -75,6 +80,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void Count(size_t bytes);
   void Give(size_t bytes) noexcept;
 
+  // What arenas are made of: a multiple of 4096 bytes, aligned as much. Here, DRAM. Throws StorageError.
+  virtual std::byte* MapSegment(size_t bytes);
+  virtual void UnmapSegment(std::byte* data, size_t bytes) noexcept;
+
  private:
   friend class Arena;
 
@@ -83,8 +92,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   uint64_t bytes_ = 0;
 };
 
-// One table's rows in DRAM: blocks carved from segments that grow with the table; all of it goes back at
-// once. Thread-safe.
+// One table's rows in memory that ends with the process: blocks carved from segments that grow with the
+// table; all of it goes back at once. Thread-safe.
 class Arena {
  public:
   Arena(std::shared_ptr<Storage> storage, std::string owner);
@@ -112,9 +121,14 @@ class Arena {
   uint64_t bytes_ = 0;
 };
 
-// The two kinds, for Storage::Open.
+// The kinds, for Storage::Open.
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec);
-std::shared_ptr<Storage> OpenPmemLibpmem(const StorageSpec& spec);
+std::shared_ptr<Storage> OpenPools(const StorageSpec& spec);  // pmem_libpmem, dram_pmem
+std::shared_ptr<Storage> OpenMemkind(const StorageSpec& spec);
+
+// The canonical path of a storage directory, which is made if only its last part is missing. Throws
+// StorageError.
+std::string UseDirectory(const std::string& path);
 
 // 1536 → "1.5 KiB".
 std::string BytesText(uint64_t bytes);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -15,8 +16,10 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/row_store.h"
+#include "oe_runtime/core/storage/test_storage.h"
 
 namespace oe {
 namespace {
@@ -29,7 +32,7 @@ std::vector<std::string> FilesIn(const std::string& directory) {
   return {names.begin(), names.end()};
 }
 
-// Rows of one size in a storage of either kind.
+// Rows of one size in a storage of any kind.
 class Rows {
  public:
   Rows(Storage* storage, const std::string& table, size_t row_bytes, const std::string& more = "") {
@@ -68,8 +71,7 @@ class Rows {
 class StorageTest : public testing::TestWithParam<const char*> {
  protected:
   StorageSpec Spec(uint64_t capacity = 0) const {
-    const std::string type = GetParam();
-    return {type, type == "dram" ? "" : directory_.path(), capacity};
+    return TestStorage(GetParam(), directory_.path(), capacity);
   }
 
   TestDirectory directory_;
@@ -122,8 +124,57 @@ TEST_P(StorageTest, TheCapIsOneForAllTablesAndComesBack) {
   EXPECT_NE(second.Add(), nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::Values("dram", "pmem_libpmem"),
+INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::ValuesIn(kStorageTypes),
                          [](const auto& kind) { return std::string(kind.param); });
+
+TEST(MemkindStorageTest, SaysWhatIsMissing) {
+  const TestDirectory directory;
+  const auto message = [](const std::string& path, bool recover) {
+    return MessageOf<Error>([&] { (void)Storage::Open({"pmem_memkind", path, 0, recover}); });
+  };
+  EXPECT_EQ(message(directory.file("a/b"), false).substr(0, 33), "cannot make the storage directory");
+  EXPECT_EQ(message(directory.path(), true),
+            "storage pmem_memkind cannot recover tables; only pmem_libpmem and dram_pmem outlive a process");
+  ::setenv("MEMKIND_DAX_KMEM_NODES", "", 1);  // NOLINT(concurrency-mt-unsafe)
+  if (std::filesystem::exists("/sys/bus/dax/drivers/kmem")) GTEST_SKIP() << "there may be KMEM DAX nodes";
+  const std::string none = message("", false);
+  EXPECT_NE(none.find("finds no KMEM DAX node on this host ("), std::string::npos) << none;
+  EXPECT_NE(none.find("oeprov pmem-mode system-ram"), std::string::npos) << none;
+}
+
+TEST(MemkindStorageTest, LeavesNothingInItsDirectory) {
+  const TestDirectory directory;
+  const auto storage = Storage::Open({"pmem_memkind", directory.path(), 0});
+  Rows rows(storage.get(), "t", 1000);
+  EXPECT_NE(rows.Add(), nullptr);
+  EXPECT_FALSE(storage->is_pmem());
+  EXPECT_TRUE(FilesIn(directory.path()).empty());
+}
+
+// Caches share one limit: who comes later gets as much as those who were first.
+TEST(CacheMemoryTest, WhoHasLessThanItsShareIsServedByWhoHasMore) {
+  constexpr size_t kBlock = 4096;
+  CacheMemory memory(10 * kBlock);
+  memory.Join();
+  std::vector<std::byte*> first;
+  while (std::byte* block = memory.Take(kBlock, 0, first.size() * kBlock)) first.push_back(block);
+  EXPECT_EQ(first.size(), 10U);
+  EXPECT_FALSE(memory.Owes(first.size() * kBlock)) << "nobody else asks";
+  memory.Join();
+  std::vector<std::byte*> second;
+  for (int turn = 0; turn < 100; ++turn) {
+    if (std::byte* block = memory.Take(kBlock, 0, second.size() * kBlock)) second.push_back(block);
+    if (memory.Owes(first.size() * kBlock)) {
+      memory.Give(first.back(), kBlock, 0);
+      first.pop_back();
+      EXPECT_EQ(memory.Take(kBlock, 0, first.size() * kBlock), nullptr) << "it is kept for the other";
+    }
+    ASSERT_LE(memory.bytes(), memory.limit());
+  }
+  EXPECT_EQ(first.size(), 5U);
+  EXPECT_EQ(second.size(), 5U);
+  EXPECT_FALSE(memory.Owes(second.size() * kBlock));
+}
 
 TEST(PmemStorageTest, SmallRowsDoNotStraddleLines) {
   for (size_t bytes = 4; bytes <= 1024; bytes += 4) {
@@ -257,7 +308,7 @@ TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {
   EXPECT_EQ(message(directory.file("file")),
             "the storage path " + directory.file("file") + " is not a directory");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"tape", "", 0}); }),
-            "storage type 'tape' is not one of dram, pmem_libpmem");
+            "storage type 'tape' is not one of dram, pmem_libpmem, dram_pmem, pmem_memkind");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"dram", "/x", 0}); }),
             "storage dram takes no path, but '/x' was given");
 }

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <optional>
 
+#include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/table/row_map.h"
 #include "oe_runtime/core/table/table.h"
@@ -35,8 +38,42 @@ struct Table::Content {
   std::unique_ptr<Pool> pool;
   std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
   std::array<std::unique_ptr<RowMap>, kShards> shards;
+  std::unique_ptr<AdmissionFilter> filter;  // if there is admission; its parts are under the shards' locks
+  std::array<uint64_t, kShards> hands{};    // where the search for rows to evict goes on; of pushes
   std::atomic<uint64_t> version{0};
   bool opened = false;  // the pool was there already
+  // The checksum of the file that had this content when the shards' changes were empty.
+  std::optional<uint64_t> saved;
+};
+
+// The keys of a call in the order of their internal shards.
+struct Table::Plan {
+  std::array<size_t, kShards + 1> begin{};
+  std::unique_ptr<Key[]> keys;
+  std::unique_ptr<uint32_t[]> order;  // keys[i] was at order[i]
+
+  // Runs task(begin, end, shard) for every internal shard with keys; rethrows the first error when all are
+  // done.
+  template <typename Task>
+  void ForEachShard(Executor* executor, const Task& task) const {
+    std::array<std::exception_ptr, kShards> errors;
+    const auto run = [&](size_t shard) {
+      if (begin[shard] == begin[shard + 1]) return;
+      try {
+        task(begin[shard], begin[shard + 1], shard);
+      } catch (...) {
+        errors[shard] = std::current_exception();
+      }
+    };
+    if (executor != nullptr) {
+      executor->ParallelFor(kShards, run);
+    } else {
+      for (size_t shard = 0; shard < kShards; ++shard) run(shard);
+    }
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
 };
 
 }  // namespace oe

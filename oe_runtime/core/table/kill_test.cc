@@ -39,22 +39,30 @@ std::vector<Key> Batch(uint64_t step) {
   return keys;
 }
 
-std::unique_ptr<Table> Open(const std::string& directory) {
+std::unique_ptr<Table> Open(const std::string& directory, bool cached) {
   TableSpec spec;
   spec.name = "t";
   spec.dim = kDim;
   spec.optimizer.name = "sgd";
   spec.initializer = {"zeros", {}, 0};
-  return Table::Create(spec, StorageSpec{"pmem_libpmem", directory, 0, true, 2});
+  // Processes with a cache, which some shards get, and without one take turns on the same pool.
+  StorageSpec storage{"pmem_libpmem", directory, 0, true, 2};
+  if (cached) {
+    storage.type = "dram_pmem";
+    storage.cache_bytes = kKeys * kDim * sizeof(float);
+  }
+  return Table::Create(spec, storage);
 }
 
 // Every row counts the pushes to its key. Ends when it is killed.
-[[noreturn]] void PushForever(const std::string& directory, Progress* progress) {
-  const auto table = Open(directory);
+[[noreturn]] void PushForever(const std::string& directory, bool cached, Progress* progress) {
+  const auto table = Open(directory, cached);
+  std::vector<float> rows(kBatch * kDim);
   const std::vector<float> grads(kBatch * kDim, -1.0F);
   while (true) {
     const uint64_t step = table->version() + 1;
     const std::vector<Key> keys = Batch(step);
+    table->Pull(keys.data(), keys.size(), rows.data());
     table->Push(keys.data(), keys.size(), grads.data(), 1.0);
     if (step % 5 != 0) continue;
     progress->called = step;
@@ -79,7 +87,7 @@ TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
   for (int kill = 0; kill < kKills; ++kill) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) PushForever(directory.path(), progress);
+    if (child == 0) PushForever(directory.path(), kill % 2 == 0, progress);
     // In its start or recovery, or around a checkpoint that is about to become durable.
     if (kill % 3 != 0) {
       const uint64_t wanted = progress->durable + 5 * (1 + random() % 4);
@@ -91,7 +99,7 @@ TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "it ended by itself";
 
-    const auto table = Open(directory.path());
+    const auto table = Open(directory.path(), false);
     const auto kept = table->Checkpoints();
     const uint64_t id = kept.empty() ? 0 : kept.back().id;
     ASSERT_GE(id, progress->durable.load());

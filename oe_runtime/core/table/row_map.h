@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <shared_mutex>
 #include <string>
@@ -12,6 +13,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/slot_store.h"
+#include "oe_runtime/core/table/change_log.h"
 
 namespace oe {
 
@@ -20,7 +22,10 @@ class RowMap {
  public:
   // `store` must outlive the map.
   RowMap(std::unique_ptr<Index> index, RowStore* store)
-      : index_(std::move(index)), store_(store), slots_(store->slots()) {}
+      : index_(std::move(index)),
+        store_(store),
+        slots_(store->slots()),
+        cache_(slots_ == nullptr ? nullptr : slots_->cache()) {}
 
   std::shared_mutex& mutex() const { return mutex_; }
 
@@ -30,6 +35,7 @@ class RowMap {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, n - begin);
       index_->Find(keys + begin, size, numbers.data());
+      if (cache_ != nullptr) cache_->NoteReads(keys + begin, numbers.data(), size);
       for (size_t i = 0; i < size; ++i) {
         rows[begin + i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
       }
@@ -37,54 +43,119 @@ class RowMap {
   }
 
   // numbers[i] = the number of the row of keys[i], which may be written until the next checkpoint of the
-  // store; a missing row is made by `fill(key, row)`, which does not throw. Throws StorageError; then each
-  // key either has a filled row or none.
+  // store, or an Upkeep() between, which moves() shows; a missing row is made by `fill(key, row)`, which does
+  // not throw. Throws StorageError; then each key either has a filled row or none.
   template <typename Fill>
   void FindOrAdd(const Key* keys, size_t n, uint32_t* numbers, const Fill& fill) {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t end = std::min(begin + kAtOnce, n);
-      index_->Find(keys + begin, end - begin, numbers + begin);
-      if (slots_ != nullptr) MakeWritable(keys + begin, end - begin, numbers + begin);
+      FindWritable(keys + begin, end - begin, numbers + begin);
       for (size_t i = begin; i < end; ++i) {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
         if (numbers[i] != kNoRow) continue;
-        Reserve();
+        Reserve(keys[i]);
         numbers[i] = store_->Add(keys[i]);
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
       }
+      Changed(numbers + begin, end - begin);
     }
   }
 
-  // Makes room in the index for `keys` more. Table files have their keys in the order of an index, and an
-  // index that grows while it takes them in that order has all of them in its first part, where they collide.
-  void ReserveKeys(uint64_t keys) {
-    try {
-      index_->Reserve(keys);
-    } catch (const std::bad_alloc&) {
-      throw StorageError("no memory for an index of " + std::to_string(keys) +
-                         " keys in a sixteenth of a table; use more servers");
+  // numbers[i] = the number of the row of keys[i], which may be written as above, or kNoRow. Throws
+  // StorageError.
+  void FindWritable(const Key* keys, size_t n, uint32_t* numbers) {
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, numbers + begin);
+      if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
+      Changed(numbers + begin, size);
     }
   }
 
-  // Removes a key, leaving what its store needs to remember that (SlotStore::Erase). False for a key without
+  // Removes a key, leaving what its store needs to remember that (RowStore::Erase). False for a key without
   // a row. Throws StorageError.
   bool Erase(Key key) {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
     if (number == kNoRow) return false;
-    Reserve();
-    slots_->Erase(key, number);
-    index_->Erase(key);
+    Erase(key, number);
     return true;
+  }
+  void Erase(Key key, uint32_t number) {
+    OrStorageError([&] { store_->ReserveErase(number); });
+    store_->Erase(key, number);
+    index_->Erase(key);
+    changes_.Erased(key, store_->size());
+  }
+
+  // Erases the rows for which wants(row) among about `most` keys from *position on (0 at first), which moves
+  // on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
+  // StorageError.
+  template <typename Wants>
+  bool EraseIf(uint64_t* position, size_t most, const Wants& wants) {
+    std::array<Key, kAtOnce> keys{};
+    std::array<uint32_t, kAtOnce> numbers{};
+    for (size_t seen = 0; seen < most;) {
+      const uint64_t start = *position;
+      const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
+      if (found == 0) return false;
+      for (size_t i = 0; i < found; ++i) __builtin_prefetch(row(numbers[i]));
+      bool erased = false;
+      for (size_t i = 0; i < found; ++i) {
+        if (!wants(static_cast<const float*>(row(numbers[i])))) continue;
+        Erase(keys[i], numbers[i]);
+        erased = true;
+      }
+      if (erased) *position = start;  // the place of an erased key may have another one now
+      seen += found;
+    }
+    return true;
+  }
+
+  // Lets the cache of the store, if it has one, take in what was read (row_cache.h). The caller does not hold
+  // mutex().
+  void Upkeep() noexcept {
+    while (cache_ != nullptr && cache_->wants_upkeep()) {
+      const std::unique_lock<std::shared_mutex> lock(mutex_);
+      cache_->Upkeep(index_.get());
+    }
+  }
+  // Changes when rows have other numbers than before, because they were taken into the cache or put out.
+  uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
+  // The numbers that the rows of keys[n] have now, which were made writable since the last checkpoint; kNoRow
+  // stays.
+  void FindAgain(const Key* keys, size_t n, uint32_t* numbers) noexcept {
+    std::array<uint32_t, kAtOnce> now{};
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, n - begin);
+      index_->Find(keys + begin, size, now.data());
+      for (size_t i = 0; i < size; ++i) {
+        uint32_t& number = numbers[begin + i];
+        if (number == kNoRow) continue;
+        number = slots_->Writable(now[i]) ? now[i] : slots_->Replace(keys[begin + i], now[i]);
+      }
+      Changed(numbers + begin, size);
+    }
+  }
+  // To be held by whoever writes to rows, beside mutex().
+  std::unique_lock<std::mutex> LockCopies() {
+    return cache_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(cache_->mutex());
   }
 
   float* row(uint32_t number) const noexcept { return reinterpret_cast<float*>(store_->row(number)); }
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
+  // Since the last save of the table; by PlaceOf().
+  ChangeLog& changes() noexcept { return changes_; }
+  const ChangeLog& changes() const noexcept { return changes_; }
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
+  // The number that a row keeps when it is taken into the cache or put out.
+  uint32_t PlaceOf(uint32_t number) const noexcept {
+    return cache_ != nullptr && (number & kCopyBit) != 0 ? cache_->frame(number).slot : number;
+  }
   // As Index::Scan.
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
     return index_->Scan(position, max, keys, numbers);
@@ -93,10 +164,24 @@ class RowMap {
  private:
   static constexpr size_t kAtOnce = 64;
 
-  void Reserve() {
-    try {
-      index_->Reserve();
+  void Changed(const uint32_t* numbers, size_t n) noexcept {
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
+    }
+  }
+  static_assert(kAtOnce <= RowCache::kMostReads);
+
+  void Reserve(Key key) {
+    OrStorageError([&] {
+      index_->Reserve(key);
       store_->Reserve();
+    });
+  }
+
+  template <typename Work>
+  void OrStorageError(const Work& work) const {
+    try {
+      work();
     } catch (const std::bad_alloc&) {
       throw StorageError("no memory for an index of more than " + std::to_string(store_->size()) +
                          " keys in a sixteenth of a table; use more servers");
@@ -108,7 +193,7 @@ class RowMap {
     std::array<uint32_t, kAtOnce> old{};
     size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != kNoRow) slots_->PrefetchEpoch(numbers[i]);
+      if (numbers[i] != kNoRow) slots_->PrefetchWritable(numbers[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
@@ -119,7 +204,7 @@ class RowMap {
       const uint32_t i = old[at];
       if (at > 0) index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
       if (slots_->Writable(numbers[i])) continue;
-      Reserve();
+      Reserve(keys[i]);
       numbers[i] = slots_->Replace(keys[i], numbers[i]);
       index_->Set(keys[i], numbers[i]);
     }
@@ -128,7 +213,9 @@ class RowMap {
   mutable std::shared_mutex mutex_;
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
+  ChangeLog changes_;
   SlotStore* const slots_;  // store_, if its rows must be asked for before they are written
+  RowCache* const cache_;   // of slots_, if it has one
 };
 
 }  // namespace oe

@@ -91,6 +91,20 @@ json Flat(const std::string& name, const Params& params) {
   return object;
 }
 
+std::vector<EvictionSpec> ReadEviction(const json& list) {
+  if (!list.is_array()) throw SpecError("the field 'eviction' must be a list, not " + list.dump());
+  std::vector<EvictionSpec> specs;
+  for (const json& one : list) {
+    Fields fields(one, "eviction[" + std::to_string(specs.size()) + "]");
+    EvictionSpec spec;
+    spec.name = fields.String("name");
+    if (fields.Has("policy")) spec.policy = fields.String("policy");
+    spec.params = fields.Numbers();
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
 [[noreturn]] void Refuse(const TableSpec& spec, const std::string& what) {
   throw SpecError("table '" + spec.name + "': " + what);
 }
@@ -122,6 +136,8 @@ TableSpec Complete(const TableSpec& spec) {
   try {
     complete.optimizer = Optimizer::Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
+    complete.admission = Complete(spec.admission, spec.index == "hash");
+    complete.eviction = Complete(spec.eviction);
   } catch (const SpecError& error) {
     Refuse(spec, error.what());
   }
@@ -139,14 +155,17 @@ std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec&
     return pointer;
   };
   // Names first: their parameters differ as a consequence.
-  for (const char* first : {"/name", "/optimizer/name", "/initializer/name"}) {
-    if (left_fields[first] != right_fields[first]) {
-      return SpecDifference{field_name(first), left_fields[first].dump(), right_fields[first].dump()};
-    }
+  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name"}) {
+    const json value = left_fields.value(first, json());
+    const json other = right_fields.value(first, json());
+    if (value != other) return SpecDifference{field_name(first), value.dump(), other.dump()};
   }
-  for (const auto& [pointer, value] : left_fields.items()) {
-    const json other = right_fields.value(pointer, json());
-    if (value != other) return SpecDifference{field_name(pointer), value.dump(), other.dump()};
+  for (const json* fields : {&left_fields, &right_fields}) {
+    for (const auto& [pointer, ignored] : fields->items()) {
+      const json value = left_fields.value(pointer, json());
+      const json other = right_fields.value(pointer, json());
+      if (value != other) return SpecDifference{field_name(pointer), value.dump(), other.dump()};
+    }
   }
   return std::nullopt;
 }
@@ -158,6 +177,13 @@ void to_json(json& json, const TableSpec& spec) {
           {"dtype", spec.dtype},         {"index", spec.index},
           {"input_dim", spec.input_dim}, {"optimizer", Flat(spec.optimizer.name, spec.optimizer.params)},
           {"initializer", initializer},  {"nonfinite_gradients", spec.nonfinite_gradients}};
+  // Left out where there are none, so that such tables' files and pools stay what they were.
+  if (!spec.admission.name.empty()) json["admission"] = Flat(spec.admission.name, spec.admission.params);
+  for (const EvictionSpec& eviction : spec.eviction) {
+    nlohmann::json one = Flat(eviction.name, eviction.params);
+    if (!eviction.policy.empty()) one["policy"] = eviction.policy;
+    json["eviction"].push_back(std::move(one));
+  }
 }
 
 void from_json(const json& json, TableSpec& spec) {
@@ -184,7 +210,14 @@ void from_json(const json& json, TableSpec& spec) {
     read.initializer.params = initializer.Numbers();
   }
   if (fields.Has("nonfinite_gradients")) read.nonfinite_gradients = fields.String("nonfinite_gradients");
-  fields.End("name, dim, dtype, index, input_dim, optimizer, initializer, nonfinite_gradients");
+  if (fields.Has("admission")) {
+    Fields admission(fields.Take("admission"), "admission");
+    read.admission.name = admission.String("name");
+    read.admission.params = admission.Numbers();
+  }
+  if (fields.Has("eviction")) read.eviction = ReadEviction(fields.Take("eviction"));
+  fields.End(
+      "name, dim, dtype, index, input_dim, optimizer, initializer, nonfinite_gradients, admission, eviction");
   spec = std::move(read);
 }
 
@@ -211,7 +244,8 @@ void to_json(json& json, const StorageSpec& spec) {
           {"path", spec.path},
           {"capacity_bytes", spec.capacity_bytes},
           {"recover", spec.recover},
-          {"kept_checkpoints", spec.kept_checkpoints}};
+          {"kept_checkpoints", spec.kept_checkpoints},
+          {"cache_bytes", spec.cache_bytes}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -226,7 +260,10 @@ void from_json(const json& json, StorageSpec& spec) {
   if (fields.Has("kept_checkpoints")) {
     read.kept_checkpoints = static_cast<uint32_t>(fields.Unsigned("kept_checkpoints", kMostKeptCheckpoints));
   }
-  fields.End("type, path, capacity_bytes, recover, kept_checkpoints");
+  if (fields.Has("cache_bytes")) {
+    read.cache_bytes = fields.Unsigned("cache_bytes", std::numeric_limits<uint64_t>::max());
+  }
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes");
   spec = std::move(read);
 }
 

@@ -5,9 +5,11 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "oe_runtime/core/initializer/initializer.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/policy/policy_spec.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
@@ -25,6 +27,10 @@ struct TableSpec {
   // What a push does with a key whose gradient has NaN or infinity: "refuse": nothing, and GradientError
   // names the key; "skip": that row stays as it is; "pass": the optimizer takes it, as Keras does, unchecked.
   std::string nonfinite_gradients = "refuse";
+  // Which keys get a row, and which rows go (policy/policy_spec.h). In JSON, only where there are any:
+  // {"name": "counter", "filter_freq": 3} and [{"name": "cap", "max_rows": 1000000, "policy": "lru"}].
+  AdmissionSpec admission;
+  std::vector<EvictionSpec> eviction;
 };
 
 constexpr uint32_t kLargestDim = 65536;
@@ -49,7 +55,8 @@ std::string ToJsonText(const TableSpec& spec);
 // The same from text; text that is not JSON throws SpecError too. The result is completed.
 TableSpec TableSpecFromJsonText(const std::string& text);
 
-// {"type": "dram"|"pmem_libpmem", "path": "", "capacity_bytes": 0, "recover": false, "kept_checkpoints": 2}
+// {"type": "dram"|"pmem_libpmem"|"dram_pmem"|"pmem_memkind", "path": "", "capacity_bytes": 0,
+//  "recover": false, "kept_checkpoints": 2, "cache_bytes": 0}
 void to_json(nlohmann::json& json, const StorageSpec& spec);
 void from_json(const nlohmann::json& json, StorageSpec& spec);
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -32,56 +32,36 @@ void CopyFloats(const float* from, float* to, size_t n) {
 
 }  // namespace
 
-// The keys of a call in the order of their internal shards.
-struct Table::Plan {
-  std::array<size_t, kShards + 1> begin{};
-  std::unique_ptr<Key[]> keys;
-  std::unique_ptr<uint32_t[]> order;  // keys[i] was at order[i]
-
-  // Runs task(begin, end, shard) for every internal shard with keys; rethrows the first error when all are
-  // done.
-  template <typename Task>
-  void ForEachShard(Executor* executor, const Task& task) const {
-    std::array<std::exception_ptr, kShards> errors;
-    const auto run = [&](size_t shard) {
-      if (begin[shard] == begin[shard + 1]) return;
-      try {
-        task(begin[shard], begin[shard + 1], shard);
-      } catch (...) {
-        errors[shard] = std::current_exception();
-      }
-    };
-    if (executor != nullptr) {
-      executor->ParallelFor(kShards, run);
-    } else {
-      for (size_t shard = 0; shard < kShards; ++shard) run(shard);
-    }
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
-};
-
-std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
-                                     ShardInfo shard) {
+std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage, ShardInfo shard,
+                                     const std::string& job) {
   if (shard.servers == 0 || shard.server >= shard.servers) {
     throw SpecError("table '" + spec.name + "': server " + std::to_string(shard.server) + " of " +
                     std::to_string(shard.servers) + " does not exist");
   }
-  return std::unique_ptr<Table>(new Table(Complete(spec), std::move(storage), shard));
+  return std::unique_ptr<Table>(new Table(Complete(spec), std::move(storage), shard, job));
 }
 
 std::unique_ptr<Table> Table::Create(const TableSpec& spec, const StorageSpec& storage, ShardInfo shard) {
   return Create(spec, Storage::Open(storage), shard);
 }
 
-Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard)
+Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job)
     : spec_(std::move(spec)),
       storage_(std::move(storage)),
       shard_(shard),
+      job_(std::move(job)),
       optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
       initializer_(Initializer::Create(spec_.initializer, spec_.name)),
-      row_floats_(optimizer_->row_floats()),
+      eviction_(spec_.eviction, spec_.dim, optimizer_->row_floats()),
+      row_floats_(optimizer_->row_floats() + eviction_.facts().words()),
+      has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
+      default_value_(
+          spec_.admission.name.empty() ? 0 : static_cast<float>(spec_.admission.params.at("default_value"))),
+      most_rows_(ShareOfCap()),
+      clock_([] {
+        const auto now = std::chrono::system_clock::now().time_since_epoch();
+        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+      }),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }
@@ -93,8 +73,9 @@ PoolSpec Table::NewPoolSpec() const {
   pool.table = spec_.name;
   nlohmann::json table = spec_;
   table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
-  pool.identity =
-      nlohmann::json{{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}}.dump();
+  nlohmann::json identity = {{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}};
+  if (!job_.empty()) identity["job"] = job_;
+  pool.identity = identity.dump();
   pool.row_bytes = row_floats_ * sizeof(float);
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
@@ -128,6 +109,7 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
     }
     content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
+  content->filter = NewFilter();
   return content;
 }
 
@@ -216,7 +198,7 @@ void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) cons
         if (rows[i] != nullptr) {
           CopyFloats(rows[i], to, dim);
         } else {
-          initializer_->Fill(plan.keys[at + i], to, spec_.dim);
+          FillMissing(plan.keys[at + i], to);
         }
       }
     }
@@ -233,23 +215,26 @@ void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Execut
 
 // Leaves out the rows with gradients that are not finite.
 void Table::PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate,
-                       Executor* executor) {
+                       Executor* executor, const uint32_t* counts) {
   const size_t dim = spec_.dim;
   std::vector<Key> left_keys;
   std::vector<float> left_grads;
+  std::vector<uint32_t> left_counts;
   for (size_t i = 0; i < n; ++i) {
     const float* row = grads + i * dim;
     if (!AllFinite(row, dim)) continue;
     left_keys.push_back(keys[i]);
     left_grads.insert(left_grads.end(), row, row + dim);
+    left_counts.push_back(counts == nullptr ? 1 : counts[i]);
   }
-  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor);
+  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor, left_counts.data());
   nonfinite_gradients_ += n - left_keys.size();
 }
 
-void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor) {
+void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor,
+                 const uint32_t* counts) {
   if (spec_.nonfinite_gradients == "skip" && !AllFinite(grads, n * spec_.dim, executor)) {
-    return PushFinite(keys, n, grads, learning_rate, executor);
+    return PushFinite(keys, n, grads, learning_rate, executor, counts);
   }
   const auto rate = static_cast<float>(learning_rate);
   if (!std::isfinite(rate) || rate < 0) {
@@ -259,38 +244,70 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
   }
   const Plan plan = MakePlan(keys, n);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
-  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_);
+  std::array<uint64_t, kShards> moves{};
+  // Where a push may evict, another one must not hold numbers of rows meanwhile.
+  std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::defer_lock);
+  std::unique_lock<std::shared_mutex> lone_push_lock(push_mutex_, std::defer_lock);
+  if (eviction_.capped() || eviction_.scheduled()) {
+    lone_push_lock.lock();
+  } else {
+    push_lock.lock();
+  }
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   // First every row that is missing, which may fail. A row that was made has its initializer's value, the
-  // same that a pull read before, so a push that fails here has changed nothing that anyone can see in a
-  // pull.
+  // same that a pull read before (or would have, but for admission), so a push that fails here has changed
+  // nothing that anyone can see in a pull, but for rows that were evicted.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
+    map.Upkeep();  // what nobody has done since the last pull
     const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    moves[shard] = map.moves();
+    if (has_policies_)
+      return AddByPolicy(plan, begin, end, static_cast<uint32_t>(shard), counts, numbers.get());
     map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin], [&](Key key, float* row) {
       initializer_->Fill(key, row, spec_.dim);
       optimizer_->InitSlots(row);
     });
   });
-  // Then the updates, which cannot.
   const uint64_t step = content_->version.fetch_add(1) + 1;
+  const auto seconds = static_cast<uint32_t>(has_policies_ ? clock_() : 0);
   const size_t dim = spec_.dim;
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    if (map.moves() != moves[shard]) map.FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
+    const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
     std::array<float*, kBlock> rows{};
     std::array<const float*, kBlock> gradients{};
     for (size_t at = begin; at < end; at += kBlock) {
-      const size_t size = std::min(kBlock, end - at);
-      for (size_t i = 0; i < size; ++i) {
-        rows[i] = map.row(numbers[at + i]);
-        gradients[i] = grads + plan.order[at + i] * dim;
-        PrefetchRow(rows[i], row_floats_);
-        PrefetchRow(gradients[i], dim);
+      size_t size = 0;
+      for (size_t i = at; i < std::min(at + kBlock, end); ++i) {
+        if (numbers[i] == kNoRow) continue;  // not admitted, or no room
+        rows[size] = map.row(numbers[i]);
+        gradients[size] = grads + plan.order[i] * dim;
+        PrefetchRow(rows[size], row_floats_);
+        PrefetchRow(gradients[size], dim);
+        if (has_policies_) {
+          eviction_.facts().Touch(rows[size], static_cast<uint32_t>(step), TimesOf(counts, plan.order[i]),
+                                  seconds);
+        }
+        ++size;
       }
       optimizer_->Apply(rows.data(), gradients.data(), size, rate, step);
     }
   });
+  if (eviction_.scheduled()) SweepInTurn(step);
+}
+
+void Table::Upkeep(Executor* executor) {
+  // Beside pushes; a save, a checkpoint or a restore is not waited for.
+  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::try_to_lock);
+  if (!push_lock) return;
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
+  if (!content_lock || !content_->pool) return;
+  const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
+  if (executor != nullptr) return executor->ParallelFor(kShards, run);
+  for (size_t shard = 0; shard < kShards; ++shard) run(shard);
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {
@@ -337,6 +354,11 @@ uint64_t Table::index_bytes() const {
     bytes += map->index_bytes();
   }
   return bytes;
+}
+
+CacheStats Table::cache() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->pool ? content_->pool->cache_stats() : CacheStats{};
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }

@@ -1,25 +1,41 @@
 #ifndef OE_CORE_TABLE_TABLE_H_
 #define OE_CORE_TABLE_TABLE_H_
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/executor.h"
 #include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/policy/eviction.h"
+#include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/storage.h"
 #include "oe_runtime/core/table/spec.h"
 
 namespace oe {
 
+class AdmissionFilter;
 class Index;
 struct TableFileInfo;
+
+// What the policies of a table did.
+struct PolicyCounts {
+  uint64_t admitted = 0;      // rows that were made
+  uint64_t not_admitted = 0;  // keys in pushes that the filter did not let in (yet)
+  uint64_t no_room = 0;       // keys in pushes that the cap did not let in
+  std::array<uint64_t, Eviction::kNoReason> evicted{};
+  uint64_t filter_bytes = 0;  // DRAM of the filter now
+};
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
 // pulls and pushes, pushes run beside each other (a row sees them one after the other), a save makes pushes
@@ -27,10 +43,10 @@ struct TableFileInfo;
 class Table {
  public:
   // A table in `storage`, which the tables of one server share: without rows, or, if the storage recovers and
-  // has a pool of that name, with those of its newest checkpoint. Throws SpecError, StorageError (also for a
-  // pool that is damaged or of another spec or shard, naming the file and the field).
+  // has a pool of that name and `job`, with those of its newest checkpoint. Throws SpecError, StorageError
+  // (also for a pool that is damaged or of another spec or shard, naming the file and the field).
   static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
-                                       ShardInfo shard = {});
+                                       ShardInfo shard = {}, const std::string& job = "");
   // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
   static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage,
                                        ShardInfo shard = {});
@@ -44,8 +60,8 @@ class Table {
   const ShardInfo& shard() const { return shard_; }
 
   // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
-  // without a row reads its initializer's value. Throws KeyRangeError (array) and SpecError for a key of
-  // another server.
+  // without a row reads its initializer's value, or the default_value of spec().admission. Throws
+  // KeyRangeError (array) and SpecError for a key of another server.
   void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
 
   // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
@@ -53,12 +69,29 @@ class Table {
   // several tables can ask them all before the first one changes.
   void CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor = nullptr) const;
 
-  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing. Counts
+  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing, unless a
+  // policy of spec() refuses them. counts[i] is how often keys[i] was in the batch; without, once. Counts
   // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to
   // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
-  // (no room for new rows); then no row's value and not the version has changed.
-  void Push(const Key* keys, size_t n, const float* grads, double learning_rate,
-            Executor* executor = nullptr);
+  // (no room for new rows); then no row's value and not the version has changed, but rows may have been
+  // evicted.
+  void Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor = nullptr,
+            const uint32_t* counts = nullptr);
+
+  // Removes the rows that global_step, l2_weight and ttl of spec() say, and returns how many. Save() does the
+  // same first, and after every every_steps pushes of a policy so does Push() for it, in a sixteenth of the
+  // table in turn (an array table: in all of it every 16 times as many), so that tables of any storage and
+  // any number of servers have the same rows. Pushes wait for a few thousand rows at a time. Throws
+  // StorageError where the storage has no room for what must be written down of that.
+  uint64_t Evict();
+  // What policies did since the table was made.
+  PolicyCounts policy_counts() const;
+  // The clock of ttl, in Unix seconds; another one before the first push, for tests.
+  void UseClock(std::function<uint64_t()> seconds) { clock_ = std::move(seconds); }
+
+  // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
+  // has been answered, so that nobody waits for it; what it has not done is done in the next push.
+  void Upkeep(Executor* executor = nullptr);
 
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
@@ -71,18 +104,28 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
+  CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  size_t row_floats() const {
+    return row_floats_;
+  }  // of a row: weights, optimizer's state, facts of policies
 
-  // Writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a temporary name
-  // first. Throws CheckpointError naming the file; then nothing is left of it.
-  TableFileInfo Save(const std::string& file) const;
+  // Evicts, then writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a
+  // temporary name first, and with admission a second one beside it (checkpoint/filter_file.h). With `since`,
+  // the checksum of the file that was saved or restored last, it is an increment: the rows written and the
+  // keys erased since. For another checksum, or where too much was erased to be remembered, it has all rows.
+  // Throws CheckpointError naming the file; then nothing is left of it.
+  TableFileInfo Save(const std::string& file, std::optional<uint64_t> since = std::nullopt);
 
-  // Replaces the content with that of `files`, which must be all files of one saved table, from any number of
-  // servers; takes the keys of this shard. Throws CheckpointError naming the file and the field for one that
-  // is damaged, incomplete or of another table, StorageError when the rows do not fit beside the present
-  // ones; then the content is as before.
+  // Replaces the content with that of all chains (checkpoint/table_chain.h) of one saved table, from any
+  // number of servers, with the filters beside them; takes the keys of this shard. Throws CheckpointError
+  // naming the file and the field for one that is damaged, incomplete or of another table, StorageError when
+  // the rows do not fit beside the present ones; then the content is as before.
+  void RestoreChains(const std::vector<std::vector<std::string>>& chains);
+  // The same from files that are no increments, one a server.
   void Restore(const std::vector<std::string>& files);
 
-  // Checkpoints in the storage itself, for pmem_libpmem; for dram all but Checkpoints() throw SpecError.
+  // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
+  // SpecError.
   //
   // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
   // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
@@ -93,15 +136,16 @@ class Table {
   // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
-  // checkpoints and pushes are gone. Everything waits meanwhile. Throws StorageError for a checkpoint that is
-  // not kept or a pool that is damaged; then the content is as before.
+  // checkpoints and pushes are gone; what an admission filter counted is not in the storage, so it counts
+  // from zero again. Everything waits meanwhile. Throws StorageError for a checkpoint that is not kept or a
+  // pool that is damaged; then the content is as before.
   void Recover(std::optional<uint64_t> id);
 
  private:
   struct Content;
   struct Plan;
 
-  Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard);
+  Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
   PoolSpec NewPoolSpec() const;
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
   std::unique_ptr<Content> NewContent(bool fresh) const;
@@ -110,16 +154,44 @@ class Table {
   Plan MakePlan(const Key* keys, size_t n) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
-  void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor);
-  void LoadFile(const std::string& file, Content* content) const;
+  void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor,
+                  const uint32_t* counts);
+
+  // Policies (table_policy.cc).
+  static uint32_t TimesOf(const uint32_t* counts, uint32_t at) {
+    return counts == nullptr ? 1 : std::max<uint32_t>(1, counts[at]);
+  }
+  std::unique_ptr<AdmissionFilter> NewFilter() const;
+  std::array<uint64_t, kParts> ShareOfCap() const;
+  void FillMissing(Key key, float* out) const;
+  void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
+                   uint32_t* numbers);
+  bool EvictOne(Content* content, uint32_t shard, uint32_t step);
+  void KeepCap(Content* content);
+  bool Sweep(uint32_t shard, uint32_t reasons, uint64_t* position);
+  void SweepQuietly(uint32_t shard, uint32_t reasons);
+  void SweepInTurn(uint64_t step);
+
+  TableFileInfo SaveRows(const std::string& file, std::optional<uint64_t> since);
+  void LoadChain(const std::vector<std::string>& chain, Content* content) const;
 
   const TableSpec spec_;
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
+  const std::string job_;
   const std::unique_ptr<const Optimizer> optimizer_;
   const std::unique_ptr<const Initializer> initializer_;
+  const Eviction eviction_;
   const size_t row_floats_;
+  const bool has_policies_;
+  const float default_value_;                     // of keys that are not admitted
+  const std::array<uint64_t, kParts> most_rows_;  // of each internal shard
+  std::function<uint64_t()> clock_;
 
+  std::atomic<uint64_t> admitted_{0};
+  std::atomic<uint64_t> not_admitted_{0};
+  std::atomic<uint64_t> no_room_{0};
+  std::array<std::atomic<uint64_t>, Eviction::kNoReason> evicted_{};
   mutable std::atomic<uint64_t> nonfinite_gradients_{0};
   mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
   mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore

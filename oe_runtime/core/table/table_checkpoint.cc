@@ -1,28 +1,98 @@
 // Tables to files and back, and checkpoints in their storage.
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
-#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/checkpoint/filter_file.h"
+#include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/table/content.h"
 
 namespace oe {
+namespace {
 
-TableFileInfo Table::Save(const std::string& file) const {
+// Moves the entries of rows that changed to the front; how many there are.
+size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (!map.changes().Has(map.PlaceOf(numbers[i]))) continue;
+    keys[kept] = keys[i];
+    numbers[kept++] = numbers[i];
+  }
+  return kept;
+}
+
+uint64_t CountChanged(const RowMap& map) {
+  std::array<Key, 1024> keys{};
+  std::array<uint32_t, 1024> numbers{};
+  uint64_t position = 0;
+  uint64_t count = 0;
+  while (const size_t found = map.Scan(&position, keys.size(), keys.data(), numbers.data())) {
+    count += KeepChanged(map, found, keys.data(), numbers.data());
+  }
+  return count;
+}
+
+// The keys that were erased and have no row now.
+void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
+  std::vector<Key> keys = map.changes().erased();
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  for (const Key key : keys) {
+    const float* row = nullptr;
+    map.Find(&key, 1, &row);
+    if (row == nullptr) tombstones->push_back(key);
+  }
+}
+
+}  // namespace
+
+TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (eviction_.sweeps() != 0) {
+    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps());
+  }
+  if (!content_->filter) return SaveRows(file, since);
+  const std::string filter_file = FilterFileName(file);
+  SaveFilter(*content_->filter, spec_, shard_, content_->version.load(), filter_file);
+  try {
+    return SaveRows(file, since);
+  } catch (...) {
+    (void)::unlink(filter_file.c_str());
+    throw;
+  }
+}
+
+TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> since) {
   TableFileInfo info;
   info.file = file;
   info.spec = spec_;
   info.shard = shard_;
   info.version = content_->version.load();
   info.row_floats = row_floats_;
-  for (const auto& map : content_->shards) info.rows += map->size();
+  bool increment = since && since == content_->saved;
+  for (const auto& map : content_->shards) increment = increment && map->changes().known();
+  std::vector<Key> tombstones;
+  for (const auto& map : content_->shards) {
+    if (increment) {
+      info.rows += CountChanged(*map);
+      AddTombstones(*map, &tombstones);
+    } else {
+      info.rows += map->size();
+    }
+  }
+  if (increment) info.base = since;
+  info.tombstones = tombstones.size();
 
   TableFileWriter writer(info);
+  writer.WriteTombstones(tombstones.data(), tombstones.size());
   const size_t block = writer.block_rows();
   const std::unique_ptr<Key[]> keys(new Key[block]);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
@@ -30,7 +100,8 @@ TableFileInfo Table::Save(const std::string& file) const {
   size_t filled = 0;
   for (const auto& map : content_->shards) {
     uint64_t position = 0;
-    while (const size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
+    while (size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
+      if (increment) found = KeepChanged(*map, found, &keys[filled], numbers.get());
       for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_floats_);
       for (size_t i = 0; i < found; ++i) {
         std::memcpy(&rows[(filled + i) * row_floats_], map->row(numbers[i]), row_floats_ * sizeof(float));
@@ -43,18 +114,21 @@ TableFileInfo Table::Save(const std::string& file) const {
     }
   }
   if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
-  return writer.Finish();
+  info = writer.Finish();
+  content_->saved = info.checksum;
+  for (const auto& map : content_->shards) map->changes().Start();
+  return info;
 }
 
-void Table::LoadFile(const std::string& file, Content* content) const {
-  TableFileReader reader(file);
+void Table::LoadChain(const std::vector<std::string>& chain, Content* content) const {
+  TableChainReader reader(chain);
   while (const size_t n = reader.NextBlock()) {
     for (size_t i = 0; i < n; ++i) {
       const Key key = reader.keys()[i];
       const uint32_t shard = InternalShard(key);
       if (shard == kShards) {
         if (IsArray(spec_) && key >= spec_.input_dim) {
-          throw CheckpointError(file + ": key " + std::to_string(key) + " is not below input_dim " +
+          throw CheckpointError(chain.back() + ": key " + std::to_string(key) + " is not below input_dim " +
                                 std::to_string(spec_.input_dim) + "; the file is damaged");
         }
         continue;
@@ -67,7 +141,7 @@ void Table::LoadFile(const std::string& file, Content* content) const {
         added = true;
       });
       if (!added) {
-        throw CheckpointError(file + ": key " + std::to_string(key) +
+        throw CheckpointError(chain.back() + ": key " + std::to_string(key) +
                               " has a row already; the files overlap");
       }
     }
@@ -75,21 +149,35 @@ void Table::LoadFile(const std::string& file, Content* content) const {
 }
 
 void Table::Restore(const std::vector<std::string>& files) {
-  const std::vector<TableFileInfo> infos = CheckTableFiles(spec_, row_floats_, files);
+  std::vector<TableChain> chains;
+  chains.reserve(files.size());
+  for (const std::string& file : files) chains.push_back({file});
+  RestoreChains(chains);
+}
+
+void Table::RestoreChains(const std::vector<TableChain>& chains) {
+  const std::vector<TableFileInfo> infos = CheckChains(spec_, row_floats_, chains);
   // Loaded beside the present content and exchanged only when every checksum was right.
   std::unique_ptr<Content> content = NewContent(true);
   const bool same_servers = infos.front().shard.servers == shard_.servers;
-  uint64_t rows = 0;  // about how many will be ours
-  for (const TableFileInfo& info : infos) {
-    if (!same_servers) rows += info.rows / shard_.servers + 1;
-    if (same_servers && info.shard.server == shard_.server) rows = info.rows;
-  }
-  for (const auto& map : content->shards) map->ReserveKeys(rows / kShards + rows / kShards / 64 + 64);
-  for (const TableFileInfo& info : infos) {
-    if (same_servers && info.shard.server != shard_.server) continue;  // has no key of ours
-    LoadFile(info.file, content.get());
+  for (size_t i = 0; i < chains.size(); ++i) {
+    if (same_servers && infos[i].shard.server != shard_.server) continue;  // has no key of ours
+    LoadChain(chains[i], content.get());
+    if (same_servers) content->saved = infos[i].checksum;
   }
   content->version = infos.front().version;
+  if (content->saved) {
+    for (const auto& map : content->shards) map->changes().Start();
+  }
+  if (content->filter) {
+    std::vector<std::string> saved;
+    for (const TableFileInfo& info : infos) {
+      if (!same_servers || info.shard.server == shard_.server) saved.push_back(info.file);
+    }
+    LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
+                [this](Key key) { return InternalShard(key); });
+  }
+  if (eviction_.capped()) KeepCap(content.get());
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
@@ -99,7 +187,7 @@ void Table::Restore(const std::vector<std::string>& files) {
 Pool& Table::RequirePool() const {
   if (content_->pool) return *content_->pool;
   throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
-                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem");
+                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem or dram_pmem");
 }
 
 void Table::Checkpoint(uint64_t id) {
@@ -144,9 +232,12 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
     pointers.push_back(indexes[i].get());
   }
   content_->version = pool.Recover(id, pointers).version;
+  content_->saved.reset();
   for (uint32_t i = 0; i < kShards; ++i) {
     content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
   }
+  content_->filter = NewFilter();
+  content_->hands = {};
 }
 
 }  // namespace oe

@@ -8,11 +8,13 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/pool.h"
+#include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -40,6 +42,9 @@ void Push(Table* table, uint64_t step) {
   const std::vector<Key> keys = Batch(step);
   std::vector<float> grads(keys.size() * table->spec().dim);
   for (size_t i = 0; i < grads.size(); ++i) grads[i] = static_cast<float>((i * 7 + step) % 31) / 31.0F - 0.4F;
+  std::vector<float> rows(grads.size());
+  table->Pull(keys.data(), keys.size(), rows.data());
+  table->Upkeep();
   table->Push(keys.data(), keys.size(), grads.data(), 0.05);
 }
 
@@ -56,19 +61,22 @@ std::vector<uint64_t> Ids(const Table& table) {
   return ids;
 }
 
-class TableCheckpointTest : public testing::TestWithParam<const char*> {
+class TableCheckpointTest : public testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
   TableSpec Spec(const std::string& optimizer = "adam") const {
     TableSpec spec;
     spec.name = "C1";
     spec.dim = kDim;
-    spec.index = GetParam();
+    spec.index = std::get<1>(GetParam());
     spec.input_dim = spec.index == "array" ? kInputDim : 0;
     spec.optimizer.name = optimizer;
     return spec;
   }
   StorageSpec Directory(bool recover, uint32_t kept = 2, uint64_t capacity = 0) const {
-    return {"pmem_libpmem", directory_.path(), capacity, recover, kept};
+    StorageSpec spec = TestStorage(std::get<0>(GetParam()), directory_.path(), capacity);
+    spec.recover = recover;
+    spec.kept_checkpoints = kept;
+    return spec;
   }
   std::unique_ptr<Table> Open(bool recover = true, uint32_t kept = 2) const {
     return Table::Create(Spec(), Directory(recover, kept));
@@ -343,8 +351,12 @@ TEST_P(TableCheckpointTest, ATornCopyOfTheSuperblockLeavesTheOtherOne) {
   EXPECT_EQ(Open()->version(), 1U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TableCheckpointTest, testing::Values("hash", "array"),
-                         [](const auto& kind) { return std::string(kind.param); });
+INSTANTIATE_TEST_SUITE_P(Kinds, TableCheckpointTest,
+                         testing::Combine(testing::Values("pmem_libpmem", "dram_pmem"),
+                                          testing::Values("hash", "array")),
+                         [](const auto& kind) {
+                           return std::string(std::get<0>(kind.param)) + "_" + std::get<1>(kind.param);
+                         });
 
 TEST(DramCheckpointTest, DramKeepsNone) {
   TableSpec spec;
@@ -354,12 +366,12 @@ TEST(DramCheckpointTest, DramKeepsNone) {
   EXPECT_TRUE(table->Checkpoints().empty());
   EXPECT_EQ(MessageOf<SpecError>([&] { table->Checkpoint(1); }),
             "table 't': its storage is dram, which keeps no checkpoints; save the table to a file, or use "
-            "pmem_libpmem");
+            "pmem_libpmem or dram_pmem");
   EXPECT_THROW(table->Recover(std::nullopt), SpecError);
   StorageSpec storage;
   storage.recover = true;
   EXPECT_EQ(MessageOf<SpecError>([&] { (void)Storage::Open(storage); }),
-            "storage dram cannot recover tables; only pmem_libpmem outlives a process");
+            "storage dram cannot recover tables; only pmem_libpmem and dram_pmem outlive a process");
 }
 
 }  // namespace

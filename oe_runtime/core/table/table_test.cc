@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/test_storage.h"
 
 namespace oe {
 namespace {
@@ -77,8 +78,7 @@ class Backwards final : public Executor {
 class TableTest : public testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
   StorageSpec StorageFor(uint64_t capacity = 0) const {
-    const std::string type = std::get<0>(GetParam());
-    return {type, type == "dram" ? "" : directory_.path(), capacity};
+    return TestStorage(std::get<0>(GetParam()), directory_.path(), capacity);
   }
   std::string index() const { return std::get<1>(GetParam()); }
   bool array() const { return index() == "array"; }
@@ -122,6 +122,7 @@ TEST_P(TableTest, MatchesAModelOverManyBatches) {
       for (int step = 1; step <= 5; ++step) {
         const std::vector<Key> keys = Batch(step, 700, array());
         const std::vector<float> grads = Gradients(keys, dim, step);
+        for (int pull = 0; pull < 3; ++pull) (void)Pull(*table, keys);
         table->Push(keys.data(), keys.size(), grads.data(), 0.1);
         for (size_t i = 0; i < keys.size(); ++i) {
           std::vector<float>& row = model[keys[i]];
@@ -271,6 +272,8 @@ TEST_P(TableTest, ARestoredTableGoesOnAsIfNothingHadHappened) {
     const auto push = [&](Table* table, int step) {
       const std::vector<Key> keys = Batch(step, 50, array());
       const std::vector<float> grads = Gradients(keys, kDim, step);
+      (void)Pull(*table, keys);
+      table->Upkeep();
       table->Push(keys.data(), keys.size(), grads.data(), 0.1);
     };
     const auto table = Table::Create(spec, StorageFor());
@@ -437,8 +440,7 @@ TEST_P(TableTest, AnEmptyTableIsSavedToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TableTest,
-                         testing::Combine(testing::Values("dram", "pmem_libpmem"),
-                                          testing::Values("hash", "array")),
+                         testing::Combine(testing::ValuesIn(kStorageTypes), testing::Values("hash", "array")),
                          [](const auto& kind) {
                            return std::string(std::get<0>(kind.param)) + "_" + std::get<1>(kind.param);
                          });

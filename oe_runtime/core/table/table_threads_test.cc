@@ -10,6 +10,7 @@
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -47,8 +48,7 @@ class TableThreadsTest : public testing::TestWithParam<const char*> {
     spec.dim = kDim;
     spec.optimizer.name = "sgd";
     spec.initializer = {"zeros", {}, 0};
-    const std::string type = GetParam();
-    return Table::Create(spec, StorageSpec{type, type == "dram" ? "" : directory_.path(), 0});
+    return Table::Create(spec, TestStorage(GetParam(), directory_.path()));
   }
 
   TestDirectory directory_;
@@ -67,6 +67,7 @@ TEST_P(TableThreadsTest, NoUpdateIsLostAndNoRowIsTorn) {
       for (size_t i = 0; i < kKeys; ++i) keys[i] = first + i;
       table->Push(keys.data(), keys.size(), grads.data(), 1.0);
       table->Pull(keys.data(), keys.size(), out.data());
+      table->Upkeep();
       for (size_t i = 0; i < kKeys; ++i) {
         for (uint32_t d = 1; d < kDim; ++d) torn += out[i * kDim + d] != out[i * kDim] ? 1 : 0;
       }
@@ -115,7 +116,7 @@ TEST_P(TableThreadsTest, ASaveSeesWholePushes) {
 }
 
 TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
-  if (std::string(GetParam()) == "dram") GTEST_SKIP() << "dram keeps no checkpoints";
+  if (!KeepsCheckpoints(GetParam())) GTEST_SKIP() << "it keeps no checkpoints";
   const auto table = NewTable();
   std::vector<Key> keys(kKeys);
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
@@ -135,6 +136,7 @@ TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
       }
       table->Push(keys.data(), keys.size(), grads.data(), 1.0, thread == 1 ? &executor : nullptr);
       table->Pull(keys.data(), keys.size(), out.data(), thread == 1 ? &executor : nullptr);
+      if (thread != 2) table->Upkeep();
       for (size_t i = 0; i < kKeys; ++i) {
         for (uint32_t d = 1; d < kDim; ++d) mixed += out[i * kDim + d] != out[i * kDim] ? 1 : 0;
       }
@@ -147,7 +149,7 @@ TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
   for (const float value : out) ASSERT_EQ(value, static_cast<float>(table->version()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, TableThreadsTest, testing::Values("dram", "pmem_libpmem"),
+INSTANTIATE_TEST_SUITE_P(Kinds, TableThreadsTest, testing::ValuesIn(kStorageTypes),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 namespace oe {
 
-constexpr uint16_t kProtocolVersion = 2;
+constexpr uint16_t kProtocolVersion = 3;
 constexpr size_t kHeaderBytes = 24;
 constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
 
@@ -45,8 +45,9 @@ enum class Op : uint16_t {
   kCheckpoint = 14,   // {"id", "wait"}: Store::Checkpoint
   kCheckpoints = 15,  // Store::Checkpoints, a JSON array
   kRecover = 16,      // {"id"}: Store::Recover
+  kEvict = 17,        // Store::Evict, a JSON number
 };
-constexpr uint16_t kLastOp = 16;
+constexpr uint16_t kLastOp = 17;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;

@@ -60,16 +60,23 @@ void Append(std::string* out, T value) {
 std::string EncodeHello(const Hello& hello) {
   std::string body;
   Append(&body, hello.version);
-  Append(&body, static_cast<uint16_t>(hello.token.size()));
-  return body + hello.token;
+  for (const std::string* text : {&hello.token, &hello.job}) {
+    Append(&body, static_cast<uint16_t>(text->size()));
+    body += *text;
+  }
+  return body;
 }
 
 Hello ParseHello(Bytes body) {
   Reader reader(body, "hello");
   Hello hello;
   hello.version = reader.Number<uint16_t>("version");
-  const auto size = reader.Number<uint16_t>("token size");
-  hello.token.assign(reinterpret_cast<const char*>(reader.Take(size, "token")), size);
+  const auto text = [&reader](const char* field) {
+    const auto size = reader.Number<uint16_t>(field);
+    return std::string(reinterpret_cast<const char*>(reader.Take(size, field)), size);
+  };
+  hello.token = text("token");
+  hello.job = text("job");
   reader.End();
   return hello;
 }

@@ -15,6 +15,7 @@ namespace oe {
 struct Hello {
   uint16_t version = 0;
   std::string token;
+  std::string job;  // whose tables this connection sees
 };
 std::string EncodeHello(const Hello& hello);
 Hello ParseHello(Bytes body);
@@ -35,6 +36,9 @@ ErrorBody ParseError(Bytes body);
 //   blocks  x uint64 number of keys
 //   keys of all blocks, uint64 each
 //   push only: for each entry, keys x dim floats
+//   push only: for each entry whose table counts (policy/policy_spec.h), keys x uint32: how often each key
+//   was
+//              in the client's batch
 //
 // The reply to a pull is, for each entry, keys x dim floats; the reply to a push is empty.
 struct BatchEntry {
@@ -49,7 +53,7 @@ struct KeyBlock {
 struct BatchView {
   std::vector<BatchEntry> entries;
   std::vector<KeyBlock> blocks;
-  Bytes rest;  // the floats of a push
+  Bytes rest;  // the floats and counts of a push
 };
 
 // Op::kKeys: the keys of one part of a table (Table::Keys). The reply is the keys, uint64 each.
@@ -64,7 +68,8 @@ KeysRequest ParseKeysRequest(Bytes body);
 // it the server uses its own (ServerOptions::checkpoint_dir), to and from which the client moves the files:
 //
 //   save     kSave {}, then kReadFile until every file of the reply is here, then kDrop
-//   restore  kReceive {"files": [{"file": name, "bytes": size}]}, one file of each table the server has, then
+//   restore  kReceive {"files": [{"file": name, "bytes": size}]}, one file of each table the server has and
+//            those of their admission filters, then
 //            kWriteFile, the chunks of a file in order, then kRestore {}
 //
 // One client at a time: a kSave or kReceive takes the directory over and removes what was there.

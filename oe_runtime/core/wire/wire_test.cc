@@ -49,7 +49,7 @@ TEST(FrameTest, HeaderRoundTrip) {
 
 TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
   const HeaderBytes bytes = EncodeHeader({Op::kPull, 0x0102, 0x0304});
-  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 2, 0, 3, 0, 2, 1, 0, 0,
+  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 3, 0, 3, 0, 2, 1, 0, 0,
                               0,   0,   0,   0,    4, 3, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(bytes, wanted);
 }
@@ -64,7 +64,7 @@ TEST(FrameTest, AnotherVersionIsNamed) {
   HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
   bytes[4] = 9;
   EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
-            "the peer speaks protocol version 9, this side 2; install the same oe_runtime on both hosts");
+            "the peer speaks protocol version 9, this side 3; install the same oe_runtime on both hosts");
 }
 
 TEST(FrameTest, UnknownOperation) {
@@ -82,9 +82,10 @@ TEST(FrameTest, LengthIsBounded) {
 }
 
 TEST(MessageTest, HelloRoundTripAndTruncation) {
-  const std::string body = EncodeHello({kProtocolVersion, "secret"});
+  const std::string body = EncodeHello({kProtocolVersion, "secret", "job"});
   const auto* data = reinterpret_cast<const uint8_t*>(body.data());
   EXPECT_EQ(ParseHello({data, body.size()}).token, "secret");
+  EXPECT_EQ(ParseHello({data, body.size()}).job, "job");
   for (size_t size = 0; size < body.size(); ++size) EXPECT_THROW(ParseHello({data, size}), ProtocolError);
   const std::string longer = body + "x";
   EXPECT_THROW(ParseHello({reinterpret_cast<const uint8_t*>(longer.data()), longer.size()}), ProtocolError);

@@ -14,9 +14,9 @@ description:
     owner only. It refuses a storage directory that cannot be written. With O(units) it starts systemd units
     and waits until each server listens; when one does not, all of them are taken away again.
   - V(stopped) ends the job's processes of one role that still run here; a worker writes a checkpoint first.
-    Units are taken away. Processes that the launcher started (C(state.json)) get SIGTERM; when their launcher
-    is gone they end by themselves and are only waited for. A process that got the pid of an ended one is left
-    alone.
+    Units are taken away; rows in persistent memory stay for who goes on with the job. Processes that the
+    launcher started (C(state.json)) get SIGTERM; when their launcher is gone they end by themselves and are
+    only waited for. A process that got the pid of an ended one is left alone.
 options:
   directory:
     description: Directory of the job.
@@ -169,7 +169,7 @@ def stop_units(module, system):
     units = [item for item in job.recorded(system, directory) if item["role"] == role]
     if not units or module.check_mode:
         return [item["name"] for item in units]
-    done = job.stop(system, {"directory": directory, "role": role})["stopped"]
+    done = job.stop(system, {"directory": directory, "role": role, "keep_pools": True})["stopped"]
     return [name for name, item in sorted(done.items()) if item["ran"]]
 
 

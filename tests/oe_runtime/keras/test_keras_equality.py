@@ -132,7 +132,12 @@ def test_storage_and_server_count_do_not_change_a_bit(deterministic, tmp_path):
     assert len(losses) == 16
     assert losses[-1] < losses[0]
     pmem = StorageSpec("pmem_libpmem", str(tmp_path), 1 << 30)
-    for client in (Client.in_process(pmem), Client.in_process(servers=3)):
+    cached = StorageSpec("dram_pmem", str(tmp_path / "cached"), cache_bytes=1 << 20)
+    for client in (
+        Client.in_process(pmem),
+        Client.in_process(cached, servers=2),
+        Client.in_process(servers=3),
+    ):
         with client:
             other_losses, other_predictions = _losses(client)
         assert other_losses == losses

@@ -161,6 +161,58 @@ def test_stop_keeps_a_run_with_its_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.is_dir()
 
 
+class Starting(Canned):
+    """`systemctl start` has the server ready at once, on port 7011."""
+
+    def run(self, argv: list[str], timeout: float = 60, environment: dict[str, str] | None = None) -> Result:
+        if argv[:2] == ["systemctl", "start"]:
+            ready = {
+                "pid": os.getpid(),
+                "host": "10.0.0.1",
+                "port": 7011,
+                "storage": "dram",
+                "is_pmem": False,
+            }
+            self.write("/var/lib/oeprov/jobs/j/ready/server-0.json", json.dumps(ready))
+        return super().run(argv, timeout, environment)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fresh: bool
+) -> None:
+    monkeypatch.setattr(job, "_user", lambda system, name: (os.getuid(), os.getgid()))
+    monkeypatch.setattr(job, "_own", lambda *_: None)
+    pool = tmp_path / "mnt/pmem0/oeprov/j/server-0/oe-1-super.pool"
+    pool.parent.mkdir(parents=True)
+    pool.touch()
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    item = {
+        "name": "server-0",
+        "role": "parameter_server",
+        "unit": "oeprov-j-server-0.service",
+        "text": "ExecStart=python -m oe_runtime.server --host 10.0.0.1 --port 0 --metrics-port 0 --index 0\n",
+        "directories": ["/mnt/pmem0/oeprov/j/server-0"],
+        "mount": "",
+        "needs": [],
+        "address": "10.0.0.1",
+        "port": 0,
+        "fresh": fresh,
+    }
+    args = {"directory": "/var/lib/oeprov/jobs/j", "user": "", "token": "t", "seconds": 5, "units": [item]}
+    system = Starting(tmp_path)
+    (server,) = job.start(system, args)["servers"]
+    assert server["port"] == 7011
+    text = (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").read_text()
+    assert " --host 10.0.0.1 --port 7011 --metrics-port 0 --index 0\n" in text
+    assert system.ran[-1] == "systemctl daemon-reload", "systemd has the port before it could need it"
+    assert pool.exists() is not fresh
+
+    job.stop(system, {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": True})
+    assert pool.exists() is not fresh
+    assert not (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").exists()
+
+
 def test_scratch_of_others_is_never_removed(tmp_path: Path) -> None:
     """Only directories named after the process, below one named after the job, go with a unit."""
     for path in ("mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-0", "srv/data"):

@@ -1,0 +1,288 @@
+"""The engine beside its peers, in one run: pull, a whole step, index lookups.
+
+    python benchmarks/engine [--quick] [--save]
+
+A batch is 4096 examples of 26 ids. A pull brings a row for each id, duplicates included; a step
+also hands a gradient for each id back and has the optimizer applied. Contenders are processes of
+their own that take turns, round after round, on the same ids and the same cores (1 core: client and
+server share it). Shown are the median speeds, and the median over rounds of our speed over the
+other's, which a busy machine disturbs least. Maps and the gather run on one thread and are timed in
+processor time. Peers are fetched from the package indexes and built into .cache/. Rows that miss
+their target say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import contenders
+import peers
+from contenders import BATCH, Contender, Setup
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parents[1] / "results" / "engine.md"
+# (against, what): the least ratio.
+TARGETS = {
+    ("OpenEmbedding", "step"): 3.0,
+    ("OpenEmbedding", "pull"): 2.0,
+    ("FBGEMM", "step"): 1.3,
+    ("FBGEMM", "pull"): 1.3,
+}
+MAP_TARGETS = {("lookup", "Boost"): 2.0, ("pull", "gather"): 0.7}
+CACHE_ROWS = 2_000_000  # beyond so many keys an index is larger than a processor's cache
+MEMORY = 6 << 30  # bytes of all tables that are held at once
+
+
+def _memory(setup: Setup) -> int:
+    return setup.rows * (setup.dim * 4 * (3 if setup.optimizer == "adam" else 2) + 64)
+
+
+class Report:
+    """The tables of one run."""
+
+    def __init__(self) -> None:
+        self.console = Console(record=True, width=130)
+        self.missed = 0
+        self.checked = 0
+        self.steps = Table(
+            "where", "dim", "rows", "optimizer", "ids", "cores", "what", "ours", "other", "Mkeys/s"
+        )
+        for name in ("ratio", "target"):
+            self.steps.add_column(name, justify="right")
+        self.maps = Table("what", "dim", "rows", "ids", "ours", "other", "Mkeys/s", "ratio", "target")
+        self.notes: list[str] = []
+
+    def verdict(self, ratio: float, target: float | None) -> str:
+        """What is said of a ratio that should be at least the target."""
+        if target is None:
+            return ""
+        self.checked += 1
+        if ratio >= target:
+            return f"≥ {target:g}"
+        self.missed += 1
+        return f"MISSED {target:g}"
+
+    def note(self, text: str) -> None:
+        """A line below the tables, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def compare(self, where: str, setup: Setup, ours: Contender, other: Contender) -> None:
+        """The rows of one pair of contenders."""
+        for skewed, cores in sorted(set(ours.times) & set(other.times), reverse=True):
+            for what in ("pull", "step"):
+                pair = []
+                for contender in (ours, other):
+                    times = contender.times[skewed, cores]
+                    pair.append([pull + (push if what == "step" else 0.0) for pull, push in times])
+                ratio = statistics.median(b / a for a, b in zip(*pair, strict=True))
+                verdict = self.verdict(ratio, TARGETS.get((other.name, what)))
+                speeds = [f"{BATCH / statistics.median(times) / 1e6:.2f}" for times in pair]
+                ids = "skewed" if skewed else "uniform"
+                which = [str(setup.dim), f"{setup.rows:,}", setup.optimizer, ids, str(cores), what]
+                name = other.name if ours.name == "ours" else f"{other.name} ({ours.name})"
+                self.steps.add_row(where, *which, speeds[0], name, speeds[1], f"{ratio:.2f}", verdict)
+
+    def compare_maps(self, line: dict[str, Any]) -> None:
+        """The rows of one line of maps.cc."""
+        if line["what"] == "bytes":
+            self.note(
+                f"The index takes {line['bytes_a_key']} bytes a key at {line['rows']:,} keys (target: ≤ 24)."
+            )
+            self.checked += 1
+            self.missed += line["bytes_a_key"] > 24
+            return
+        if line["what"] == "insert":
+            self.note(
+                f"Inserting {line['rows']:,} keys into {line['name']}: {line['speed']:.2f} Mkeys/s, the "
+                f"longest 64 insertions took {line['stall_ms']:.2f} ms of processor time"
+                + (" (target: ≤ 3)." if line["name"] == "ours" else ".")
+            )
+            self.checked += line["name"] == "ours"
+            self.missed += line["name"] == "ours" and line["stall_ms"] > 3
+            return
+        ours = line["speeds"].pop("ours")
+        for name, speeds in line["speeds"].items():
+            ratio = statistics.median(a / b for a, b in zip(ours, speeds, strict=True))
+            target = MAP_TARGETS.get((line["what"], name))
+            if line["what"] == "lookup" and line["rows"] < CACHE_ROWS:
+                target = None
+            if line["what"] == "pull" and line["dim"] != 64:
+                target = None
+            verdict = self.verdict(ratio, target)
+            dim = str(line["dim"] or "")
+            which = [line["what"], dim, f"{line['rows']:,}", line["ids"], f"{statistics.median(ours):.1f}"]
+            self.maps.add_row(*which, name, f"{statistics.median(speeds):.1f}", f"{ratio:.2f}", verdict)
+
+    def print(self) -> None:
+        """Show it all."""
+        self.console.print(self.steps, self.maps, sep="\n")
+        for note in self.notes:
+            self.console.print(note, highlight=False, soft_wrap=True)
+        self.console.print(f"{self.missed} of {self.checked} targets are missed.", highlight=False)
+
+
+def _measure(started: list[Contender], rows: int, cores: list[int], rounds: int, folder: Path) -> None:
+    file = folder / "ids"
+    for skewed in (True, False):
+        for count in cores:
+            for contender in started:
+                contender.pin(count)
+            for number in range(rounds):
+                contenders.write_ids(file, rows, skewed, number)
+                for contender in started:
+                    contender.times.setdefault((skewed, count), []).extend(contender.measure(file))
+
+
+def _compare(
+    report: Report,
+    where: str,
+    setup: Setup,
+    wanted: Sequence[partial[Contender]],
+    cores: list[int],
+    rounds: int,
+    folder: Path,
+) -> None:
+    """Measure contenders in turn, all at once or, where memory does not hold all their tables, one by one."""
+    made: list[Contender] = []
+    for make in wanted:
+        try:
+            made.append(make())
+        except peers.Missing as missing:
+            report.note(f"{make.func.__name__}: {missing}.")
+    together = len(made) * _memory(setup) <= MEMORY
+    if not together:
+        report.note(
+            f"Dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}: the tables do not fit beside each "
+            "other; contenders ran one after the other, and what else the machine did is in the ratio."
+        )
+    for group in [made] if together else [[one] for one in made]:
+        with ExitStack() as stack:
+            started = []
+            for contender in group:
+                stack.enter_context(contender)
+                try:
+                    contender.start()
+                    started.append(contender)
+                except peers.Missing as missing:
+                    report.note(f"{contender.name}, dim {setup.dim}, {setup.optimizer}: {missing}.")
+            try:
+                _measure(started, setup.rows, cores, rounds, folder)
+            except peers.Missing as missing:
+                report.note(f"{where}, dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}: {missing}.")
+    by_name = {contender.name: contender for contender in made}
+    for other in made:
+        if other.name.startswith("ours"):
+            continue
+        for name in ("ours", "ours, array"):
+            if name in by_name:
+                report.compare(where, setup, by_name[name], other)
+    if "ours, TLS" in by_name:
+        report.compare(where, setup, by_name["ours"], by_name["ours, TLS"])
+
+
+def _grid(quick: bool) -> Iterator[Setup]:
+    for rows in (1_000_000,) if quick else (1_000_000, 10_000_000):
+        for dim in (9, 64) if quick else (9, 16, 64):
+            for optimizer in ("adagrad",) if quick else ("adagrad", "adam"):
+                yield Setup(dim, rows, optimizer)
+
+
+def _steps(report: Report, quick: bool) -> None:
+    cores = list(range(1, min(2, os.cpu_count() or 1) + 1))
+    rounds = 2 if quick else 4
+    with tempfile.TemporaryDirectory() as folder:
+        for setup in _grid(quick):
+            loopback = [
+                partial(contenders.ours, setup, "loopback"),
+                partial(contenders.openembedding, setup),
+            ]
+            if setup == Setup(64, 1_000_000, "adagrad"):
+                loopback.append(partial(contenders.ours, setup, "loopback", tls="on"))
+            _compare(report, "loopback", setup, loopback, cores, rounds, Path(folder))
+            if setup.dim % 4 or setup.optimizer == "adam":
+                report.note("FBGEMM on the CPU has no Adam, and dims must be multiples of 4.")
+                continue
+            local = [
+                partial(contenders.ours, setup, "in process"),
+                partial(contenders.ours, setup, "in process", "array"),
+                partial(contenders.fbgemm, setup),
+                partial(contenders.fbgemm, setup, rowwise=True),
+            ]
+            _compare(report, "in process", setup, local, cores, rounds, Path(folder))
+
+
+def _maps(report: Report, quick: bool) -> None:
+    try:
+        command = peers.maps().command
+    except peers.Missing as missing:
+        report.note(f"Maps and the gather: {missing}.")
+        return
+    runs = (
+        [(1_000_000, 64)] if quick else [(1_000_000, 9), (1_000_000, 64), (10_000_000, 9), (10_000_000, 16)]
+    )
+    for rows, dim in runs:
+        ran = subprocess.run(
+            [*command, str(rows), str(dim), "5"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        for line in ran.stdout.splitlines():
+            report.compare_maps(json.loads(line))
+        if ran.returncode != 0:
+            report.note(f"Maps and the gather, {rows:,} rows, dim {dim}: ended with status {ran.returncode}.")
+
+
+def main() -> None:
+    """Run, print, and with --save keep the result."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a few combinations, a minute")
+    parser.add_argument("--only", choices=("steps", "maps"), help="half of it")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine.md")
+    options = parser.parse_args()
+    report = Report()
+    began = time.time()
+    if options.only != "maps":
+        _steps(report, options.quick)
+    if options.only != "steps":
+        _maps(report, options.quick)
+        try:
+            peers.tfra()
+        except peers.Missing as missing:
+            report.note(f"TensorFlow Recommenders Addons: {missing}.")
+    report.print()
+    if options.save:
+        RESULTS.write_text(
+            "# The engine beside its peers\n\n"
+            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(began))}, {os.cpu_count()} × {_processor()}, "
+            f"Linux {platform.release()}, {time.time() - began:.0f} s\n\n"
+            f"    python benchmarks/engine {' '.join(word for word in sys.argv[1:])}\n\n"
+            f"```\n{report.console.export_text()}```\n"
+        )
+
+
+def _processor() -> str:
+    names = [
+        line.split(":")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return names[0].strip() if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Processes that hold a table each and are measured in turn, on the same ids and cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import peers
+
+HERE = Path(__file__).parent
+FEATURES = 26
+BATCH = 4096 * FEATURES
+WARM, COUNTED = 1, 3  # batches a round
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The table that all contenders of a comparison hold."""
+
+    dim: int
+    rows: int
+    optimizer: str
+
+
+def write_ids(file: Path, rows: int, skewed: bool, seed: int) -> None:
+    """Batches of a round: 0.05 % of the rows take 85.7 % of the ids and 1 % take 95.7 %, or all alike."""
+    rng = np.random.default_rng(seed)
+    count = BATCH * (WARM + COUNTED)
+    kind = rng.random(count)
+    reach = np.full(count, rows)
+    if skewed:
+        reach = np.where(kind < 0.857, rows // 2000, np.where(kind < 0.957, rows // 100, rows))
+    rank = (rng.random(count) * reach).astype(np.int64)
+    # A permutation (7919 is a prime that divides no number of rows here): rows in use do not lie together.
+    ((rank * 7919) % rows).tofile(file)
+
+
+@dataclass
+class Contender:
+    """One process (and its server, its child) that answers with the times of its batches."""
+
+    name: str
+    command: tuple[str, ...]
+    times: dict[tuple[bool, int], list[tuple[float, float]]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Start it and wait until its table is full. Raises ``peers.Missing`` with what it said."""
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed on exit)
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        if self._read().strip() != "ready":
+            raise peers.Missing(f"it ended while it made the table: {self._last_words()}")
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return lines[-1][:150] if lines else "no word why"
+
+    def pin(self, cores: int) -> None:
+        """Let all its threads, and its server's, run on so many processors."""
+        chosen = sorted(os.sched_getaffinity(0))[:cores]
+        for process in _family(self._process.pid):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), chosen)
+
+    def measure(self, file: Path) -> list[tuple[float, float]]:
+        """Seconds of (pull, push) of each counted batch of the file. Raises ``peers.Missing``."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{file} {BATCH}\n")
+        self._process.stdin.flush()
+        numbers = [float(word) for word in self._read().split()]
+        if len(numbers) != 2 * (WARM + COUNTED):
+            raise peers.Missing(f"it ended in the middle of a measurement: {self._last_words()}")
+        return list(zip(numbers[::2], numbers[1::2], strict=True))[WARM:]
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = getattr(self, "_process", None)
+        if process is None:
+            return
+        self._log.close()
+        try:
+            process.stdin.close()
+            process.wait(10)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            process.kill()
+            process.wait()
+
+
+def _family(pid: int) -> list[int]:
+    family = [pid]
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            family += _family(int(child))
+    return family
+
+
+def ours(setup: Setup, where: str, index: str = "hash", tls: str = "off") -> Contender:
+    """This engine."""
+    asked = {"where": where, "tls": tls, "index": index, **vars(setup)}
+    name = "ours" + (", array" if index == "array" else "") + (", TLS" if tls == "on" else "")
+    return Contender(name, (sys.executable, str(HERE / "ours.py"), dumps(asked)))
+
+
+def openembedding(setup: Setup) -> Contender:
+    """OpenEmbedding's core; -1 shards is its own default."""
+    command = peers.openembedding().command
+    arguments = (str(setup.dim), str(setup.rows), setup.optimizer, "-1")
+    return Contender("OpenEmbedding", (*command, *arguments))
+
+
+def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
+    """FBGEMM; with ``rowwise``, its Adagrad that keeps one sum a row instead of one an element."""
+    asked = {**vars(setup), **({"optimizer": "rowwise"} if rowwise else {})}
+    name = "FBGEMM" + (", rowwise" if rowwise else "")
+    return Contender(name, (*peers.fbgemm().command, dumps(asked)))

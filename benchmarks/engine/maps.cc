@@ -1,0 +1,224 @@
+// Our index and table beside plain maps and a bare gather, on one thread; a JSON object a line.
+//   maps ROWS DIM ROUNDS
+#include <absl/container/flat_hash_map.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <boost/unordered/unordered_flat_map.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/table/table.h"
+
+namespace {
+
+using oe::Key;
+
+constexpr size_t kBatch = size_t{4096} * 26;
+constexpr size_t kBatches = 8;
+constexpr size_t kAhead = 16;  // rows on their way
+constexpr uint32_t kShards = 16;
+
+// Seconds of this thread's processor time: not what others take, but page faults.
+double ThreadSeconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+struct Contender {
+  const char* name;
+  std::function<void(const std::vector<Key>&)> work;
+};
+
+// Rounds in turn, so that what else the machine does falls on all alike.
+void Compare(const char* what, const char* ids, uint64_t rows, size_t dim, int rounds,
+             const std::vector<std::vector<Key>>& batches, const std::vector<Contender>& contenders) {
+  std::vector<std::vector<double>> speeds(contenders.size());
+  for (int round = -1; round < rounds; ++round) {
+    for (size_t i = 0; i < contenders.size(); ++i) {
+      size_t keys = 0;
+      const double start = ThreadSeconds();
+      for (const auto& batch : batches) {
+        contenders[i].work(batch);
+        keys += batch.size();
+      }
+      const double seconds = ThreadSeconds() - start;
+      if (round >= 0) speeds[i].push_back(static_cast<double>(keys) / seconds / 1e6);
+    }
+  }
+  std::printf("{\"what\": \"%s\", \"ids\": \"%s\", \"rows\": %llu, \"dim\": %zu, \"speeds\": {", what, ids,
+              static_cast<unsigned long long>(rows), dim);
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    std::printf("%s\"%s\": [", i == 0 ? "" : ", ", contenders[i].name);
+    for (int round = 0; round < rounds; ++round) {
+      std::printf("%s%.4f", round == 0 ? "" : ", ", speeds[i][static_cast<size_t>(round)]);
+    }
+    std::printf("]");
+  }
+  std::printf("}}\n");
+  (void)std::fflush(stdout);
+}
+
+Key KeyOf(uint64_t rank) { return oe::Mix64(rank); }
+
+// Batches of ids as contenders.py makes them, each made unique, since that is what reaches a table.
+std::vector<std::vector<uint64_t>> Batches(uint64_t rows, bool skewed) {
+  std::mt19937_64 random(7);
+  std::vector<std::vector<uint64_t>> batches(kBatches);
+  for (auto& batch : batches) {
+    for (size_t i = 0; i < kBatch; ++i) {
+      const double u = std::uniform_real_distribution<double>(0, 1)(random);
+      const uint64_t range = !skewed || u >= 0.957 ? rows : u < 0.857 ? rows / 2000 : rows / 100;
+      batch.push_back(random() % range);
+    }
+    std::sort(batch.begin(), batch.end());
+    batch.erase(std::unique(batch.begin(), batch.end()), batch.end());
+    std::shuffle(batch.begin(), batch.end(), random);
+  }
+  return batches;
+}
+
+std::vector<std::vector<Key>> Keys(std::vector<std::vector<uint64_t>> batches) {
+  for (auto& batch : batches) {
+    for (uint64_t& rank : batch) rank = KeyOf(rank);
+  }
+  return batches;
+}
+
+template <typename Insert>
+void LongestStall(const char* name, uint64_t rows, const Insert& insert) {
+  constexpr uint64_t kAtOnce = 64;
+  double longest = 0;
+  const double start = ThreadSeconds();
+  for (uint64_t at = 0; at < rows; at += kAtOnce) {
+    const double before = ThreadSeconds();
+    for (uint64_t rank = at; rank < std::min(at + kAtOnce, rows); ++rank) {
+      insert(KeyOf(rank), static_cast<uint32_t>(rank));
+    }
+    longest = std::max(longest, ThreadSeconds() - before);
+  }
+  const double seconds = ThreadSeconds() - start;
+  std::printf(
+      "{\"what\": \"insert\", \"name\": \"%s\", \"rows\": %llu, \"stall_ms\": %.4f, \"speed\": %.3f}\n", name,
+      static_cast<unsigned long long>(rows), longest * 1e3, static_cast<double>(rows) / seconds / 1e6);
+  (void)std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const uint64_t rows = std::strtoull(argv[1], nullptr, 10);
+  const size_t dim = std::strtoull(argv[2], nullptr, 10);
+  const int rounds = std::atoi(argv[3]);
+
+  boost::unordered_flat_map<Key, uint32_t> boost_map;
+  absl::flat_hash_map<Key, uint32_t> absl_map;
+  std::vector<std::unique_ptr<oe::Index>> indexes(kShards);
+  for (auto& index : indexes) index = oe::NewHashIndex();
+  LongestStall("ours", rows, [&](Key key, uint32_t row) {
+    oe::Index& index = *indexes[oe::Mix64(key) >> 60];
+    index.Reserve(key);
+    index.Add(key, row);
+  });
+  uint64_t bytes = 0;
+  for (const auto& index : indexes) bytes += index->bytes();
+  std::printf("{\"what\": \"bytes\", \"rows\": %llu, \"bytes_a_key\": %.2f}\n",
+              static_cast<unsigned long long>(rows), static_cast<double>(bytes) / static_cast<double>(rows));
+  LongestStall("Boost", rows, [&](Key key, uint32_t row) { boost_map.emplace(key, row); });
+  LongestStall("Abseil", rows, [&](Key key, uint32_t row) { absl_map.emplace(key, row); });
+
+  std::vector<uint32_t> found(kBatch);
+  for (const bool skewed : {true, false}) {
+    const char* ids = skewed ? "skewed" : "uniform";
+    const auto batches = Keys(Batches(rows, skewed));
+    // As a table hands them over: the keys of one internal shard after the other.
+    std::vector<std::vector<Key>> ordered = batches;
+    for (auto& batch : ordered) {
+      std::stable_sort(batch.begin(), batch.end(),
+                       [](Key a, Key b) { return oe::Mix64(a) >> 60 < oe::Mix64(b) >> 60; });
+    }
+    const Contender ours{"ours", [&](const std::vector<Key>& keys) {
+                           for (size_t begin = 0; begin < keys.size();) {
+                             const uint64_t shard = oe::Mix64(keys[begin]) >> 60;
+                             size_t end = begin;
+                             while (end < keys.size() && oe::Mix64(keys[end]) >> 60 == shard) ++end;
+                             indexes[shard]->Find(&keys[begin], end - begin, &found[begin]);
+                             begin = end;
+                           }
+                         }};
+    const auto plain = [&](const char* name, const auto& map) {
+      return Contender{name, [&](const std::vector<Key>& keys) {
+                         for (size_t i = 0; i < keys.size(); ++i) found[i] = map.find(keys[i])->second;
+                       }};
+    };
+    Compare("lookup", ids, rows, 0, rounds, ordered,
+            {ours, plain("Boost", boost_map), plain("Abseil", absl_map)});
+  }
+  indexes.clear();
+
+  oe::TableSpec spec;
+  spec.name = "benchmark";
+  spec.dim = static_cast<uint32_t>(dim);
+  const auto table = oe::Table::Create(spec, oe::StorageSpec{});
+  const std::vector<float> gradients(kBatch * dim, 0.01F);
+  std::vector<Key> keys;
+  for (uint64_t rank = 0; rank < rows;) {
+    keys.clear();
+    for (; keys.size() < kBatch && rank < rows; ++rank) keys.push_back(KeyOf(rank));
+    table->Push(keys.data(), keys.size(), gradients.data(), 0.01);
+  }
+  const size_t stride = 2 * dim;  // weights and Adagrad's sums, as in our rows
+  const size_t row_bytes = stride * sizeof(float);
+  std::unique_ptr<float, void (*)(void*)> memory(
+      static_cast<float*>(
+          std::aligned_alloc(size_t{2} << 20, (rows * row_bytes / (size_t{2} << 20) + 1) << 21)),
+      [](void* pointer) { std::free(pointer); });
+  (void)::madvise(memory.get(), rows * row_bytes, MADV_HUGEPAGE);
+  std::fill_n(memory.get(), rows * stride, 0.5F);
+  std::vector<float> out(kBatch * dim);
+  const auto fetch = [&](const float* row) {
+    for (size_t at = 0; at < dim; at += 16) __builtin_prefetch(row + at);
+    __builtin_prefetch(row + dim - 1);
+  };
+  for (const bool skewed : {true, false}) {
+    const auto ranks = Batches(rows, skewed);
+    const char* ids = skewed ? "skewed" : "uniform";
+    // The limit: where every row lies is known.
+    const Contender gather{"gather", [&](const std::vector<Key>& batch) {
+                             for (size_t i = 0; i < batch.size(); ++i) {
+                               if (i + kAhead < batch.size())
+                                 fetch(memory.get() + batch[i + kAhead] * stride);
+                               std::memcpy(&out[i * dim], memory.get() + batch[i] * stride,
+                                           dim * sizeof(float));
+                             }
+                           }};
+    const Contender ours{
+        "ours", [&](const std::vector<Key>& batch) { table->Pull(batch.data(), batch.size(), out.data()); }};
+    const auto plain = [&](const char* name, const auto& map) {
+      return Contender{name, [&](const std::vector<Key>& batch) {
+                         for (size_t i = 0; i < batch.size(); ++i) {
+                           const float* row = memory.get() + size_t{map.find(batch[i])->second} * stride;
+                           std::memcpy(&out[i * dim], row, dim * sizeof(float));
+                         }
+                       }};
+    };
+    const auto batches = Keys(ranks);
+    // All get the same rows of the same size; the gather has their numbers, the others their keys.
+    size_t turn = 0;
+    const auto by_rank = [&](const std::vector<Key>&) { gather.work(ranks[turn++ % ranks.size()]); };
+    Compare("pull", ids, rows, dim, rounds, batches,
+            {{"gather", by_rank}, ours, plain("Boost", boost_map), plain("Abseil", absl_map)});
+  }
+  return 0;
+}

@@ -1,0 +1,410 @@
+"""``python -m oe_runtime.checkpoint_tools``: look at checkpoints, compare and rewrite them, without a server.
+
+Where a checkpoint is asked for, a directory that ``Client.save`` wrote does as well, except for ``reshard``.
+Exit status: 0 fine, 1 an error or, of ``verify``, problems, 2 differences found by ``diff``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from oe_runtime import _core, checkpoint
+from oe_runtime.errors import CheckpointError, OeError
+
+_MEMORY = 1024  # MiB that a comparison uses for rows
+_ALL = sys.maxsize  # how many checkpoints `reshard` keeps
+_ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "checksum", "spec")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A published checkpoint, or the files of tables in another directory."""
+
+    path: Path
+    found: checkpoint.Checkpoint | None
+    files: Mapping[str, Sequence[Mapping[str, Any]]]  # of each table, by server: what their headers say
+    problems: Sequence[str] = field(default=())
+
+    @classmethod
+    def open(cls, path: Path) -> Saved:
+        """Reads manifest and headers; ``problems`` are those of table files that cannot be read."""
+        found = checkpoint.read(path) if (path / checkpoint.MANIFEST).exists() else None
+        names = sorted(path.glob("*.oet"))
+        if found is None and not names:
+            raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
+        files: dict[str, list[Mapping[str, Any]]] = {}
+        problems = []
+        for file in names:
+            try:
+                info = {"file": file.name, **json.loads(_core.table_file(str(file)))}
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            files.setdefault(info["table"], []).append(info)
+        for of_table in files.values():
+            of_table.sort(key=lambda info: int(info["server"]))
+        return cls(path, found, dict(sorted(files.items())), problems)
+
+    @cached_property
+    def directories(self) -> list[str]:
+        """Itself, after what it is an increment on. Raises CheckpointError for a base that is missing."""
+        paths = [self.path] if self.found is None else checkpoint.chain(self.path)
+        return [str(path) for path in paths]
+
+    def chains(self, table: str) -> list[list[str]]:
+        """Each server's files of a table, oldest first. Raises CheckpointError for one that is missing."""
+        return _core.table_chains(self.directories, table)
+
+    @property
+    def others(self) -> dict[str, int]:
+        """The files that are no table's, with their bytes, as the manifest has them."""
+        listed = {} if self.found is None else self.found.manifest["files"]
+        return {
+            name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))
+        }
+
+    def require(self) -> Saved:
+        """Itself; CheckpointError if a table file cannot be read."""
+        for problem in self.problems:
+            raise CheckpointError(problem)
+        return self
+
+
+def _places(path: Path) -> list[Path]:
+    """The checkpoints of a run or of its ``checkpoints`` directory, or `path` itself."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: " + ("not a directory" if path.exists() else "there is no such path"))
+    for directory in (path, path / "checkpoints"):
+        if found := checkpoint.published(directory):
+            return found
+    return [path]
+
+
+# ---- inspect
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What is in a table file, a checkpoint, or every checkpoint of a run; as JSON has it."""
+    if path.is_file():
+        return {"file": str(path), **json.loads(_core.table_file(str(path)))}
+    places = _places(path)
+    if places != [path]:
+        return {"path": str(path), "checkpoints": [_summary(Saved.open(place)) for place in places]}
+    return _summary(Saved.open(path).require())
+
+
+def _summary(saved: Saved) -> dict[str, Any]:
+    manifest = {} if saved.found is None else saved.found.manifest
+    base = manifest.get("base")
+    return {
+        "path": str(saved.path),
+        "step": manifest.get("step"),
+        "format": manifest.get("format"),
+        "base": base and base["name"],
+        "tables": [_table(name, files) for name, files in saved.files.items()],
+        "other_files": saved.others,
+        "problems": list(saved.problems),
+    }
+
+
+def _table(name: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    increments = [info for info in files if "base" in info]
+    return {
+        "name": name,
+        **{key: value for key, value in files[0]["spec"].items() if key != "name"},
+        "rows": sum(info["rows"] for info in files),
+        "tombstones": sum(info["tombstones"] for info in increments),
+        "increment": bool(increments),
+        "servers": files[0]["servers"],
+        "version": files[0]["version"],
+        "bytes": sum(info["bytes"] for info in files),
+        "formats": sorted({info["format"] for info in files}),
+    }
+
+
+def _show(found: Mapping[str, Any]) -> Iterable[str]:
+    if "file" in found:
+        yield f"{found['file']}: table {found['table']}, server {found['server']} of {found['servers']}"
+        yield f"  format {found['format']}, version {found['version']}, checksum {found['checksum']}"
+        if "base" in found:
+            yield f"  an increment on the file with checksum {found['base']}"
+            yield f"  {found['tombstones']} tombstones"
+        yield f"  {found['rows']} rows of {found['row_floats']} floats, {found['bytes']} bytes"
+        yield f"  {_spec(found['spec'])}"
+    elif "checkpoints" in found:
+        rows: list[Sequence[str]] = [("checkpoint", "step", "tables", "rows", "servers", "bytes", "")]
+        for item in found["checkpoints"]:
+            tables = item["tables"]
+            size = sum(table["bytes"] for table in tables) + sum(item["other_files"].values())
+            servers = ",".join(map(str, sorted({table["servers"] for table in tables})))
+            note = f"increment on {item['base']}" if item["base"] else ""
+            if item["problems"]:
+                note = "damaged: oeprov checkpoint verify says what"
+            total = sum(table["rows"] for table in tables)
+            name = Path(item["path"]).name
+            rows.append(tuple(map(str, (name, item["step"], len(tables), total, servers, size, note))))
+        yield from _columns(rows)
+    else:
+        step = "" if found["step"] is None else f": step {found['step']}, format {found['format']}"
+        base = f", an increment on {found['base']}" if found["base"] else ""
+        yield found["path"] + step + base
+        rows = [("table", "dim", "dtype", "rows", "servers", "bytes", "format", "optimizer", "initializer")]
+        for table in found["tables"]:
+            total = str(table["rows"]) + (f" (-{table['tombstones']})" if table["increment"] else "")
+            formats = ",".join(map(str, table["formats"]))
+            sizes = (table["dim"], table["dtype"], total, table["servers"], table["bytes"], formats)
+            rows.append(tuple(map(str, (table["name"], *sizes, *map(_flat, _two(table))))))
+        yield from _columns(rows)
+        for name, size in found["other_files"].items():
+            yield f"{name}: {size} bytes"
+
+
+def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return spec["optimizer"], spec["initializer"]
+
+
+def _flat(settings: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{name} {value:g}" for name, value in settings.items() if name != "name")
+    return f"{settings['name']} ({values})" if values else str(settings["name"])
+
+
+def _spec(spec: Mapping[str, Any]) -> str:
+    index = spec["index"] + (f" of {spec['input_dim']} keys" if spec["index"] == "array" else "")
+    return f"dim {spec['dim']}, {spec['dtype']}, {index}, " + ", ".join(map(_flat, _two(spec)))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+# ---- verify
+
+
+def verify(path: Path) -> list[str]:
+    """Every problem of a table file, a checkpoint, or all checkpoints of a run, a line each."""
+    if path.is_file():
+        return list(_failure(partial(_core.verify_table_file, str(path))))
+    problems: list[str] = []
+    for place in _places(path):
+        try:
+            saved = Saved.open(place)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        problems += dict.fromkeys(_problems(saved))
+    return problems
+
+
+def _problems(saved: Saved) -> Iterable[str]:
+    listed: set[str] = set()
+    if saved.found is not None:
+        yield from checkpoint.problems(saved.found)
+        listed = set(saved.found.manifest["files"])
+        for file in sorted(saved.path.glob("*.oet")):
+            if file.name not in listed:
+                yield f"{file} is not in {checkpoint.MANIFEST}: files"
+    yield from saved.problems
+    for table, files in saved.files.items():
+        for info in files:
+            yield from _failure(partial(_core.verify_table_file, str(saved.path / info["file"])))
+        yield from _failure(partial(saved.chains, table))
+    if saved.found is not None:
+        tables = saved.found.manifest.get("tables", [])
+        for entry in tables if isinstance(tables, list) else [tables]:
+            name = entry.get("file") if isinstance(entry, dict) else entry
+            if not isinstance(name, str) or name not in listed:
+                yield f"{saved.path / checkpoint.MANIFEST}: tables: {name!r} is not in files"
+
+
+def _failure(work: Callable[[], object]) -> Iterable[str]:
+    try:
+        work()
+    except CheckpointError as error:
+        yield str(error)
+
+
+# ---- diff
+
+
+def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, Any]:
+    """What differs between two checkpoints, of any numbers of servers; as JSON has it."""
+    left, right = (Saved.open(_one(path)).require() for path in (before, after))
+    tables: dict[str, dict[str, Any]] = {}
+    for name in sorted({*left.files, *right.files}):
+        if name not in left.files or name not in right.files:
+            tables[name] = {"only": "before" if name in left.files else "after"}
+            continue
+        rows = json.loads(_core.compare_tables(left.chains(name), right.chains(name), memory))
+        specs = [_fields(saved.files[name][0]["spec"]) for saved in (left, right)]
+        changed = {
+            key: [spec.get(key) for spec in specs]
+            for key in sorted({*specs[0], *specs[1]})
+            if specs[0].get(key) != specs[1].get(key)
+        }
+        tables[name] = {"spec": changed, **rows}
+    return {
+        "before": str(left.path),
+        "after": str(right.path),
+        "tables": tables,
+        "files": _files(left, right),
+    }
+
+
+def _one(path: Path) -> Path:
+    """The checkpoint itself, or the newest of a run."""
+    return _places(path)[-1]
+
+
+def _fields(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in spec.items():
+        flat.update(_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
+
+
+def _files(left: Saved, right: Saved) -> list[str]:
+    """The files of both, that are no table's, whose checksums differ or that one lacks."""
+    if left.found is None or right.found is None:
+        return []
+    sums = [
+        {name: saved.found.manifest["files"][name]["sha256"] for name in saved.others}  # type: ignore[union-attr]
+        for saved in (left, right)
+    ]
+    return sorted(name for name in {*sums[0], *sums[1]} if sums[0].get(name) != sums[1].get(name))
+
+
+def _differs(found: Mapping[str, Any]) -> bool:
+    counts = ("only_before", "only_after", "changed")
+    tables = found["tables"].values()
+    return bool(found["files"]) or any(
+        "only" in item or item["spec"] or any(item[count] for count in counts) for item in tables
+    )
+
+
+def _show_diff(found: Mapping[str, Any]) -> Iterable[str]:
+    header = ("table", "rows", "only before", "only after", "changed", "largest: weights", "state")
+    rows: list[Sequence[str]] = [header]
+    notes: list[str] = []
+    for name, item in found["tables"].items():
+        if "only" in item:
+            notes.append(f"table {name} is only in {found[item['only']]}")
+            continue
+        notes += [f"table {name}: {key} was {old}, is {new}" for key, (old, new) in item["spec"].items()]
+        total = str(item["rows"][0]) + (f" → {item['rows'][1]}" if item["rows"][0] != item["rows"][1] else "")
+        counts = [str(item[key]) for key in ("only_before", "only_after", "changed")]
+        rows.append((name, total, *counts, *(f"{float(item[key]):g}" for key in ("weights", "state"))))
+    yield from _columns(rows)
+    yield from notes
+    yield from (f"{name} differs" for name in found["files"])
+    if not _differs(found):
+        yield "no difference"
+
+
+# ---- reshard
+
+
+def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
+    """Publish a checkpoint anew, its tables as `servers` servers would have saved them; its path.
+
+    Under `output`, or beside the old one, as a newer checkpoint of the same step. Increments become whole.
+    The old checkpoint stays. Raises CheckpointError for one with problems, and then nothing is published.
+    """
+    path = _one(path)
+    if problems := verify(path):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CheckpointError(f"{problems[0]}{more}; nothing was written")
+    saved = Saved.open(path)
+    if saved.found is None:
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
+    for base in saved.directories[:-1]:
+        for problem in verify(Path(base)):
+            raise CheckpointError(f"{problem}; nothing was written")
+    manifest = saved.found.manifest
+
+    def write(target: Path) -> Mapping[str, Any]:
+        for name in saved.others:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path / name, target / name)
+        tables: list[dict[str, Any]] = []
+        for name in saved.files:
+            written = json.loads(_core.reshard_table(saved.chains(name), name, str(target), servers))
+            tables += [{key: entry[key] for key in _ENTRY} for entry in written]
+        kept = {key: manifest[key] for key in manifest if key not in ("format", "step", "base", "files")}
+        return {**kept, "tables": tables}
+
+    directory = output or path.resolve().parent
+    return checkpoint.publish(directory, saved.found.step, write, keep=_ALL)
+
+
+# ---- the command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="oe_runtime.checkpoint_tools", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("path", type=Path, help="a checkpoint, a run's checkpoints, or one table file")
+        command.add_argument("--json", action="store_true")
+    command = commands.add_parser("diff", help="compare two checkpoints")
+    command.add_argument("before", type=Path)
+    command.add_argument("after", type=Path)
+    command.add_argument("--memory", type=int, default=_MEMORY, metavar="MIB", help="for rows")
+    command.add_argument("--json", action="store_true")
+    command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
+    command.add_argument("path", type=Path)
+    command.add_argument("--servers", type=int, required=True)
+    command.add_argument("--output", type=Path)
+    command.add_argument("--json", action="store_true")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "inspect":
+        found = inspect(options.path)
+        lines, code = _show(found), 0
+    elif options.command == "verify":
+        problems = verify(options.path)
+        found = {"path": str(options.path), "problems": problems}
+        lines, code = problems or [f"{options.path}: no problem found"], int(bool(problems))
+    elif options.command == "diff":
+        found = diff(options.before, options.after, options.memory << 20)
+        lines, code = _show_diff(found), 2 if _differs(found) else 0
+    else:
+        path = reshard(options.path, options.servers, options.output)
+        found, lines, code = {"path": str(path)}, [f"wrote {path}"], 0
+    print(json.dumps(found) if options.json else "\n".join(lines), flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    try:
+        return _run(_parser().parse_args(argv))
+    except OeError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

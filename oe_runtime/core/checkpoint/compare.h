@@ -1,0 +1,39 @@
+#ifndef OE_CORE_CHECKPOINT_COMPARE_H_
+#define OE_CORE_CHECKPOINT_COMPARE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "oe_runtime/core/checkpoint/table_chain.h"
+
+namespace oe {
+
+struct TableDifference {
+  uint64_t before = 0;  // rows
+  uint64_t after = 0;
+  uint64_t only_before = 0;  // keys with a row in one of them
+  uint64_t only_after = 0;
+  uint64_t changed = 0;  // rows in which a bit differs, of those that are compared
+  // The largest absolute difference of two weights and of two floats of the optimizer's state; infinity where
+  // one of them is not a number.
+  float weights = 0;
+  float state = 0;
+};
+
+// Compares two saves of a table, of any numbers of servers. Weights are compared when both have the same dim,
+// the optimizer's state when that also has the same size and name. About `memory` bytes are used: when the
+// rows of `before` need more, the files are read several times, a part of the keys each. Throws
+// CheckpointError naming the file.
+TableDifference CompareTables(const std::vector<TableChain>& before, const std::vector<TableChain>& after,
+                              size_t memory);
+
+// Writes the rows of a table anew for files.size() servers, files[s] being that of server s. Memory: two
+// blocks of 1 MiB for each of them. Throws CheckpointError naming the file; then those that were written
+// stay.
+std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
+                                        const std::vector<std::string>& files);
+
+}  // namespace oe
+
+#endif  // OE_CORE_CHECKPOINT_COMPARE_H_

@@ -1,0 +1,49 @@
+#ifndef OE_CORE_CHECKPOINT_FILTER_FILE_H_
+#define OE_CORE_CHECKPOINT_FILTER_FILE_H_
+
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/policy/admission.h"
+#include "oe_runtime/core/table/spec.h"
+
+namespace oe {
+
+// What an admission filter counted, beside the table file that was saved with it. Little-endian, no padding:
+//
+//   "OEFILTR\n"           8 bytes
+//   format version        u32 (1)
+//   header size           u32
+//   header                JSON: {"table": its name, "admission": its spec, "server", "servers", "version",
+//                         "bytes"}
+//   counts                `bytes` bytes (AdmissionFilter::Write)
+//   checksum              u64, XXH3-64 of all bytes before it
+std::string FilterFileName(const std::string& table_file);  // "….oet" → "….oet.filter"
+
+struct FilterFileInfo {
+  uint64_t bytes = 0;     // of the file
+  uint64_t checksum = 0;  // its last 8 bytes
+};
+
+// Reads everything and compares the checksum. Throws CheckpointError naming the file.
+FilterFileInfo VerifyFilterFile(const std::string& file);
+
+// The whole file as bytes.
+void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
+                  const AdmissionFilter::Sink& sink);
+
+// Writes the file of the server `shard` at `version` pushes, under a temporary name first, synced. Throws
+// CheckpointError naming it; then nothing is left of it.
+void SaveFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
+                const std::string& file);
+
+// Adds to `filter` what is in the files beside `table_files`, files of one saved table at `version` pushes;
+// without a filter, only checks them. False where none of them has one: there is nothing to add. Throws
+// CheckpointError naming the file and the field for one that is missing, damaged or of another table or
+// checkpoint; `filter` is of no more use then.
+bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& spec, uint64_t version,
+                 AdmissionFilter* filter = nullptr, const AdmissionFilter::PartOf& part_of = {});
+
+}  // namespace oe
+
+#endif  // OE_CORE_CHECKPOINT_FILTER_FILE_H_

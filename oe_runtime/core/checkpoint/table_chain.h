@@ -1,0 +1,65 @@
+#ifndef OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
+#define OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/index/index.h"
+
+namespace oe {
+
+// The files that hold one server's part of a table: all of its rows, then increments, each on the one before.
+using TableChain = std::vector<std::string>;
+
+// The newest file of each chain.
+std::vector<std::string> Newest(const std::vector<TableChain>& chains);
+
+// The headers of the newest file of each chain, `rows` being at most so many as the chain has, after checking
+// that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_floats`
+// floats, and that each increment follows its base. Throws CheckpointError naming the file and the field with
+// both values.
+std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_floats,
+                                       const std::vector<TableChain>& chains);
+
+// Reads the rows that a chain leaves, block by block: the newest file first, and of older ones what no newer
+// one has or erased. Memory: two blocks, and up to 24 bytes for each row and tombstone of the increments.
+// Every error is a CheckpointError naming the file, but StorageError when the memory does not suffice.
+class TableChainReader {
+ public:
+  explicit TableChainReader(TableChain chain);
+
+  // The newest file's.
+  const TableFileInfo& info() const { return info_; }
+
+  // The next rows; 0 after the last, and then every checksum has been compared. Nothing that came before may
+  // be trusted until then.
+  size_t NextBlock();
+  const Key* keys() const { return keys_; }
+  const float* rows() const { return rows_; }
+
+ private:
+  void Open();
+  void Hide(const Key* keys, size_t n);
+  size_t TakeNew(size_t n);
+
+  const TableChain chain_;
+  size_t at_;  // files that are not yet read, counted from the oldest
+  TableFileInfo info_;
+  std::unique_ptr<TableFileReader> reader_;
+  std::unique_ptr<Index> seen_;  // keys of newer files, with the number of the file
+  std::vector<Key> new_keys_;
+  std::vector<float> new_rows_;
+  const Key* keys_ = nullptr;
+  const float* rows_ = nullptr;
+};
+
+// Adds how many of the chain's rows each of rows->size() servers would have, after comparing every checksum.
+void AddRowsByServer(const TableChain& chain, std::vector<uint64_t>* rows);
+
+}  // namespace oe
+
+#endif  // OE_CORE_CHECKPOINT_TABLE_CHAIN_H_

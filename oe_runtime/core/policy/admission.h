@@ -1,0 +1,107 @@
+#ifndef OE_CORE_POLICY_ADMISSION_H_
+#define OE_CORE_POLICY_ADMISSION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/policy/policy_spec.h"
+
+namespace oe {
+
+// How often the keys without a row of one server's part of a table were pushed, in DRAM. It has as many parts
+// as the table has internal shards; those are independent of each other, each like a container.
+class AdmissionFilter {
+ public:
+  using Sink = std::function<void(const void* data, size_t size)>;
+  using Source = std::function<void(void* data, size_t size)>;
+  // The part that a key belongs to; `parts` for a key of another server.
+  using PartOf = std::function<uint32_t(Key)>;
+
+  // For a complete spec with a name. Throws StorageError when there is no memory for it.
+  static std::unique_ptr<AdmissionFilter> Create(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
+
+  virtual ~AdmissionFilter() = default;
+  AdmissionFilter(const AdmissionFilter&) = delete;
+  AdmissionFilter& operator=(const AdmissionFilter&) = delete;
+
+  // Counts `times` more for a key of that part; how often it was counted now, or (cbf) at least. Throws
+  // StorageError when there is no memory.
+  virtual uint32_t Count(uint32_t part, Key key, uint32_t times) = 0;
+  // The key has a row now. A counter forgets it; what a Bloom filter counted stays.
+  virtual void Forget(uint32_t part, Key key) noexcept = 0;
+  uint32_t filter_freq() const { return filter_freq_; }
+
+  virtual uint64_t bytes(uint32_t part) const noexcept = 0;  // of memory
+
+  // The counts as bytes, and how many.
+  virtual uint64_t WrittenBytes() const noexcept = 0;
+  virtual void Write(const Sink& sink) const = 0;
+  // Adds the counts that a filter of the same spec and parts wrote, of any server of any number of them, if
+  // they are for keys here. False for bytes that are not such a filter's. Throws StorageError.
+  virtual bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) = 0;
+
+ protected:
+  explicit AdmissionFilter(const AdmissionSpec& spec)
+      : filter_freq_(static_cast<uint32_t>(spec.params.at("filter_freq"))) {}
+
+ private:
+  const uint32_t filter_freq_;
+};
+
+// An exact count a key, 16 to 24 bytes each, without a bound on how many there are.
+class CounterFilter final : public AdmissionFilter {
+ public:
+  CounterFilter(const AdmissionSpec& spec, uint32_t parts);
+
+  uint32_t Count(uint32_t part, Key key, uint32_t times) override;
+  void Forget(uint32_t part, Key key) noexcept override;
+  uint64_t bytes(uint32_t part) const noexcept override { return counts_[part]->bytes(); }
+  uint64_t WrittenBytes() const noexcept override;
+  void Write(const Sink& sink) const override;
+  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) override;
+
+ private:
+  std::vector<std::unique_ptr<Index>> counts_;  // by part; the "row" of a key is its count
+  std::vector<uint64_t> sizes_;
+};
+
+// A counting Bloom filter: a key has k = ceil(-log2 p) cells of a byte, of which the least is at least its
+// count; it is more with probability p when max_element_size keys have been counted. There are
+// m = max_element_size · -ln p / ln² 2 cells (Bloom 1970; as DeepRec's CBFFilter), in blocks of kBlock of
+// which a key has one. Blocks are in the order of the keys' hashes that chooses servers, so each server has
+// the blocks of its keys only, together m bytes and a few blocks, and counts add up cell by cell when servers
+// become more or fewer: the same as if there had been one.
+class BloomFilter final : public AdmissionFilter {
+ public:
+  static constexpr uint64_t kBlock = 4096;
+
+  BloomFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
+
+  uint32_t Count(uint32_t part, Key key, uint32_t times) override;
+  void Forget(uint32_t /*part*/, Key /*key*/) noexcept override {}
+  uint64_t bytes(uint32_t /*part*/) const noexcept override { return cells_.size() / parts_; }
+  uint64_t WrittenBytes() const noexcept override;
+  void Write(const Sink& sink) const override;
+  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) override;
+
+ private:
+  uint8_t* Block(uint32_t part, uint64_t block) noexcept {
+    return &cells_[(part * here_ + block - first_) * kBlock];
+  }
+
+  const uint32_t parts_;
+  uint32_t hashes_ = 0;
+  uint64_t blocks_ = 0;  // of a part, on all servers
+  uint64_t first_ = 0;   // here
+  uint64_t here_ = 0;    // how many
+  std::vector<uint8_t> cells_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_POLICY_ADMISSION_H_

@@ -1,0 +1,76 @@
+#include "oe_runtime/core/policy/eviction.h"
+
+#include <algorithm>
+#include <string>
+
+namespace oe {
+namespace {
+
+const EvictionSpec* Find(const std::vector<EvictionSpec>& specs, const std::string& name) {
+  const auto found =
+      std::find_if(specs.begin(), specs.end(), [&](const EvictionSpec& spec) { return spec.name == name; });
+  return found == specs.end() ? nullptr : &*found;
+}
+
+RowFacts FactsFor(const std::vector<EvictionSpec>& specs, size_t row_floats) {
+  const EvictionSpec* cap = Find(specs, "cap");
+  return {row_floats, cap != nullptr || Find(specs, "global_step") != nullptr,
+          cap != nullptr && cap->policy == "lfu", Find(specs, "ttl") != nullptr};
+}
+
+}  // namespace
+
+Eviction::Eviction(const std::vector<EvictionSpec>& specs, uint32_t dim, size_t row_floats)
+    : facts_(FactsFor(specs, row_floats)), dim_(dim) {
+  for (const EvictionSpec& spec : specs) {
+    const auto reason =
+        static_cast<Reason>(std::find(kNames.begin(), kNames.end(), spec.name) - kNames.begin());
+    if (reason == kCap) {
+      lfu_ = spec.policy == "lfu";
+      const bool rows = spec.params.count("max_rows") > 0;
+      most_rows_ = rows ? static_cast<uint64_t>(spec.params.at("max_rows"))
+                        : static_cast<uint64_t>(spec.params.at("max_bytes")) /
+                              ((row_floats + facts_.words()) * sizeof(float));
+      continue;
+    }
+    sweeps_ |= 1U << reason;
+    every_[reason] = static_cast<uint64_t>(spec.params.at("every_steps"));
+    if (reason == kGlobalStep) steps_to_live_ = static_cast<uint32_t>(spec.params.at("steps_to_live"));
+    if (reason == kL2Weight) threshold_ = static_cast<float>(spec.params.at("threshold"));
+    if (reason == kTtl) seconds_ = static_cast<uint32_t>(spec.params.at("seconds"));
+  }
+}
+
+std::vector<Eviction::Turn> Eviction::Due(uint64_t step, uint32_t parts) const {
+  std::vector<Turn> turns;
+  for (uint32_t reason = 0; reason < kCap; ++reason) {
+    const uint64_t every = every_[reason];
+    if (every == 0 || step % every != 0) continue;
+    turns.push_back({1U << reason, static_cast<uint32_t>(step / every % parts)});
+  }
+  return turns;
+}
+
+Eviction::Reason Eviction::Judge(const float* row, uint32_t reasons, uint32_t step,
+                                 uint32_t seconds) const noexcept {
+  // Steps count modulo 2^32, so that their differences stay right; a push that failed left the next one's.
+  if ((reasons & (1U << kGlobalStep)) != 0 &&
+      static_cast<int32_t>(step - facts_.step(row)) > static_cast<int32_t>(steps_to_live_)) {
+    return kGlobalStep;
+  }
+  const uint32_t pushed = facts_.seconds(row);  // a clock that was set back makes no row old
+  if ((reasons & (1U << kTtl)) != 0 && seconds > pushed && seconds - pushed > seconds_) return kTtl;
+  if ((reasons & (1U << kL2Weight)) != 0) {
+    float squares = 0;
+    for (uint32_t d = 0; d < dim_; ++d) squares += row[d] * row[d];
+    if (0.5F * squares < threshold_) return kL2Weight;
+  }
+  return kNoReason;
+}
+
+bool Eviction::Before(const float* left, const float* right, uint32_t step) const noexcept {
+  if (lfu_ && facts_.count(left) != facts_.count(right)) return facts_.count(left) < facts_.count(right);
+  return step - facts_.step(left) > step - facts_.step(right);
+}
+
+}  // namespace oe

@@ -1,0 +1,59 @@
+#ifndef OE_CORE_POLICY_EVICTION_H_
+#define OE_CORE_POLICY_EVICTION_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "oe_runtime/core/policy/policy_spec.h"
+#include "oe_runtime/core/policy/row_facts.h"
+
+namespace oe {
+
+// The eviction policies of one table: what they must know of a row, and what they say of one. Immutable.
+class Eviction {
+ public:
+  enum Reason : uint32_t { kGlobalStep, kL2Weight, kTtl, kCap, kNoReason };
+  static constexpr std::array<const char*, kNoReason> kNames = {"global_step", "l2_weight", "ttl", "cap"};
+
+  // `specs` complete; `row_floats` without the facts, which the limit in bytes counts too.
+  Eviction(const std::vector<EvictionSpec>& specs, uint32_t dim, size_t row_floats);
+
+  const RowFacts& facts() const { return facts_; }
+  // Bit of each reason that a sweep can find.
+  uint32_t sweeps() const { return sweeps_; }
+  // Whose turn it is after push number `step`: every every_steps pushes of a policy, in one of `parts` parts
+  // of the table after the other.
+  struct Turn {
+    uint32_t reasons = 0;  // bits
+    uint32_t part = 0;
+  };
+  std::vector<Turn> Due(uint64_t step, uint32_t parts) const;
+  bool scheduled() const { return every_[kGlobalStep] + every_[kL2Weight] + every_[kTtl] > 0; }
+
+  // Why the row goes in push number `step` at `seconds`, by the policies of `reasons`; kNoReason if it stays.
+  Reason Judge(const float* row, uint32_t reasons, uint32_t step, uint32_t seconds) const noexcept;
+
+  bool capped() const { return most_rows_ < std::numeric_limits<uint64_t>::max(); }
+  // Most rows of the whole table.
+  uint64_t most_rows() const { return most_rows_; }
+  // Whether row `left` goes before row `right` when there is no room, in push number `step`.
+  bool Before(const float* left, const float* right, uint32_t step) const noexcept;
+
+ private:
+  RowFacts facts_;
+  const uint32_t dim_;
+  uint32_t sweeps_ = 0;
+  std::array<uint64_t, kNoReason> every_{};
+  uint32_t steps_to_live_ = 0;
+  float threshold_ = 0;
+  uint32_t seconds_ = 0;
+  uint64_t most_rows_ = std::numeric_limits<uint64_t>::max();
+  bool lfu_ = false;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_POLICY_EVICTION_H_

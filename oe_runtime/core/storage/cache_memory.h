@@ -1,0 +1,67 @@
+#ifndef OE_CORE_STORAGE_CACHE_MEMORY_H_
+#define OE_CORE_STORAGE_CACHE_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace oe {
+
+// The DRAM for the caches (row_cache.h) of all tables of a server, never more than a limit. Whoever asks gets
+// some while there is some. Then a cache that has less than its fair share (the limit by the number of
+// caches) is served by those that have more: these ask Owes() and give blocks back, which are kept for it.
+// Thread-safe.
+class CacheMemory {
+ public:
+  // Reserves addresses; memory is taken when it is used. Throws StorageError.
+  explicit CacheMemory(uint64_t limit);
+  ~CacheMemory();
+  CacheMemory(const CacheMemory&) = delete;
+  CacheMemory& operator=(const CacheMemory&) = delete;
+
+  // A cache begins or ceases to ask.
+  void Join() noexcept { members_.fetch_add(1, std::memory_order_relaxed); }
+  void Leave() noexcept {
+    members_.fetch_sub(1, std::memory_order_relaxed);
+    wanted_ = 0;  // who still lacks something asks again
+  }
+
+  // A block of `bytes`, 256-byte aligned, for a cache that holds `held`; `more` bytes elsewhere that go with
+  // it are counted too. nullptr at the limit.
+  std::byte* Take(size_t bytes, size_t more, uint64_t held) noexcept;
+  // Gives a block back, as it was taken.
+  void Give(std::byte* block, size_t bytes, size_t more) noexcept;
+  // Whether a cache that holds `held` has to give a block back.
+  bool Owes(uint64_t held) const noexcept {
+    const uint64_t wanted = wanted_.load(std::memory_order_relaxed);
+    return wanted > 0 && held > FairShare() && bytes() + wanted > limit_;
+  }
+
+  uint64_t limit() const noexcept { return limit_; }
+  // Bytes that are taken.
+  uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  uint64_t FairShare() const noexcept {
+    const uint64_t members = members_.load(std::memory_order_relaxed);
+    return members == 0 ? limit_ : limit_ / members;
+  }
+
+  const uint64_t limit_;
+  const size_t reserved_;
+  std::byte* begin_ = nullptr;
+
+  std::mutex mutex_;
+  size_t used_ = 0;                                  // addresses that were given out so far
+  std::map<size_t, std::vector<std::byte*>> given_;  // back, by size
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> members_{0};
+  std::atomic<uint64_t> wanted_{0};  // bytes that caches below their share lack, or some of them
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_STORAGE_CACHE_MEMORY_H_

@@ -1,0 +1,235 @@
+#include "oe_runtime/core/storage/row_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "oe_runtime/core/storage/slot_store.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kNotesAtOnce = 64;       // worked off under one lock
+constexpr size_t kLeastNotes = 4096;      // that are kept; with many frames, as many
+constexpr size_t kFramesAtOnce = 4096;    // looked at under one lock
+constexpr size_t kWriteBacksAtOnce = 64;  // done under one lock
+
+void Count(std::atomic<uint64_t>* counter, uint64_t n = 1) {
+  counter->fetch_add(n, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+RowCache::RowCache(CacheMemory* memory, SlotStore* slots, const RowLayout& layout)
+    : memory_(memory), slots_(slots), layout_(layout) {}
+
+RowCache::~RowCache() {
+  std::vector<std::byte*>& blocks = slots_->copy_blocks();
+  for (std::byte* block : blocks) memory_->Give(block, layout_.block_bytes, counted_bytes());
+  blocks.clear();
+  if (joined_) memory_->Leave();
+}
+
+// What a block of copies takes beside itself.
+size_t RowCache::counted_bytes() const noexcept {
+  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + sizeof(uint16_t));
+}
+
+void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
+  // Whether a row is cached is hard to predict for the processor, so nothing branches on it.
+  std::array<Key, kMostReads> missed{};
+  uint8_t nowhere = 1;
+  size_t misses = 0;
+  size_t absent = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const bool exists = numbers[i] != kNoRow;
+    const bool copy = exists && (numbers[i] & kCopyBit) != 0;
+    absent += exists ? 0 : 1;
+    missed[misses] = keys[i];
+    misses += exists && !copy ? 1 : 0;
+    uint8_t* read = copy ? read_.data() + numbers[i] % kCopyBit : &nowhere;
+    // Other pulls read it too: a line that need not be written stays in all caches.
+    if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
+  }
+  const size_t hits = n - misses - absent;
+  if (hits > 0) Count(&hits_, hits);
+  if (misses == 0) return;
+  Count(&misses_, misses);
+  const std::lock_guard<std::mutex> lock(missed_mutex_);
+  if (missed_.size() + misses > std::max(kLeastNotes, frames_.size())) return;
+  try {
+    missed_.insert(missed_.end(), missed.begin(), missed.begin() + static_cast<ptrdiff_t>(misses));
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  noted_.store(missed_.size(), std::memory_order_relaxed);
+}
+
+void RowCache::Upkeep(Index* index) noexcept {
+  full_ = false;
+  if (memory_->Owes(bytes_.load(std::memory_order_relaxed))) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Shrink(index);
+  }
+  std::array<Key, kNotesAtOnce> keys{};
+  std::array<uint32_t, kNotesAtOnce> numbers{};
+  size_t n = 0;
+  {
+    const std::lock_guard<std::mutex> lock(missed_mutex_);
+    n = std::min(missed_.size(), keys.size());
+    std::copy(missed_.end() - static_cast<ptrdiff_t>(n), missed_.end(), keys.begin());
+    missed_.resize(missed_.size() - n);
+    noted_.store(missed_.size(), std::memory_order_relaxed);
+  }
+  index->Find(keys.data(), n, numbers.data());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t wanted = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] == kNoRow || (numbers[i] & kCopyBit) != 0) continue;
+    if (free_.empty() && !Grow() && !SeenBefore(keys[i])) continue;
+    __builtin_prefetch(slots_->row(numbers[i]));
+    keys[wanted++] = keys[i];
+  }
+  for (size_t i = 0; i < wanted; ++i) {
+    uint32_t slot = kNoRow;
+    index->Find(&keys[i], 1, &slot);  // the key may have come earlier among these
+    if (slot == kNoRow || (slot & kCopyBit) != 0) continue;
+    const uint32_t at = TakeFrame(index);
+    if (at == kNoRow) return;
+    frames_[at] = {keys[i], slot, 0};
+    __atomic_store_n(&read_[at], uint8_t{0}, __ATOMIC_RELAXED);
+    std::memcpy(slots_->row(at | kCopyBit), slots_->row(slot), layout_.row_bytes);
+    index->Set(keys[i], at | kCopyBit);
+    ++moves_;
+    Count(&rows_);
+  }
+}
+
+// A frame that is free; kNoRow when there is none at all.
+uint32_t RowCache::TakeFrame(Index* index) noexcept {
+  if (free_.empty() && !Grow()) {
+    if (frames_.empty()) return kNoRow;
+    while (__atomic_exchange_n(&read_[hand_], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
+      hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
+    }
+    Evict(hand_, index);
+    hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
+  }
+  const uint32_t at = free_.back();
+  free_.pop_back();
+  return at;
+}
+
+void RowCache::Evict(uint32_t at, Index* index) noexcept {
+  WriteBack(at | kCopyBit);
+  index->Set(frames_[at].key, frames_[at].slot);
+  Free(at | kCopyBit);
+  ++moves_;
+  Count(&evictions_);
+}
+
+void RowCache::WriteBack(uint32_t number) noexcept {
+  Frame& of = frame(number);
+  if (of.written == 0) return;
+  std::memcpy(slots_->row(of.slot), slots_->row(number), layout_.row_bytes);
+  __atomic_store_n(&of.written, 0U, __ATOMIC_RELAXED);  // WrittenOf()
+  Count(&write_backs_);
+}
+
+void RowCache::Free(uint32_t number) noexcept {
+  frame(number) = {};
+  free_.push_back(number % kCopyBit);  // has room for all
+  rows_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Adds a block of frames, unless the memory is used up.
+bool RowCache::Grow() noexcept {
+  if (full_) return false;
+  if (!joined_) memory_->Join();
+  joined_ = true;
+  const auto first = static_cast<uint32_t>(frames_.size());
+  const size_t size = first + layout_.block_rows();
+  std::byte* block = size >= kCopyBit ? nullptr : memory_->Take(layout_.block_bytes, counted_bytes(), bytes_);
+  full_ = block == nullptr;
+  if (full_) return false;
+  try {
+    std::vector<std::byte*>& blocks = slots_->copy_blocks();
+    if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() * 2 + 1);
+    if (size > frames_.capacity()) {
+      const size_t capacity = size + size / 4;
+      frames_.reserve(capacity);
+      read_.reserve(capacity);
+      free_.reserve(capacity);
+    }
+    size_t places = std::max<size_t>(seen_.size(), 64);
+    while (places < size) places *= 2;
+    if (places > seen_.size()) seen_.assign(places, 0);
+    blocks.push_back(block);
+  } catch (const std::bad_alloc&) {
+    memory_->Give(block, layout_.block_bytes, counted_bytes());
+    return false;
+  }
+  frames_.resize(size);
+  read_.resize(size);
+  for (uint32_t i = layout_.block_rows(); i > 0; --i) free_.push_back(first + i - 1);
+  Count(&bytes_, layout_.block_bytes + counted_bytes());
+  return true;
+}
+
+// Gives the last block of frames back.
+void RowCache::Shrink(Index* index) noexcept {
+  std::vector<std::byte*>& blocks = slots_->copy_blocks();
+  if (blocks.empty()) return;
+  const auto first = static_cast<uint32_t>(frames_.size() - layout_.block_rows());
+  for (uint32_t at = first; at < frames_.size(); ++at) {
+    if (frames_[at].slot != kNoRow) Evict(at, index);
+  }
+  free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
+              free_.end());
+  frames_.resize(first);
+  read_.resize(first);
+  if (hand_ >= first) hand_ = 0;
+  memory_->Give(blocks.back(), layout_.block_bytes, counted_bytes());
+  blocks.pop_back();
+  bytes_.fetch_sub(layout_.block_bytes + counted_bytes(), std::memory_order_relaxed);
+}
+
+// Whether the key was missed lately; from now on it was. A row that is read once and not again then costs no
+// copy and puts no other row out.
+bool RowCache::SeenBefore(Key key) noexcept {
+  if (seen_.empty()) return false;
+  const uint64_t hash = Mix64(key);
+  uint16_t& place = seen_[hash & (seen_.size() - 1)];
+  const auto fingerprint = static_cast<uint16_t>(hash >> 44 | 1);
+  if (place == fingerprint) return true;
+  place = fingerprint;
+  return false;
+}
+
+void RowCache::WriteBackUpTo(uint32_t epoch) noexcept {
+  for (size_t at = 0;; std::this_thread::yield()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const size_t end = std::min(frames_.size(), at + kFramesAtOnce);
+    for (size_t done = 0; at < end && done < kWriteBacksAtOnce; ++at) {
+      if (frames_[at].written == 0 || frames_[at].written > epoch) continue;
+      WriteBack(static_cast<uint32_t>(at) | kCopyBit);
+      ++done;
+    }
+    if (at >= frames_.size()) return;
+  }
+}
+
+CacheStats RowCache::stats() const noexcept {
+  CacheStats stats;
+  stats.hits = hits_.load(std::memory_order_relaxed);
+  stats.misses = misses_.load(std::memory_order_relaxed);
+  stats.rows = rows_.load(std::memory_order_relaxed);
+  stats.bytes = bytes_.load(std::memory_order_relaxed);
+  stats.evictions = evictions_.load(std::memory_order_relaxed);
+  stats.write_backs = write_backs_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+}  // namespace oe

@@ -1,0 +1,133 @@
+#ifndef OE_CORE_STORAGE_ROW_CACHE_H_
+#define OE_CORE_STORAGE_ROW_CACHE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/cache_memory.h"
+#include "oe_runtime/core/storage/row_store.h"
+
+namespace oe {
+
+class SlotStore;
+
+// What caches did since they were made. A read is that of a row that exists.
+struct CacheStats {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t rows = 0;   // that are cached
+  uint64_t bytes = 0;  // of DRAM
+  uint64_t evictions = 0;
+  uint64_t write_backs = 0;  // copies that were written to their slots
+
+  CacheStats& operator+=(const CacheStats& other) {
+    hits += other.hits;
+    misses += other.misses;
+    rows += other.rows;
+    bytes += other.bytes;
+    evictions += other.evictions;
+    write_backs += other.write_backs;
+    return *this;
+  }
+};
+
+// Copies in DRAM of rows of one internal shard that are read often. Every row keeps its slot in the pool. The
+// index of the shard leads to the copy of a row that has one (numbers with kCopyBit), so a cached row costs a
+// pull what a row in DRAM does. Pulls only note what they missed; Upkeep(), after the reply, takes rows in
+// and puts others out: CLOCK, where a row that was missed once so far waits until it is missed again. Pushes
+// change copies, which are written to their slots when they are evicted or when a checkpoint needs them
+// (slot_store.h).
+//
+// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
+// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that,
+// since pushes, with the shard's lock, may wait for it.
+class RowCache {
+ public:
+  // Both must outlive the cache.
+  RowCache(CacheMemory* memory, SlotStore* slots, const RowLayout& layout);
+  ~RowCache();
+  RowCache(const RowCache&) = delete;
+  RowCache& operator=(const RowCache&) = delete;
+
+  static constexpr size_t kMostReads = 64;
+  // What a pull has read: `numbers` of the rows of n <= kMostReads `keys`, kNoRow for none. With the lock
+  // shared.
+  void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept;
+  // Whether Upkeep() has something to do. Without the lock.
+  bool wants_upkeep() const noexcept {
+    return noted_.load(std::memory_order_relaxed) > 0 || memory_->Owes(bytes_);
+  }
+  // Works off some of the notes, few enough not to let pulls wait for long; `index` is that of the shard.
+  // Takes mutex().
+  void Upkeep(Index* index) noexcept;
+  // How many times rows were moved into copies and out of them. With the lock shared.
+  uint64_t moves() const noexcept { return moves_; }
+
+  std::mutex& mutex() const noexcept { return mutex_; }
+
+  struct Frame {
+    Key key = 0;
+    uint32_t slot = kNoRow;  // of the row; kNoRow: the frame is free
+    uint32_t written = 0;    // the epoch in which the copy was changed and is not in its slot yet; 0: it is
+  };
+  // Where `written` of a number is, to be read as an atomic. Without mutex(): whether it is the open epoch
+  // does not change.
+  const uint32_t* WrittenOf(uint32_t number) const noexcept {
+    return &(frames_.data() + number % kCopyBit)->written;
+  }
+
+  // What follows needs mutex(); numbers have kCopyBit.
+  Frame& frame(uint32_t number) noexcept { return frames_[number % kCopyBit]; }
+  // Writes a copy that was changed to its slot.
+  void WriteBack(uint32_t number) noexcept;
+  // Makes a frame free, whatever is in it.
+  void Free(uint32_t number) noexcept;
+
+  // Writes back what was changed up to `epoch`, taking mutex() again and again; without the lock.
+  void WriteBackUpTo(uint32_t epoch) noexcept;
+
+  // Without the lock.
+  CacheStats stats() const noexcept;
+
+ private:
+  uint32_t TakeFrame(Index* index) noexcept;
+  bool Grow() noexcept;
+  void Shrink(Index* index) noexcept;
+  void Evict(uint32_t at, Index* index) noexcept;
+  bool SeenBefore(Key key) noexcept;
+  size_t counted_bytes() const noexcept;
+
+  CacheMemory* const memory_;
+  SlotStore* const slots_;
+  const RowLayout layout_;
+  bool joined_ = false;
+  bool full_ = false;  // no block can be had; until the next Upkeep()
+
+  std::vector<Frame> frames_;
+  std::vector<uint8_t> read_;   // of each frame: since the hand was here
+  std::vector<uint32_t> free_;  // frames
+  std::vector<uint16_t>
+      seen_;  // fingerprints of keys that were missed once, at a place that their hash gives
+  uint32_t hand_ = 0;
+  uint64_t moves_ = 0;
+  mutable std::mutex mutex_;
+
+  std::mutex missed_mutex_;
+  std::vector<Key> missed_;
+  std::atomic<size_t> noted_{0};  // its size
+
+  std::atomic<uint64_t> hits_{0};
+  std::atomic<uint64_t> misses_{0};
+  std::atomic<uint64_t> rows_{0};
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> evictions_{0};
+  std::atomic<uint64_t> write_backs_{0};
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_STORAGE_ROW_CACHE_H_

@@ -1,0 +1,201 @@
+// Which keys get rows and which rows go, as the table's policies say.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <mutex>
+
+#include "oe_runtime/core/table/content.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kSample = 16;           // rows of which the cap evicts the first
+constexpr size_t kSwept = size_t{4096};  // rows that a sweep looks at while pushes wait
+
+}  // namespace
+
+std::unique_ptr<AdmissionFilter> Table::NewFilter() const {
+  if (spec_.admission.name.empty()) return nullptr;
+  return AdmissionFilter::Create(spec_.admission, kShards, shard_);
+}
+
+std::array<uint64_t, Table::kParts> Table::ShareOfCap() const {
+  std::array<uint64_t, kParts> shares{};
+  shares.fill(std::numeric_limits<uint64_t>::max());
+  if (!eviction_.capped()) return shares;
+  const uint64_t parts = uint64_t{kParts} * shard_.servers;
+  const uint64_t rows = eviction_.most_rows();
+  if (rows < parts) {
+    throw SpecError("table '" + spec_.name + "': 'eviction' cap has room for " + std::to_string(rows) +
+                    " rows, but " + std::to_string(shard_.servers) + " server(s) need at least " +
+                    std::to_string(parts));
+  }
+  for (uint32_t i = 0; i < kParts; ++i) {
+    shares[i] = rows / parts + (uint64_t{shard_.server} * kParts + i < rows % parts ? 1 : 0);
+  }
+  return shares;
+}
+
+void Table::FillMissing(Key key, float* out) const {
+  if (spec_.admission.name.empty()) return initializer_->Fill(key, out, spec_.dim);
+  std::fill_n(out, spec_.dim, default_value_);
+}
+
+// numbers[begin .. end): the rows of the keys of an internal shard, kNoRow for those that get none. The
+// caller holds the shard's lock, and with a cap no other push runs.
+void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
+                        uint32_t* numbers) {
+  RowMap& map = *content_->shards[shard];
+  const RowFacts& facts = eviction_.facts();
+  AdmissionFilter* filter = content_->filter.get();
+  const auto step = static_cast<uint32_t>(content_->version.load() + 1);  // of this push
+  map.FindWritable(&plan.keys[begin], end - begin, &numbers[begin]);
+  uint64_t of_batch = 0;  // rows of this shard that are in the batch, which marks them, so that they stay
+  for (size_t i = begin; i < end; ++i) {
+    if (numbers[i] == kNoRow) continue;
+    facts.SetStep(map.row(numbers[i]), step);
+    ++of_batch;
+  }
+  for (size_t i = begin; i < end; ++i) {
+    if (numbers[i] != kNoRow) continue;
+    const Key key = plan.keys[i];
+    const uint32_t times = TimesOf(counts, plan.order[i]);
+    uint32_t before = 0;
+    if (filter != nullptr) {
+      const uint32_t count = filter->Count(shard, key, times);
+      if (count < filter->filter_freq()) {
+        ++not_admitted_;
+        continue;
+      }
+      before = count - std::min(count, times);
+    }
+    while (map.size() >= most_rows_[shard] && of_batch < most_rows_[shard]) {
+      if (!EvictOne(content_.get(), shard, step)) break;
+    }
+    if (map.size() >= most_rows_[shard]) {
+      ++no_room_;
+      continue;
+    }
+    map.FindOrAdd(&key, 1, &numbers[i], [&](Key /*key*/, float* row) {
+      initializer_->Fill(key, row, spec_.dim);
+      optimizer_->InitSlots(row);
+      facts.Init(row, before);
+      facts.SetStep(row, step);
+      ++admitted_;
+      ++of_batch;
+    });
+    if (filter != nullptr) filter->Forget(shard, key);
+  }
+}
+
+// Evicts the row that goes first among the next few that are not of push number `step`; false if there is
+// none. The hand goes around like CLOCK's, so that every row is looked at before one is a second time.
+bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
+  RowMap& map = *content->shards[shard];
+  uint64_t& hand = content->hands[shard];
+  std::array<Key, kSample> keys{};
+  std::array<uint32_t, kSample> numbers{};
+  size_t sample = 0;
+  size_t seen = 0;
+  for (int turns = 0; turns < 2 && sample < kSample && (sample == 0 || seen < 8 * kSample);) {
+    const size_t found = map.Scan(&hand, kSample - sample, &keys[sample], &numbers[sample]);
+    if (found == 0) {
+      hand = 0;
+      ++turns;
+      continue;
+    }
+    seen += found;
+    const size_t end = sample + found;
+    for (size_t i = sample; i < end; ++i) __builtin_prefetch(map.row(numbers[i]) + row_floats_ - 1);
+    for (size_t i = sample; i < end; ++i) {
+      if (eviction_.facts().step(map.row(numbers[i])) == step) continue;
+      keys[sample] = keys[i];
+      numbers[sample++] = numbers[i];
+    }
+  }
+  if (sample == 0) return false;
+  size_t first = 0;
+  for (size_t i = 1; i < sample; ++i) {
+    if (eviction_.Before(map.row(numbers[i]), map.row(numbers[first]), step)) first = i;
+  }
+  map.Erase(keys[first], numbers[first]);
+  ++evicted_[Eviction::kCap];
+  return true;
+}
+
+// For rows that came from another number of servers, which do not fall into the shares of the cap exactly.
+void Table::KeepCap(Content* content) {
+  const auto step = static_cast<uint32_t>(content->version.load() + 1);
+  for (uint32_t shard = 0; shard < kShards; ++shard) {
+    while (content->shards[shard]->size() > most_rows_[shard] && EvictOne(content, shard, step)) {
+    }
+  }
+}
+
+// Looks at some rows of an internal shard from *position on; false after the last. The caller keeps pushes
+// away.
+bool Table::Sweep(uint32_t shard, uint32_t reasons, uint64_t* position) {
+  RowMap& map = *content_->shards[shard];
+  const std::unique_lock<std::shared_mutex> lock(map.mutex());
+  const auto step = static_cast<uint32_t>(content_->version.load());
+  const auto seconds = static_cast<uint32_t>(clock_());
+  return map.EraseIf(position, kSwept, [&](const float* row) {
+    const Eviction::Reason reason = eviction_.Judge(row, reasons, step, seconds);
+    if (reason == Eviction::kNoReason) return false;
+    ++evicted_[reason];
+    return true;
+  });
+}
+
+// All of an internal shard, as far as the storage lets rows go: what stays is seen again the next time.
+void Table::SweepQuietly(uint32_t shard, uint32_t reasons) {
+  try {
+    uint64_t position = 0;
+    while (Sweep(shard, reasons, &position)) {
+    }
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
+void Table::SweepInTurn(uint64_t step) {
+  for (const Eviction::Turn& turn : eviction_.Due(step, kShards)) {
+    if (!IsArray(spec_)) {
+      SweepQuietly(turn.part, turn.reasons);
+    } else if (turn.part == 0) {  // the internal shard of a key depends on the number of servers
+      for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, turn.reasons);
+    }
+  }
+}
+
+uint64_t Table::Evict() {
+  if (eviction_.sweeps() == 0) return 0;
+  uint64_t evicted = 0;
+  for (uint32_t shard = 0; shard < kShards; ++shard) {
+    uint64_t position = 0;
+    bool more = true;
+    while (more) {
+      const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+      const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+      const uint64_t before = content_->shards[shard]->size();  // only a push would change it
+      more = Sweep(shard, eviction_.sweeps(), &position);
+      evicted += before - content_->shards[shard]->size();
+    }
+  }
+  return evicted;
+}
+
+PolicyCounts Table::policy_counts() const {
+  PolicyCounts counts;
+  counts.admitted = admitted_;
+  counts.not_admitted = not_admitted_;
+  counts.no_room = no_room_;
+  for (size_t i = 0; i < counts.evicted.size(); ++i) counts.evicted[i] = evicted_[i];
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  for (uint32_t shard = 0; content_->filter && shard < kShards; ++shard) {
+    const std::shared_lock<std::shared_mutex> lock(content_->shards[shard]->mutex());
+    counts.filter_bytes += content_->filter->bytes(shard);
+  }
+  return counts;
+}
+
+}  // namespace oe

@@ -1,0 +1,95 @@
+"""What happens when a server is lost in training: wait for it, go back to a checkpoint, go on."""
+
+from __future__ import annotations
+
+import time
+
+from oe_runtime.client import Client
+from oe_runtime.errors import ServerLost
+from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.loop import Loop
+from oe_runtime.training.options import Options
+from oe_runtime.training.position import Position
+from oe_runtime.training.progress import View
+from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.training.stopping import StopRequest
+
+_PAUSE = 0.3  # seconds between attempts to reach the servers again
+MOST_LOSSES = 5  # one after the other without a new checkpoint: then it is no accident
+
+
+class LostServer:
+    """Brings a run back after ServerLost."""
+
+    def __init__(
+        self,
+        options: Options,
+        client: Client | None,
+        checkpoints: Checkpoints,
+        directory: RunDirectory,
+        view: View,
+        stop: StopRequest,
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._checkpoints = checkpoints
+        self._directory = directory
+        self._view = view
+        self._stop = stop
+        self._losses = 0
+        self._last: Saved | None = None  # where the last loss led back to
+
+    def recover(self, lost: ServerLost, loop: Loop) -> Position:
+        """Wait for the lost server and go back to the newest checkpoint; where training goes on.
+
+        Raises ServerLost when the server does not come back in time or is lost too often, Interrupted when
+        the run is asked to stop meanwhile, and what a server says that comes back as another.
+        """
+        seconds = self._options.server_wait
+        if not seconds or self._client is None or loop.saved is None:
+            raise lost
+        self._count(lost, loop.saved)
+        started = time.monotonic()
+        name = self._name(lost.endpoint)
+        reason = str(lost).partition(";")[0]
+        self._directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
+        self._view.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
+        while True:
+            if self._stop:
+                raise loop.interrupted()
+            try:
+                self._client.reconnect()
+                saved, words = self._checkpoints.go_back()
+                break
+            except ServerLost as again:
+                if time.monotonic() - started > seconds:
+                    raise ServerLost(
+                        again.endpoint, f"{self._name(again.endpoint)} did not come back within {seconds} s"
+                    ) from lost
+                self._stop.wait(_PAUSE)
+        waited = time.monotonic() - started
+        self._last = saved
+        loop.went_back(saved, waited)
+        if words:
+            self._view.say(words)
+        step = saved.position.step
+        self._directory.event("server_back", endpoint=lost.endpoint, step=step, seconds=round(waited, 1))
+        self._view.say(f"{name} is back after {waited:.1f} s; going on from step {step}, {saved.path}")
+        return saved.position
+
+    def _count(self, lost: ServerLost, saved: Saved | None) -> None:
+        """Give up when servers are lost again and again without getting anywhere."""
+        if saved is None or self._last is None or saved.position.step > self._last.position.step:
+            self._losses = 0
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            raise ServerLost(
+                lost.endpoint,
+                f"{str(lost).partition(';')[0]}; that was loss {self._losses} of a server without a new "
+                "checkpoint in between: look at its log",
+            )
+
+    def _name(self, endpoint: str) -> str:
+        if endpoint not in self._options.servers:
+            return f"server {endpoint}"
+        return f"server {self._options.servers.index(endpoint)} at {endpoint}"

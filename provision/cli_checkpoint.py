@@ -1,0 +1,89 @@
+"""``oeprov checkpoint`` and ``oeprov reshard``: the runtime's tools for checkpoints, run as what they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.cli_options import Json
+
+RESHARD_EXAMPLES = (
+    "Examples:  oeprov reshard .oeprov/jobs/JOB/run/checkpoints/step-0000001000 --servers 3  |  "
+    "oeprov reshard step-0000001000 --servers 8 --output /mnt/nfs/checkpoints"
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at checkpoints and compare them, without a server.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PATH = "A checkpoint (step-…), a run's directory of checkpoints, or one table file (.oet)."
+
+
+def _tool(*arguments: object) -> int:
+    """Run ``python -m oe_runtime.checkpoint_tools``; its words are ours."""
+    argv = [sys.executable, "-m", "oe_runtime.checkpoint_tools", *map(str, arguments)]
+    code = subprocess.run(argv, check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def _json(wanted: bool) -> list[str]:
+    return ["--json"] if wanted else []
+
+
+@app.command(epilog="Examples:  oeprov checkpoint inspect .oeprov/jobs/JOB/run/checkpoints")
+def inspect(path: Annotated[Path, typer.Argument(help=_PATH)], as_json: Json = False) -> int:
+    """Show step, tables, rows, bytes, servers and formats; of a directory of checkpoints, a line for each."""
+    return _tool("inspect", *_json(as_json), "--", path)
+
+
+@app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
+def verify(path: Annotated[Path, typer.Argument(help=_PATH)], as_json: Json = False) -> int:
+    """Read everything and compare every checksum; each problem is a line that names file and field.
+
+    Exit code 1 when there is one.
+    """
+    return _tool("verify", *_json(as_json), "--", path)
+
+
+@app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
+def diff(
+    before: Annotated[Path, typer.Argument(help="A checkpoint, or a run, for its last one.")],
+    after: Annotated[Path, typer.Argument(help="The same.")],
+    memory: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="MIB", help="For rows; tables that are larger are read several times, in parts."
+        ),
+    ] = 1024,
+    as_json: Json = False,
+) -> int:
+    """Compare two checkpoints table by table: settings, rows that one lacks, rows that changed and how far.
+
+    They may be of different numbers of servers. Exit code 0: no difference; 2: there are some; 1: an error.
+    """
+    return _tool("diff", "--memory", memory, *_json(as_json), "--", before, after)
+
+
+def reshard(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (step-…), or a run, for its last one.")],
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="How many servers it shall be for.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to publish it; default: beside CHECKPOINT, as the newest."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Rewrite a checkpoint for another number of servers: one file a table and server.
+
+    Any number of servers can restore any checkpoint; from one of their own number each reads only its own
+    files. Everything is verified before and the old checkpoint stays. To go on with a job on other servers:
+    oeprov stop, then oeprov resume --servers N.
+    """
+    where = [] if output is None else ["--output", output]
+    return _tool("reshard", "--servers", servers, *where, *_json(as_json), "--", checkpoint)

@@ -1,0 +1,238 @@
+"""Checkpoints looked at, compared and rewritten without a server, and increments."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oe_runtime import Client, TableSpec, checkpoint, checkpoint_tools
+from oe_runtime.errors import CheckpointError
+
+SAMPLE = Path(__file__).parent / "data" / "formats" / "table-1-pool-1" / "checkpoints" / "step-0000000003"
+SPECS = (
+    TableSpec("wide/emb", 4, optimizer={"name": "adam"}),
+    TableSpec("known", 2, index="array", input_dim=100, optimizer={"name": "adagrad"}),
+)
+
+
+def new_client(servers: int = 1) -> Client:
+    client = Client.in_process(servers=servers)
+    for spec in SPECS:
+        client.create_table(spec)
+    return client
+
+
+def push(client: Client, keys: range, rate: float = 0.5) -> None:
+    ids = np.array(keys, np.int64)
+    pulled = client.pull([ids], [(0, 0), (1, 0)])
+    client.push(pulled, [np.ones((len(g.inverse), g.dim), np.float32) for g in pulled.groups], rate)
+
+
+def publish(client: Client, directory: Path, step: int, base: Path | None = None, keep: int = 9) -> Path:
+    def write(path: Path):
+        (path / "dense").mkdir()
+        (path / "dense" / "weights").write_bytes(bytes([step]) * 100)
+        return {"tables": client.save(path, since=base), "training": {"note": "kept"}}
+
+    return checkpoint.publish(directory, step, write, base=base, keep=keep)
+
+
+def rows(paths: list[Path], servers: int = 1):
+    with new_client(servers) as client:
+        client.restore(*paths)
+        keys = {table: np.sort(client.export_rows(table)[0]) for table in (0, 1)}
+        return {
+            table: (found.tolist(), client.pull_rows(table, found).tolist()) for table, found in keys.items()
+        }
+
+
+def tool(*arguments: object, expect: int = 0) -> str:
+    """What one command says, on both outputs."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = checkpoint_tools.main([str(argument) for argument in arguments])
+    assert code == expect, said.getvalue()
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints: one in full by two servers, and two increments."""
+    directory = tmp_path_factory.mktemp("run") / "checkpoints"
+    with new_client(2) as client:
+        push(client, range(40))
+        base = publish(client, directory, 1)
+        push(client, range(3, 6))
+        base = publish(client, directory, 2, base)
+        push(client, range(39, 45))
+        publish(client, directory, 3, base)
+    return directory.parent
+
+
+def test_increments_are_small_and_make_the_whole(run, tmp_path):
+    first, second, third = checkpoint.published(run / "checkpoints")
+    assert checkpoint.chain(third) == [first, second, third]
+    found = checkpoint_tools.inspect(third)
+    assert {(t["name"], t["rows"], t["increment"]) for t in found["tables"]} == {
+        ("wide/emb", 6, True),
+        ("known", 6, True),
+    }
+    with new_client(2) as client:
+        for keys in (range(40), range(3, 6), range(39, 45)):
+            push(client, keys)
+        client.save(tmp_path)
+    whole = rows([tmp_path])
+    for servers in (1, 2, 3):
+        assert rows([first, second, third], servers) == whole
+    assert rows([first, second]) != whole
+
+
+def test_an_increment_without_its_base_is_refused(run, tmp_path):
+    first, second, third = checkpoint.published(run / "checkpoints")
+    with new_client() as client:
+        push(client, range(7))
+        for chain, words in (
+            ([third], "is an increment on the file with the checksum"),
+            ([first, third], "but before it comes"),
+        ):
+            with pytest.raises(CheckpointError, match=words) as error:
+                client.restore(*chain)
+            assert str(third) in str(error.value)
+        assert len(client.export_rows(0)[0]) == 7
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(run / "checkpoints", copy)
+    manifest = copy / first.name / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    for change, words in ((lambda: None, "another"), (lambda: shutil.rmtree(copy / first.name), "missing")):
+        change()
+        with pytest.raises(CheckpointError, match=f"{second.name} is an increment on .*{words}"):
+            checkpoint.chain(copy / third.name)
+        assert f"{copy / first.name}" in tool("verify", copy / third.name, expect=1)
+        assert "nothing was written" in tool("reshard", copy / third.name, "--servers", 2, expect=1)
+
+
+def test_bases_are_kept_as_long_as_they_are_needed(tmp_path):
+    with new_client() as client:
+        push(client, range(9))
+        base = publish(client, tmp_path, 1)
+        for step in (2, 3):
+            push(client, range(step))
+            base = publish(client, tmp_path, step, base, keep=1)
+        assert [path.name[-1] for path in checkpoint.published(tmp_path)] == ["1", "2", "3"]
+        publish(client, tmp_path, 4, keep=1)
+        assert [path.name[-1] for path in checkpoint.published(tmp_path)] == ["4"]
+        with pytest.raises(CheckpointError, match="does not lie in"):
+            publish(client, tmp_path / "other", 5, tmp_path / "step-0000000004")
+
+
+def test_inspect_tells_what_is_there(run):
+    found = json.loads(tool("inspect", SAMPLE, "--json"))
+    assert (found["step"], found["format"], found["other_files"]) == (3, 1, {"dense.bin": 64})
+    known, wide = found["tables"]
+    assert (wide["name"], wide["dim"], wide["dtype"], wide["rows"]) == ("wide/emb", 3, "float32", 7)
+    assert (known["rows"], known["servers"], known["formats"]) == (7, 2, [1])
+    assert wide["optimizer"]["name"] == "adagrad"
+    assert wide["bytes"] == sum(path.stat().st_size for path in SAMPLE.glob("*.wide%2Femb.oet"))
+    text = tool("inspect", SAMPLE)
+    assert "adagrad" in text
+    assert "uniform" in text
+    for place in (run, run / "checkpoints"):
+        listed = tool("inspect", place)
+        assert "increment on step-0000000002" in listed
+        assert len(listed.splitlines()) == 4
+    file = next(iter(SAMPLE.glob("server-0*known.oet")))
+    assert "table known, server 0 of 2" in tool("inspect", file)
+    assert json.loads(tool("verify", run, "--json"))["problems"] == []
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 4
+    file.write_bytes(data)
+
+
+def test_verify_lists_every_problem(tmp_path):
+    copy = tmp_path / SAMPLE.name
+    shutil.copytree(SAMPLE, copy)
+    assert "no problem" in tool("verify", copy)
+    flip(copy / "dense.bin", 5)
+    flip(copy / "server-0-of-2.known.oet", -20)
+    os.truncate(copy / "server-1-of-2.known.oet", 300)
+    (copy / "server-1-of-2.wide%2Femb.oet").unlink()
+    (copy / "server-7-of-9.other.oet").write_text("foreign")
+    problems = json.loads(tool("verify", copy, "--json", expect=1))["problems"]
+    for name, words in (
+        ("dense.bin", "SHA-256"),
+        ("server-0-of-2.known.oet", "SHA-256"),
+        ("server-0-of-2.known.oet", "its checksum is wrong"),
+        ("server-1-of-2.known.oet", "300 bytes, the manifest says"),
+        ("server-1-of-2.wide%2Femb.oet", "No such file"),
+        ("server-1-of-2.wide%2Femb.oet", "is missing"),
+        ("server-7-of-9.other.oet", "is not in manifest.json"),
+        ("server-7-of-9.other.oet", "it has only 7 bytes"),
+    ):
+        assert any(name in problem and words in problem for problem in problems), (name, words, problems)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for tables in ([7], "none", [{"file": "server-3-of-4.known.oet"}]):
+        (copy / "manifest.json").write_text(json.dumps({**manifest, "tables": tables}))
+        assert "manifest.json: tables: " in tool("verify", copy, expect=1)
+    said = tool("reshard", copy, "--servers", 1, expect=1)
+    assert "nothing was written" in said
+    assert [path.name for path in tmp_path.iterdir()] == [copy.name]
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["verify"], ["diff", SAMPLE], ["reshard", "--servers=2"]])
+def test_what_is_no_checkpoint_is_a_clear_error(tmp_path, command):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"\x7fELF" + bytes(100))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text('{"format": 1, "step": 1, "files": {"a": 3}}')
+    for name in ("empty", "file", "broken", "absent"):
+        assert str(tmp_path / name) in tool(*command, tmp_path / name, expect=1)
+
+
+def test_diff_counts_rows_and_how_far_they_moved(run, tmp_path):
+    with new_client(3) as client:  # the rows of checkpoint 2 on other servers, then one push
+        client.restore(*checkpoint.chain(run / "checkpoints" / "step-0000000002"))
+        client.save(tmp_path)
+        assert tool("diff", run / "checkpoints" / "step-0000000002", tmp_path).endswith("no difference\n")
+        push(client, range(38, 42), rate=0.25)
+        client.save(tmp_path)
+    out = tool("diff", run / "checkpoints" / "step-0000000002", tmp_path, "--memory=1", "--json", expect=2)
+    found = json.loads(out)["tables"]["known"]
+    assert found["rows"] == [40, 42]
+    assert (found["only_before"], found["only_after"], found["changed"]) == (0, 2, 2)
+    # Adagrad from an accumulator of 1.1 to one of 2.1.
+    assert found["weights"] == pytest.approx(0.25 / np.sqrt(2.1), rel=1e-5)
+    assert found["state"] == pytest.approx(1)
+    both = tool("diff", SAMPLE, tmp_path, expect=2)
+    assert "table known: input_dim was 50, is 100" in both
+    assert "table wide/emb: dim was 3, is 4" in both
+    assert "dense/weights differs" in tool("diff", run / "checkpoints" / "step-0000000002", run, expect=2)
+
+
+def test_reshard_writes_the_same_rows_for_other_servers(run, tmp_path):
+    newest = checkpoint.published(run / "checkpoints")[-1]
+    whole = rows(checkpoint.chain(newest))
+    path = Path(json.loads(tool("reshard", run, "--servers", 3, "--output", tmp_path, "--json"))["path"])
+    assert path == tmp_path / newest.name
+    assert len(list(path.glob("server-*-of-3.known.oet"))) == 3
+    assert "no problem" in tool("verify", path)
+    assert "no difference" in tool("diff", newest, path)
+    found = checkpoint.read(path)
+    assert (found.step, found.base, found.manifest["training"]) == (3, None, {"note": "kept"})
+    assert {entry["servers"] for entry in found.manifest["tables"]} == {3}
+    for servers in (1, 3):
+        assert rows([path], servers) == whole
+    # Beside the old one it is the newest of its step, and nothing is removed for it.
+    again = checkpoint_tools.reshard(path, 2)
+    assert again.name == "step-0000000003.1"
+    assert checkpoint.published(tmp_path) == [path, again]
+    assert rows([again]) == whole

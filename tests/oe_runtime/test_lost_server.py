@@ -1,0 +1,184 @@
+"""Servers that are lost in training: killed at any moment, back at the same address, and the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_train import keep_determinism, one_error, train  # noqa: F401
+from training_runs import ServerProcess, events, losses
+
+from oe_runtime import Client, TableSpec
+from oe_runtime.checkpoint import latest
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("keep_determinism")]
+
+STEPS = 45
+DATA = ["--data", "generate:100000000:1", "--holdout", "0"]
+POOL = ("pmem_libpmem", "--storage-recover", "--storage-checkpoints", "3")
+
+
+class Servers:
+    """Two servers, each of which can be killed and started again at its address."""
+
+    def __init__(self, directory: Path, storage: str, *flags: str) -> None:
+        self.directory = directory
+        self.storage = (storage, *flags)
+        self.running = [self._start(index) for index in range(2)]
+        self.where = ("--servers", ",".join(server.endpoint for server in self.running))
+
+    def _start(self, index: int, *flags: str) -> ServerProcess:
+        return ServerProcess(self.directory / f"server-{index}", index, 2, *self.storage, *flags)
+
+    def kill(self, index: int) -> None:
+        self.running[index].process.kill()
+        self.running[index].process.wait()
+
+    def start_again(self, index: int) -> None:
+        port = self.running[index].endpoint.rpartition(":")[2]
+        self.running[index] = self._start(index, "--port", port)
+
+    def end(self) -> None:
+        for server in self.running:
+            server.stop()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
+    made: list[Servers] = []
+
+    def make(*storage: str) -> Servers:
+        made.append(Servers(tmp_path / f"servers-{len(made)}", *storage))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert train(run_dir, "--steps", str(STEPS), "--checkpoint-steps", "5", data=DATA) == 0
+    return run_dir
+
+
+def rows_of(run_dir: Path) -> dict[str, tuple[Any, Any]]:
+    """Keys and weights of every table in the latest checkpoint, which has files."""
+    found = latest(run_dir / "checkpoints")
+    assert found is not None
+    tables = {entry["table"]: TableSpec.from_json(entry["spec"]) for entry in found.manifest["tables"]}
+    rows = {}
+    with Client.in_process() as client:
+        numbers = {name: client.create_table(spec) for name, spec in tables.items()}
+        client.restore(found.path)
+        for name, number in numbers.items():
+            keys, weights = client.export_rows(number)
+            order = np.argsort(keys)
+            rows[name] = (keys[order], weights[order])
+    return rows
+
+
+def assert_same(run_dir: Path, undisturbed: Path) -> None:
+    assert losses(run_dir) == losses(undisturbed)
+    ours, theirs = rows_of(run_dir), rows_of(undisturbed)
+    assert ours.keys() == theirs.keys()
+    for name, (keys, weights) in ours.items():
+        np.testing.assert_array_equal(keys, theirs[name][0])
+        np.testing.assert_array_equal(weights, theirs[name][1])
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Does `work` in another thread; what it raises is raised at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        yield
+        future.result()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("storage", [POOL, ("dram",)], ids=["pool", "files"])
+def test_servers_killed_three_times_change_nothing(
+    storage: tuple[str, ...], servers: Callable[..., Servers], undisturbed: Path, tmp_path: Path
+) -> None:
+    two, run_dir = servers(*storage), tmp_path / "run"
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"random moments of seed {seed}")
+    moments = random.Random(seed)  # noqa: S311
+
+    def kill_three_times() -> None:
+        for time_of_run in range(3):
+            step = moments.randrange(time_of_run * STEPS // 3, (time_of_run + 1) * STEPS // 3 - 5)
+            until(lambda step=step, n=time_of_run: step in losses(run_dir) or len(steps_back(run_dir)) > n)
+            time.sleep(moments.uniform(0, 0.02))
+            index = moments.randrange(2)
+            two.kill(index)
+            time.sleep(moments.uniform(0, 0.5))
+            two.start_again(index)
+            until(lambda n=time_of_run: len(steps_back(run_dir)) > n)
+
+    arguments = ("--steps", str(STEPS), "--checkpoint-steps", "5")
+    with meanwhile(kill_three_times):
+        assert train(run_dir, *arguments, where=two.where, data=DATA) == 0
+    assert len(events(run_dir, "server_gone")) == len(steps_back(run_dir)) == 3
+    gone = [event["endpoint"] for event in events(run_dir, "server_gone")]
+    assert all(endpoint in two.where[1] for endpoint in gone)
+    kinds = [event["rows"] for event in events(run_dir, "checkpoint")]
+    assert set(kinds[:-1]) == {"pool" if storage[0] == "pmem_libpmem" else "files"}
+    assert kinds[-1] == "files", "what a finished run leaves needs no server"
+    assert_same(run_dir, undisturbed)
+
+
+def steps_back(run_dir: Path) -> list[int]:
+    return [event["step"] for event in events(run_dir, "server_back")]
+
+
+def test_resume_from_pools(
+    servers: Callable[..., Servers],
+    undisturbed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    two, run_dir = servers(*POOL), tmp_path / "run"
+    arguments = ("--checkpoint-steps", "5", "--server-wait", "0")
+
+    def kill_one() -> None:
+        until(lambda: 12 in losses(run_dir))
+        two.kill(1)
+
+    with meanwhile(kill_one):
+        assert train(run_dir, *arguments, "--steps", str(STEPS), where=two.where, data=DATA) == 1
+    newest = latest(run_dir / "checkpoints")
+    assert newest is not None
+    assert newest.step >= 10
+    assert newest.manifest["tables"] == []
+    assert list(newest.manifest["files"]) == ["dense.npz"], "no file has rows"
+    pool = newest.manifest["pool"]
+    assert (pool["checkpoint"], pool["servers"], pool["storage"]) == (newest.step, 2, "pmem_libpmem")
+    two.start_again(1)
+
+    # Another run does not begin with these rows.
+    capsys.readouterr()
+    assert train(tmp_path / "other", "--steps", "5", where=two.where, data=DATA) == 1
+    assert "trained rows of table" in one_error(capsys)
+
+    more = ("--resume", "--steps", str(STEPS), "--export-checkpoints", "8")
+    assert train(run_dir, *arguments, *more, where=two.where, data=DATA) == 0
+    assert [event["step"] for event in events(run_dir, "resume")] == [newest.step]
+    in_files = [event["step"] for event in events(run_dir, "checkpoint") if event["rows"] == "files"]
+    assert in_files == [40, STEPS], "every eighth, and the last"
+    assert_same(run_dir, undisturbed)

@@ -1,0 +1,256 @@
+"""When the trainer publishes checkpoints whose rows are in pools, and how many losses of servers it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oe_runtime.checkpoint import published
+from oe_runtime.errors import CheckpointError, ServerLost
+from oe_runtime.keras import dense
+from oe_runtime.training import checkpoints as module
+from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.lost_server import MOST_LOSSES, LostServer
+from oe_runtime.training.options import Options, parse
+from oe_runtime.training.position import Position
+from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.stopping import StopRequest
+
+
+class Pools:
+    """A client of two servers, whose checkpoints become durable when a test says so."""
+
+    servers = 2
+
+    def __init__(self, **changed: Any) -> None:
+        self.durable: list[int] = []
+        self.recovered: list[int] = []
+        self.restored: list[str] = []
+        self.gone = False
+        self.versions = [7, 7]
+        self.rows = [3, 4]
+        self.server = {
+            "storage_checkpoints": 3,
+            "storage_recovers": True,
+            "storage": "pmem_libpmem",
+            **changed,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        tables = [{"version": v, "rows": r} for v, r in zip(self.versions, self.rows, strict=True)]
+        return {"servers": [{**self.server, "index": i, "tables": {"C1": t}} for i, t in enumerate(tables)]}
+
+    def checkpoint(self, batch: int, *, wait: bool) -> None:
+        if wait:
+            self.durable.append(batch)
+
+    def checkpoints(self) -> list[int]:
+        return self.durable
+
+    def recover(self, batch: int) -> None:
+        self.recovered.append(batch)
+
+    def save(self, path: Path) -> list[dict[str, Any]]:
+        (path / "rows").write_text("rows")
+        return [{"file": "rows"}]
+
+    def restore(self, path: Path) -> None:
+        self.restored.append(path.name)
+
+    def reconnect(self) -> None:
+        if self.gone:
+            raise ServerLost("b:2", "no parameter server answers at b:2; is it running?")
+
+
+class Model:
+    """Its weights are the step."""
+
+    tables = ("C1",)
+    step = 0
+
+
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL", 0.0)
+    monkeypatch.setattr(dense, "values", lambda model: {"step": np.array(model.step)})
+    monkeypatch.setattr(dense, "load", lambda model, path: setattr(model, "step", step_in(path)))
+
+
+def step_in(path: Path) -> int:
+    with np.load(path / "dense.npz") as file:
+        return int(file["step"])
+
+
+def options(run_dir: Path, *more: str) -> Options:
+    return parse(["--data", "generate:10", "--servers", "a:1,b:2", "--run-dir", str(run_dir), *more])
+
+
+def made(run_dir: Path, client: Any, *more: str) -> tuple[Checkpoints, Model]:
+    model = Model()
+    return Checkpoints(options(run_dir, *more), model, client), model
+
+
+def names(run_dir: Path) -> list[str]:
+    return [path.name for path in published(run_dir / "checkpoints")]
+
+
+def test_published_when_all_servers_have_it_with_the_weights_of_its_step(tmp_path: Path) -> None:
+    client = Pools()
+    saver, model = made(tmp_path, client)
+    model.step = 5
+    assert saver.take(Position(5, 0, 5)) is None
+    model.step = 6
+    assert saver.settle() is None
+    assert names(tmp_path) == []
+    client.durable = [5]
+    saved = saver.settle()
+    assert saved is not None
+    assert step_in(saved.path) == 5
+    assert saver.settle() is None
+    assert saved.pool == {"checkpoint": 5, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 7}}
+    # The next one is not durable when a third is due: that waits for both.
+    model.step = 10
+    assert saver.take(Position(10, 0, 10)) is None
+    model.step = 15
+    assert saver.take(Position(15, 0, 15)) is not None
+    assert names(tmp_path) == ["step-0000000005", "step-0000000015"]
+    model.step = 99
+    back, lost = saver.go_back()
+    assert (back.position, lost, client.recovered, model.step) == (Position(15, 0, 15), "", [15], 15)
+
+
+def test_what_is_not_durable_everywhere_when_a_server_is_lost_is_dropped(tmp_path: Path) -> None:
+    client = Pools()
+    saver, model = made(tmp_path, client)
+    saver.take_now(Position())
+    assert saver.take(Position(5, 0, 5)) is None
+    back, _ = saver.go_back()
+    assert back.position.step == 0
+    client.durable.append(5)
+    assert saver.settle() is None
+    assert names(tmp_path) == ["step-0000000000"]
+    # One that has just become durable everywhere is worth having.
+    model.step = 5
+    assert saver.take(Position(5, 0, 5)) is None
+    back, _ = saver.go_back()
+    assert (back.position.step, client.recovered) == (5, [0, 5])
+
+
+def test_servers_that_are_not_those_of_the_manifest(tmp_path: Path) -> None:
+    client = Pools()
+    saver, _ = made(tmp_path, client)
+    saver.take_now(Position(5, 0, 5))
+    client.rows = [3, 5]
+    with pytest.raises(CheckpointError, match=r"is of another run: table C1 has 8 rows there, .* says 7"):
+        saver.go_back()
+    client.servers = 3
+    with pytest.raises(
+        CheckpointError, match="in the storage of 2 servers, but there are 3 now, and no older"
+    ):
+        saver.go_back()
+    client.servers, client.durable = 2, [1, 2]
+    with pytest.raises(CheckpointError, match=r"have lost it \(checkpoints that all have: 1, 2\)"):
+        saver.go_back()
+    assert names(tmp_path) == ["step-0000000005"]
+
+
+def test_pools_that_are_lost_lead_back_to_the_newest_files(tmp_path: Path) -> None:
+    client = Pools()
+    saver, model = made(tmp_path, client, "--keep-checkpoints", "2")
+    for step in (5, 10, 15, 20):
+        model.step = step
+        (saver.take_files if step == 10 else saver.take_now)(Position(step, 0, step))
+    kept = ["step-0000000010", "step-0000000015", "step-0000000020"]
+    assert names(tmp_path) == kept, "the newest files stay when they are older than what is kept"
+    client.durable = []
+    back, lost = saver.go_back()
+    assert (back.position.step, client.restored, model.step) == (10, kept[:1], 10)
+    assert "step-0000000020 has its rows in the storage of 2 servers, which have lost it" in lost
+    assert lost.endswith("going back to " + str(back.path))
+    damaged = back.path / "rows"
+    damaged.write_text("r")
+    with pytest.raises(CheckpointError, match="rows is damaged"):
+        saver.go_back()
+
+
+def test_a_number_that_is_given_again_has_one_meaning(tmp_path: Path) -> None:
+    """Between its mark and its publication the old directory of that step would name the new rows."""
+    client = Pools()
+    saver, _ = made(tmp_path, client)
+    saver.take_now(Position(5, 0, 5))
+    saver.take_now(Position(10, 0, 10))
+    saver.take(Position(5, 0, 5))
+    assert names(tmp_path) == []
+
+
+def test_servers_that_had_different_pushes_are_no_checkpoint(tmp_path: Path) -> None:
+    client = Pools()
+    saver, _ = made(tmp_path, client)
+    client.versions = [7, 8]
+    with pytest.raises(CheckpointError, match="have not had the same pushes"):
+        saver.take(Position(5, 0, 5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"storage_checkpoints": 0, "storage": "dram"}, "server 0 (a:1) has storage dram, which keeps no"),
+        ({"storage_checkpoints": 1}, "server 0 (a:1) keeps one checkpoint only"),
+        ({"storage_recovers": False}, "server 0 (a:1) was started without --storage-recover"),
+    ],
+)
+def test_pools_that_cannot_be_had(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
+    assert not made(tmp_path, Pools(**changed))[0].in_pools
+    with pytest.raises(RunError) as caught:
+        made(tmp_path, Pools(**changed), "--checkpoint-rows", "pool")
+    assert why in str(caught.value)
+    assert made(tmp_path, Pools())[0].in_pools
+    assert not made(tmp_path, Pools(), "--checkpoint-rows", "files")[0].in_pools
+
+
+class Quiet:
+    """A run directory, a view and a loop that take note of nothing."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.saved = saved
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
+    client: Any = Pools()
+    saver, _ = made(tmp_path, client)
+    loop: Any = Quiet(saver.take_now(Position(5, 0, 5)))
+    lost = ServerLost("b:2", "parameter server b:2: the connection broke; look at its log")
+    waiter = LostServer(options(tmp_path), client, saver, loop, loop, StopRequest(with_parent=False))
+    for _ in range(MOST_LOSSES):
+        assert waiter.recover(lost, loop).step == 5
+    assert loop.said[0] == (
+        "server 1 at b:2 is gone; waiting up to 300 s for it to come back "
+        "(parameter server b:2: the connection broke)"
+    )
+    assert loop.said[1].startswith("server 1 at b:2 is back after ")
+    with pytest.raises(ServerLost, match=f"connection broke; that was loss {MOST_LOSSES + 1} of a server"):
+        waiter.recover(lost, loop)
+    loop.saved = saver.take_now(Position(10, 0, 10))
+    assert waiter.recover(lost, loop).step == 10
+    client.gone = True
+    hasty = LostServer(
+        options(tmp_path, "--server-wait", "1"), client, saver, loop, loop, StopRequest(with_parent=False)
+    )
+    with pytest.raises(ServerLost, match="server 1 at b:2 did not come back within 1 s"):
+        hasty.recover(lost, loop)
+    impatient = LostServer(
+        options(tmp_path, "--server-wait", "0"), client, saver, loop, loop, StopRequest(with_parent=False)
+    )
+    with pytest.raises(ServerLost, match="look at its log"):
+        impatient.recover(lost, loop)
