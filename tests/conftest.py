@@ -6,27 +6,25 @@ import threading
 
 import pytest
 
+_LEFT = pytest.StashKey[list[threading.Thread]]()
+
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Name the threads that are left, for which the interpreter would wait."""
-    session.config.stash[_STATUS] = int(exitstatus)
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            print(f"\nleft by a test: {thread}", file=sys.stderr)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail, and name them, where tests have left threads that do not end."""
+    threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    for thread in threads:
+        thread.join(30)
+    left = [thread for thread in threads if thread.is_alive()]
+    session.config.stash[_LEFT] = left
+    if left:
+        session.exitstatus = 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End here: the verdict is out.
-
-    An interpreter with TensorFlow's threads in it can hang at its end (one CI run did, for an hour); how the
-    programs of this project end is tested with processes of their own.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if _STATUS in config.stash:
-        os._exit(config.stash[_STATUS])
-
-
-_STATUS = pytest.StashKey[int]()
+    """The interpreter would wait for such threads for ever."""
+    if left := config.stash.get(_LEFT, []):
+        print(f"tests have left threads that do not end: {left}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)

@@ -80,7 +80,8 @@ class SshHost:
     def stop(self) -> None:
         """Kill its sshd and every login; returns when connections to it are refused."""
         self.tell("stop")
-        while True:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             try:
                 socket.create_connection((self.address, 22), timeout=5).close()
             except ConnectionRefusedError:
@@ -88,6 +89,7 @@ class SshHost:
             except OSError:
                 pass  # one that was under way when sshd was killed
             time.sleep(0.02)
+        raise TimeoutError(f"{self.address} does not refuse connections after its sshd was killed")
 
     def freeze(self) -> None:
         """Let its sshd accept connections and never answer."""

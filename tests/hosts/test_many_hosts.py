@@ -243,9 +243,11 @@ def processes(host: Host) -> str:
 
 def test_a_connection_that_breaks_in_the_middle(tmp_path: Path, pair: SshHosts) -> None:
     host = first(inventory(tmp_path / "inventory.yml", pair))
-    threading.Timer(1, pair[0].stop).start()
+    timer = threading.Timer(1, pair[0].stop)
+    timer.start()
     with pytest.raises(HostError) as caught:
         remote.run(host, "echo begun; sleep 60", "", 10, 50)
+    timer.join()
     assert (
         caught.value.reason == f"the connection to {pair[0].address} port 22 broke before the command ended"
     )
