@@ -231,13 +231,9 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
   written.reserve(outputs.size());
   for (const auto& output : outputs) written.push_back(output->Finish());
   if (info.spec.admission.name.empty()) return written;
-  constexpr uint32_t kParts = 16;
   for (uint32_t server = 0; server < servers; ++server) {
-    const auto filter = AdmissionFilter::Create(info.spec.admission, kParts, {server, servers});
-    const auto part_of = [&](Key key) {
-      return server_of(key, servers, array) == server ? static_cast<uint32_t>(Mix64(key) % kParts) : kParts;
-    };
-    if (!LoadFilters(Newest(chains), info.spec, info.version, filter.get(), part_of)) break;
+    const auto filter = FilterOf(Newest(chains), info.spec, info.version, {server, servers});
+    if (filter == nullptr) break;
     SaveFilter(*filter, info.spec, {server, servers}, info.version, FilterFileName(files[server]));
   }
   return written;

@@ -196,4 +196,16 @@ bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& s
   return true;
 }
 
+std::unique_ptr<AdmissionFilter> FilterOf(const std::vector<std::string>& table_files, const TableSpec& spec,
+                                          uint64_t version, ShardInfo shard) {
+  constexpr uint32_t kParts = 16;  // any number does: a file has no parts
+  std::unique_ptr<AdmissionFilter> filter = AdmissionFilter::Create(spec.admission, kParts, shard);
+  const auto part_of = [&](Key key) {
+    return server_of(key, shard.servers, spec.index == "array") == shard.server
+               ? static_cast<uint32_t>(Mix64(key) % kParts)
+               : kParts;
+  };
+  return LoadFilters(table_files, spec, version, filter.get(), part_of) ? std::move(filter) : nullptr;
+}
+
 }  // namespace oe

@@ -1,6 +1,7 @@
 #ifndef OE_CORE_CHECKPOINT_FILTER_FILE_H_
 #define OE_CORE_CHECKPOINT_FILTER_FILE_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,11 @@ void SaveFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo 
 // checkpoint; `filter` is of no more use then.
 bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& spec, uint64_t version,
                  AdmissionFilter* filter = nullptr, const AdmissionFilter::PartOf& part_of = {});
+
+// What the files beside `table_files` have counted of the keys of the server `shard`; nullptr where none of
+// them has one. Throws as LoadFilters.
+std::unique_ptr<AdmissionFilter> FilterOf(const std::vector<std::string>& table_files, const TableSpec& spec,
+                                          uint64_t version, ShardInfo shard);
 
 }  // namespace oe
 

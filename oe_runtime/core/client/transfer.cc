@@ -246,12 +246,8 @@ std::vector<std::string> OpenFilters(const TableSpec& spec, const Source& source
   std::vector<std::string> filters;
   if (spec.admission.name.empty()) return filters;
   for (uint32_t server = 0; server < servers; ++server) {
-    const auto filter = AdmissionFilter::Create(spec.admission, Table::kParts, {server, servers});
-    const auto part_of = [&](Key key) {
-      return OwnerOf(key, spec, servers) == server ? static_cast<uint32_t>(Mix64(key) % Table::kParts)
-                                                   : Table::kParts;
-    };
-    if (!LoadFilters(Newest(source.chains), spec, source.info.version, filter.get(), part_of)) break;
+    const auto filter = FilterOf(Newest(source.chains), spec, source.info.version, {server, servers});
+    if (filter == nullptr) break;
     std::string& bytes = filters.emplace_back();
     EncodeFilter(*filter, spec, {0, 1}, source.info.version,
                  [&](const void* data, size_t size) { bytes.append(static_cast<const char*>(data), size); });
