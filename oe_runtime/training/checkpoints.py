@@ -4,12 +4,14 @@ The rows are files of the checkpoint's directory, or a checkpoint of the same st
 (their pools on persistent memory), which the manifest then names:
 
     "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
+
+("storage" is what the servers say of themselves; where they differ, each kind once.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,7 @@ class Checkpoints:
         saved, lost = self._choose()
         if saved.pool is not None and self._client is not None:
             self._client.recover(saved.pool["checkpoint"])
-            self._check_rows(saved)
+            self._check_rows(saved, self._rows(self._client.stats()["servers"]))
         elif self._client is not None:
             self._client.restore(saved.path)
         dense.load(self._model, saved.path)
@@ -157,11 +159,12 @@ class Checkpoints:
         from oe_runtime.keras import dense
 
         assert self._client is not None  # noqa: S101 - pools are on servers
+        servers = self._client.stats()["servers"]
         pool = {
             "checkpoint": position.step,
-            "servers": self._client.servers,
-            "storage": "pmem_libpmem",
-            "rows": self._rows(),
+            "servers": len(servers),
+            "storage": ", ".join(sorted({server["storage"] for server in servers})),
+            "rows": self._rows(servers),
         }
         arrays = dense.values(self._model)
         # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
@@ -210,17 +213,15 @@ class Checkpoints:
             "wrote it, all of them, with --storage-recover and the --storage-path that they had"
         )
 
-    def _rows(self) -> dict[str, int]:
-        """The rows of each table on all servers. All must have had the same pushes."""
-        assert self._client is not None  # noqa: S101 - only asked for pools
-        servers = self._client.stats()["servers"]
+    def _rows(self, servers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """The rows of each table, from the `servers`' stats. All must have had the same pushes."""
         names = self._model.tables
         if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
             raise CheckpointError("the servers have not had the same pushes; go on from the last checkpoint")
         return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
 
-    def _check_rows(self, saved: Saved) -> None:
-        found, wanted = self._rows(), (saved.pool or {}).get("rows", {})
+    def _check_rows(self, saved: Saved, found: Mapping[str, int]) -> None:
+        wanted = (saved.pool or {}).get("rows", {})
         for name, rows in found.items():
             if wanted.get(name) != rows:
                 raise CheckpointError(
