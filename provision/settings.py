@@ -306,6 +306,12 @@ class TrainingSettings(_Settings):
         description="With rows of checkpoints in persistent memory, every so many have them in files all the "
         "same; 0: none but the last.",
     )
+    checkpoint_increments: int = Field(
+        default=0,
+        ge=0,
+        description="With rows of checkpoints in files: after one with all rows, so many with only those that "
+        "changed since the one before. What they build on is kept. 0: all have all rows.",
+    )
     server_wait: int = Field(
         default=300,
         ge=0,

@@ -1,7 +1,8 @@
 """What a run writes down to go on from: rows, dense weights, settings and position.
 
 The rows are files of the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
-(their pools on persistent memory), which the manifest then names:
+(their pools on persistent memory), which the manifest then names. Files may be an increment: only the rows that
+changed since the checkpoint before, which the manifest names as its base (oe_runtime.checkpoint). A pool:
 
     "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
 
@@ -63,7 +64,13 @@ def check_resume(options: Options) -> None:
     ]
     if differences:
         raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
-    checkpoint.verify(found.path)
+    _verify(found.path)
+
+
+def _verify(path: Path) -> None:
+    """CheckpointError for a checkpoint with a damaged or missing file, in what it is an increment on too."""
+    for part in checkpoint.chain(path):
+        checkpoint.verify(part)
 
 
 def _saved(found: checkpoint.Checkpoint) -> Saved:
@@ -97,6 +104,7 @@ class Checkpoints:
         self.in_pools = _use_pools(options, client)
         self._pending: _Pending | None = None
         self._asked = 0.0
+        self._in_files: Path | None = None  # what the servers last saved or restored
 
     def take(self, position: Position) -> Saved | None:
         """Take a checkpoint between two steps.
@@ -149,9 +157,11 @@ class Checkpoints:
         saved, lost = self._choose()
         if saved.pool is not None and self._client is not None:
             self._client.recover(saved.pool["checkpoint"])
+            self._in_files = None
             self._check_rows(saved, self._rows(self._client.stats()["servers"]))
         elif self._client is not None:
-            self._client.restore(saved.path)
+            self._client.restore(*checkpoint.chain(saved.path))
+            self._in_files = saved.path
         dense.load(self._model, saved.path)
         return saved, lost
 
@@ -175,12 +185,14 @@ class Checkpoints:
     def _publish(self, pending: _Pending) -> Saved:
         from oe_runtime.keras import dense
 
+        base = self._base() if pending.pool is None else None
+
         def content(path: Path) -> Mapping[str, Any]:
             dense.write(pending.arrays, path)
             training = {"settings": self._options.fixed(), "position": asdict(pending.position)}
             if pending.pool is not None:
                 return {"training": training, "tables": [], "pool": pending.pool}
-            tables = [] if self._client is None else self._client.save(path)
+            tables = [] if self._client is None else self._client.save(path, since=base)
             return {"training": training, "tables": tables}
 
         # Pools may be lost with their servers: the newest rows in files stay.
@@ -188,8 +200,21 @@ class Checkpoints:
             next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
         )
         keep = self._options.keep_checkpoints
-        path = checkpoint.publish(self._directory, pending.position.step, content, keep=keep, spare=spare)
+        step = pending.position.step
+        path = checkpoint.publish(self._directory, step, content, keep=keep, spare=spare, base=base)
+        if pending.pool is None:
+            self._in_files = path
         return Saved(path, pending.position, pending.pool)
+
+    def _base(self) -> Path | None:
+        """The checkpoint that the next files are an increment on; None: they have all rows."""
+        if self._in_files is None or not self._options.checkpoint_increments:
+            return None
+        try:
+            length = len(checkpoint.chain(self._in_files))
+        except CheckpointError:  # it was removed, for the run went back behind it
+            return None
+        return self._in_files if length <= self._options.checkpoint_increments else None
 
     def _published(self) -> list[Saved]:
         """Newest first."""
@@ -204,7 +229,7 @@ class Checkpoints:
             if pool is None or (pool["servers"] == servers and pool["checkpoint"] in kept):
                 if saved is found[0]:
                     return saved, ""
-                checkpoint.verify(saved.path)
+                _verify(saved.path)
                 return saved, f"{_lost(found[0], servers, kept)}; going back to {saved.path}"
         if not found:
             raise CheckpointError(f"{self._directory} has no checkpoint to go back to")
