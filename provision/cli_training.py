@@ -45,7 +45,20 @@ def launch_training(
         ),
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Where rows live: dram or pmem_libpmem.", rich_help_panel=_SETTINGS)
+        str | None,
+        typer.Option(
+            help="Where rows live: dram, pmem_libpmem (fsdax), dram_pmem (fsdax, with a cache in DRAM) or "
+            "pmem_memkind (system-ram).",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
+    storage_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With storage dram_pmem: DRAM of each server for the rows used most, such as 8G.",
+            rich_help_panel=_SETTINGS,
+        ),
     ] = None,
     servers: Annotated[
         int | None, typer.Option(min=1, help="Parameter servers on each host.", rich_help_panel=_SETTINGS)
@@ -119,6 +132,7 @@ def launch_training(
         checkpoint_steps=checkpoint_steps,
         export=export,
         storage=storage,
+        storage_cache=storage_cache,
         servers=servers,
         run_name=name,
         resume=(job or "") if resume else None,

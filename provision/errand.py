@@ -15,7 +15,7 @@ from provision.node.job import MARKER
 if TYPE_CHECKING:
     from provision.inventory import Host  # imports Ansible: slow
 
-Errand = Literal["look", "stop", "start", "send"]
+Errand = Literal["look", "stop", "start", "send", "remove_pools"]
 CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 

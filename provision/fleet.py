@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,15 @@ class Fleet:
                 for name, item in answer["stopped"].items():
                     self._keep(name, item)
         return answers
+
+    def remove_pools(self, servers: Sequence[ProcessSpec]) -> list[HostError]:
+        """Remove what these servers left in persistent memory; the hosts where that failed."""
+        listed = [{"name": item.name, "unit": item.unit, "pools": item.pools} for item in servers]
+        names = {item.host for item in servers}
+        hosts = {name: host for name, host in self.hosts.items() if name in names}
+        args = {**self.args(), "servers": listed}
+        answers = errand.on_all(hosts, "remove_pools", args, LOOK_SECONDS)
+        return [answer for answer in answers.values() if isinstance(answer, HostError)]
 
     def _keep(self, name: str, item: Mapping[str, Any]) -> None:
         """Logs and last counters, so that they can be read when the hosts are long gone."""

@@ -9,10 +9,10 @@ import gzip
 import os
 import re
 import socket
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
@@ -20,7 +20,7 @@ from provision import placement
 from provision.errors import TrainingError
 from provision.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 from provision.placement import Placement
-from provision.settings import TrainingSettings
+from provision.settings import Storage, TrainingSettings, parse_size
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COLUMNS = 40  # of a line of Criteo data
-STORAGES = ("dram", "pmem_libpmem")
+STORAGES: tuple[str, ...] = get_args(Storage)
 STEADY = ("resume", "detach", "as_json")  # options that do not change what is trained
 
 
@@ -53,6 +53,7 @@ class LaunchOptions:
     checkpoint_steps: int | None = None
     export: bool | None = None
     storage: str | None = None
+    storage_cache: str | None = None
     servers: int | None = None
     run_name: str | None = None
     resume: str | None = None
@@ -76,12 +77,14 @@ class Request:
 
     training: TrainingSettings
     storage: str  # empty: what each host says
+    storage_cache: int  # bytes; 0: what each host says
     servers: int  # on each host; 0: as many as it says
     name: str
 
     def settings(self) -> dict[str, Any]:
         """For the job file."""
-        return {**self.training.model_dump(mode="json"), "storage": self.storage, "servers": self.servers}
+        own = {"storage": self.storage, "storage_cache": self.storage_cache, "servers": self.servers}
+        return {**self.training.model_dump(mode="json"), **own}
 
     @classmethod
     def of_job(cls, spec: JobSpec) -> Request:
@@ -89,7 +92,8 @@ class Request:
         values = dict(spec.settings)
         try:
             storage, servers = str(values.pop("storage")), int(values.pop("servers"))
-            return cls(TrainingSettings.model_validate(values), storage, servers, spec.id)
+            cache = int(values.pop("storage_cache", 0))  # jobs of earlier versions have none
+            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id)
         except (KeyError, ValueError) as error:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 
@@ -98,6 +102,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     """Settle every setting; TrainingError names the flag or the inventory's key, and what is allowed."""
     given = options.given()
     storage, servers = given.pop("storage", None), given.pop("servers", None)
+    cache = given.pop("storage_cache", None)
     name = given.pop("run_name", None)
     base = inventory.training.model_dump()
     try:
@@ -120,7 +125,20 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         path = Path(training.data).expanduser()
         if not placement.on_host(placement.worker_host(inventory)):
             training = training.model_copy(update={"data": str(path.absolute())})
-    return Request(training, storage or "", servers or 0, name or training.model)
+    wanted = Request(training, storage or "", 0, servers or 0, name or training.model)
+    return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+
+
+def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise TrainingError(f"--storage-cache: found {text!r}; {error}") from None
+    storages = [placement.storage_of(inventory.hosts[name], wanted) for name in inventory.parameter_servers]
+    if "dram_pmem" not in storages:
+        found = ", ".join(dict.fromkeys(storages)) or "none"
+        raise TrainingError(f"--storage-cache goes with --storage dram_pmem; the storage here is {found}")
+    return size
 
 
 def check_servers(servers: int) -> None:
@@ -136,8 +154,8 @@ def check(inventory: Inventory, wanted: Request) -> None:
         if placement.on_host(host):
             _check_host_ports(host, wanted.servers or host.server.count)
             continue
-        if placement.storage_of(host, wanted) != "dram":
-            _check_storage(host, Path(placement.storage_directory(host)))
+        if (storage := placement.storage_of(host, wanted)) != "dram":
+            _check_storage(host, Path(placement.storage_directory(host, storage)))
         if host.server.port:
             _check_ports(host.server.host, host.server.port, wanted.servers or host.server.count)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from provision import units
 from provision.errors import TrainingError
 from provision.jobs import SERVERS, Job, ProcessSpec
-from provision.settings import Kind, TrainingSettings
+from provision.node import numa
+from provision.settings import Kind, TrainingSettings, mode_refusal
 from provision.units import Place
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
+POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
@@ -93,16 +95,18 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     storage = storage_of(host, wanted)
     if not on_host(host):
         # A directory of the job: what another one left is neither used nor removed.
-        path = str(Path(storage_directory(host)) / job / name) if storage != "dram" else ""
+        path = str(Path(storage_directory(host, storage)) / job / name) if storage != "dram" else ""
         return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
-    if storage == "dram":
+    if storage == "pmem_memkind":
+        _check_memory_nodes(host, state)
+    if storage not in POOLS:
         bound = host.pmem.mode == "system-ram"
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
-        return Place(bound=bound, devices=devices)
+        return Place(storage=storage, bound=bound, devices=devices)
     if host.pmem.mode != "fsdax":
         raise TrainingError(
-            f"host {host.name}: storage pmem_libpmem needs pmem_mode fsdax, found {host.pmem.mode}; "
-            "use --storage dram or set pmem_mode: fsdax"
+            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "
+            f"use --storage dram{_instead(host, 'fsdax')}"
         )
     mounts = mounts_of(host, state)
     if not mounts:
@@ -111,6 +115,27 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
         )
     mount = mounts[number % len(mounts)]
     return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
+
+
+def _check_memory_nodes(host: Host, state: State | None) -> None:
+    """Refuse pmem_memkind where there is no memory node for it."""
+    if host.pmem.mode != "system-ram":
+        raise TrainingError(
+            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
+            f"found {host.pmem.mode}; use --storage {host.server.storage}{_instead(host, 'system-ram')}"
+        )
+    if state is not None and not numa.cpuless(state):
+        raise TrainingError(
+            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs, and it has none; "
+            f"run: oeprov pmem-mode system-ram --limit {host.name}"
+        )
+
+
+def _instead(host: Host, mode: str) -> str:
+    """How the host gets into ``mode``, for the end of a message; empty if it cannot."""
+    if mode_refusal(host.kind, mode):
+        return ""
+    return f", or run: oeprov pmem-mode {mode} --limit {host.name} (and set pmem_mode: {mode})"
 
 
 def storage_of(host: Host, wanted: Request) -> str:
@@ -128,11 +153,11 @@ def mounts_of(host: Host, state: State | None) -> list[str]:
     return [found[number] for number in sorted(found)]
 
 
-def storage_directory(host: Host) -> str:
-    """Where servers of this machine keep rows in persistent memory."""
+def storage_directory(host: Host, storage: str) -> str:
+    """Where servers of this machine keep rows in persistent memory, or in what stands in for it."""
     if not host.pmem.directory:
         raise TrainingError(
-            f"host {host.name}: storage pmem_libpmem needs pmem_mode directory, found {host.pmem.mode}; "
+            f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
             "use --storage dram or set pmem_mode: directory"
         )
     return host.pmem.directory
@@ -166,14 +191,14 @@ def place(
             spec = _server(
                 job,
                 host,
-                wanted.training,
+                wanted,
                 tls,
                 len(processes),
                 total,
                 number,
                 counts[host.name],
                 where,
-                states,
+                states.get(host.name),
             )
             processes.append(spec)
             if on_host(host):
@@ -195,14 +220,14 @@ def _prepared(job: Job, host: Host) -> dict[str, Any]:
 def _server(
     job: Job,
     host: Host,
-    training: TrainingSettings,
+    wanted: Request,
     tls: str,
     index: int,
     total: int,
     number: int,
     beside: int,
     where: Place,
-    states: Mapping[str, State],
+    state: State | None,
 ) -> ProcessSpec:
     name, server = f"server-{index}", host.server
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
@@ -212,7 +237,7 @@ def _server(
         "index": index,
         "count": total,
         "storage": where.storage,
-        "threads": server.threads or max(1, _cpus(host, states.get(host.name)) // beside),
+        "threads": server.threads or max(1, _cpus(host, state) // beside),
         "token-file": directory / "token",
         "tls": tls,
         "ready-file": directory / "ready" / f"{name}.json",
@@ -221,10 +246,18 @@ def _server(
     flags = []
     if where.path:
         options["storage-path"] = where.path
-        options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, training.keep_checkpoints)
+    if where.storage in POOLS:
+        options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, wanted.training.keep_checkpoints)
         flags.append("--storage-recover")
-    if server.storage_size:
-        options["storage-size"] = server.storage_size
+    if where.storage == "dram_pmem":
+        cache = wanted.storage_cache or server.storage_cache
+        options["storage-cache"] = cache or _dram(host, state) // 4 // beside
+    size = server.storage_size
+    if where.storage == "pmem_memkind" and where.bound and state and not size:
+        # The system ends a process that touches more than a node has; so the server refuses before.
+        size = sum(node.size for node in numa.cpuless(state)) // 16 * 15 // beside
+    if size:
+        options["storage-size"] = size
     if server.metrics_port:
         options["metrics-host"] = server.metrics_host
         options["metrics-port"] = server.metrics_port + number
@@ -240,7 +273,7 @@ def _server(
         argv=argv if unit else [*argv, "--exit-with-parent"],
         unit=unit,
         storage=where.mount,
-        pools=where.path,
+        pools=where.path if where.storage in POOLS else "",
     )
 
 
@@ -337,6 +370,12 @@ def _cpus(host: Host, state: State | None) -> int:
     if not on_host(host):
         return os.cpu_count() or 1
     return sum(len(node.cpus) for node in state.numa) if state else 1
+
+
+def _dram(host: Host, state: State | None) -> int:
+    if not on_host(host):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return numa.dram(state) if state else 0
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

@@ -85,6 +85,8 @@ def _tiers(
     memory_of = counters.get("memory") or {}
     on_devices = int(memory_of.get("pmem", 0))
     if cpuless and nodes:
+        if counters.get("storage") == "pmem_memkind":
+            on_devices = 0  # it lies on these nodes
         far = sum(nodes.get(str(node), 0) for node in cpuless)
         return {"dram_bytes": sum(nodes.values()) - far, "pmem_bytes": far + on_devices}
     if memory_of:

@@ -59,6 +59,7 @@ class Kind(str, Enum):
 
 
 Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "directory"]
+Storage = Literal["dram", "pmem_libpmem", "dram_pmem", "pmem_memkind"]
 
 
 class _Settings(BaseModel):
@@ -225,10 +226,16 @@ class ServerSettings(_Settings):
         default=0,
         description="Port of the first server, the next ones follow; 0: free ports are chosen at launch.",
     )
-    storage: Literal["auto", "dram", "pmem_libpmem"] = Field(
+    storage: Literal["auto", Storage] = Field(
         default="auto",
-        description="Where rows live. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram; "
-        "with system-ram that is the memory node without CPUs.",
+        description="Where rows live. pmem_libpmem: the file system with DAX; dram_pmem: the same with a cache "
+        "in DRAM; pmem_memkind: memory nodes without CPUs; dram: DRAM, or with system-ram those nodes for all "
+        "that a server has. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
+    )
+    storage_cache: Size = Field(
+        default=0,
+        description="Storage dram_pmem: DRAM of one server for the rows that are used most; 0: a quarter of "
+        "the host's, shared out evenly.",
     )
     storage_size: Size = Field(default=0, description="Most that one server may use; 0: no limit.")
     threads: int = Field(
@@ -290,14 +297,20 @@ class TrainingSettings(_Settings):
     checkpoint_rows: Literal["auto", "pool", "files"] = Field(
         default="auto",
         description="Where checkpoints have their rows: in the servers' persistent memory, which stops "
-        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem. "
-        "The last one of a finished job has files.",
+        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem and "
+        "dram_pmem. The last one of a finished job has files.",
     )
     export_checkpoints: int = Field(
         default=0,
         ge=0,
         description="With rows of checkpoints in persistent memory, every so many have them in files all the "
         "same; 0: none but the last.",
+    )
+    checkpoint_increments: int = Field(
+        default=0,
+        ge=0,
+        description="With rows of checkpoints in files: after one with all rows, so many with only those that "
+        "changed since the one before. What they build on is kept. 0: all have all rows.",
     )
     server_wait: int = Field(
         default=300,

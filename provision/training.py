@@ -132,13 +132,28 @@ def _old(
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    others = _other_servers(job, spec, placement.place(job, inventory, states, wanted))
+    planned = placement.place(job, inventory, states, wanted)
+    others = _other_servers(job, spec, planned)
     if others:
         for item in spec.processes:
             job.remove_pools(item)
+        _remove_pools(known, planned, console)
     fresh = others or not saved
     placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=fresh)
     return job, placed, saved
+
+
+def _remove_pools(old: Fleet, new: Placement, console: Console) -> None:
+    """Remove the rows of servers that the job no longer has; files have them. Says where they had to stay."""
+    kept = {(item.host, item.pools) for item in new.processes}
+    gone = [item for item in old.processes.values() if item.pools and (item.host, item.pools) not in kept]
+    for error in old.remove_pools(gone):
+        paths = " ".join(shlex.quote(item.pools) for item in gone if item.host == error.host)
+        console.print(
+            f"[yellow]![/] {error.host}: {error.reason}; rows of servers that the job no longer has stay there, "
+            f"which nobody needs; as root there: rm -r {paths}",
+            soft_wrap=True,
+        )
 
 
 def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:

@@ -30,7 +30,8 @@ class Place:
     """Where a server keeps its rows; all empty: in DRAM.
 
     ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes that bootstrap wrote
-    down (system-ram); ``devices`` are the dax devices that bring them online.
+    down (system-ram), where memkind puts rows only and otherwise all that the server has lies; ``devices`` are
+    the dax devices that bring them online.
     """
 
     storage: str = "dram"
@@ -69,7 +70,7 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
             f"TimeoutStartSec={ONLINE_SECONDS + 60}",
         ]
     command = " ".join(quote(word, command=True) for word in words)
-    if place.bound:
+    if place.bound and place.storage == "dram":
         command = f"{NUMACTL} --membind=${{{NODES}}} {command}"
     service += [
         f"ExecStart={command}",

@@ -1,15 +1,18 @@
 """What a run writes down to go on from: rows, dense weights, settings and position.
 
 The rows are files of the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
-(their pools on persistent memory), which the manifest then names:
+(their pools on persistent memory), which the manifest then names. Files may be an increment: only the rows that
+changed since the checkpoint before, which the manifest names as its base (oe_runtime.checkpoint). A pool:
 
     "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
+
+("storage" is what the servers say of themselves; where they differ, each kind once.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,13 @@ def check_resume(options: Options) -> None:
     ]
     if differences:
         raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
-    checkpoint.verify(found.path)
+    _verify(found.path)
+
+
+def _verify(path: Path) -> None:
+    """CheckpointError for a checkpoint with a damaged or missing file, in what it is an increment on too."""
+    for part in checkpoint.chain(path):
+        checkpoint.verify(part)
 
 
 def _saved(found: checkpoint.Checkpoint) -> Saved:
@@ -95,6 +104,7 @@ class Checkpoints:
         self.in_pools = _use_pools(options, client)
         self._pending: _Pending | None = None
         self._asked = 0.0
+        self._in_files: Path | None = None  # what the servers last saved or restored
 
     def take(self, position: Position) -> Saved | None:
         """Take a checkpoint between two steps.
@@ -147,9 +157,11 @@ class Checkpoints:
         saved, lost = self._choose()
         if saved.pool is not None and self._client is not None:
             self._client.recover(saved.pool["checkpoint"])
-            self._check_rows(saved)
+            self._in_files = None
+            self._check_rows(saved, self._rows(self._client.stats()["servers"]))
         elif self._client is not None:
-            self._client.restore(saved.path)
+            self._client.restore(*checkpoint.chain(saved.path))
+            self._in_files = saved.path
         dense.load(self._model, saved.path)
         return saved, lost
 
@@ -157,11 +169,12 @@ class Checkpoints:
         from oe_runtime.keras import dense
 
         assert self._client is not None  # noqa: S101 - pools are on servers
+        servers = self._client.stats()["servers"]
         pool = {
             "checkpoint": position.step,
-            "servers": self._client.servers,
-            "storage": "pmem_libpmem",
-            "rows": self._rows(),
+            "servers": len(servers),
+            "storage": ", ".join(sorted({server["storage"] for server in servers})),
+            "rows": self._rows(servers),
         }
         arrays = dense.values(self._model)
         # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
@@ -172,12 +185,14 @@ class Checkpoints:
     def _publish(self, pending: _Pending) -> Saved:
         from oe_runtime.keras import dense
 
+        base = self._base() if pending.pool is None else None
+
         def content(path: Path) -> Mapping[str, Any]:
             dense.write(pending.arrays, path)
             training = {"settings": self._options.fixed(), "position": asdict(pending.position)}
             if pending.pool is not None:
                 return {"training": training, "tables": [], "pool": pending.pool}
-            tables = [] if self._client is None else self._client.save(path)
+            tables = [] if self._client is None else self._client.save(path, since=base)
             return {"training": training, "tables": tables}
 
         # Pools may be lost with their servers: the newest rows in files stay.
@@ -185,8 +200,21 @@ class Checkpoints:
             next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
         )
         keep = self._options.keep_checkpoints
-        path = checkpoint.publish(self._directory, pending.position.step, content, keep=keep, spare=spare)
+        step = pending.position.step
+        path = checkpoint.publish(self._directory, step, content, keep=keep, spare=spare, base=base)
+        if pending.pool is None:
+            self._in_files = path
         return Saved(path, pending.position, pending.pool)
+
+    def _base(self) -> Path | None:
+        """The checkpoint that the next files are an increment on; None: they have all rows."""
+        if self._in_files is None or not self._options.checkpoint_increments:
+            return None
+        try:
+            length = len(checkpoint.chain(self._in_files))
+        except CheckpointError:  # it was removed, for the run went back behind it
+            return None
+        return self._in_files if length <= self._options.checkpoint_increments else None
 
     def _published(self) -> list[Saved]:
         """Newest first."""
@@ -201,7 +229,7 @@ class Checkpoints:
             if pool is None or (pool["servers"] == servers and pool["checkpoint"] in kept):
                 if saved is found[0]:
                     return saved, ""
-                checkpoint.verify(saved.path)
+                _verify(saved.path)
                 return saved, f"{_lost(found[0], servers, kept)}; going back to {saved.path}"
         if not found:
             raise CheckpointError(f"{self._directory} has no checkpoint to go back to")
@@ -210,17 +238,15 @@ class Checkpoints:
             "wrote it, all of them, with --storage-recover and the --storage-path that they had"
         )
 
-    def _rows(self) -> dict[str, int]:
-        """The rows of each table on all servers. All must have had the same pushes."""
-        assert self._client is not None  # noqa: S101 - only asked for pools
-        servers = self._client.stats()["servers"]
+    def _rows(self, servers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """The rows of each table, from the `servers`' stats. All must have had the same pushes."""
         names = self._model.tables
         if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
             raise CheckpointError("the servers have not had the same pushes; go on from the last checkpoint")
         return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
 
-    def _check_rows(self, saved: Saved) -> None:
-        found, wanted = self._rows(), (saved.pool or {}).get("rows", {})
+    def _check_rows(self, saved: Saved, found: Mapping[str, int]) -> None:
+        wanted = (saved.pool or {}).get("rows", {})
         for name, rows in found.items():
             if wanted.get(name) != rows:
                 raise CheckpointError(

@@ -69,6 +69,7 @@ class Options:
     keep_checkpoints: int
     checkpoint_rows: str
     export_checkpoints: int
+    checkpoint_increments: int
     resume: bool
     export: Path | None
     log_every: int
@@ -209,7 +210,7 @@ def parser() -> argparse.ArgumentParser:
         choices=CHECKPOINT_ROWS,
         default="auto",
         help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
-        "(pool: pmem_libpmem with --storage-recover), or copies in the run directory (files); auto "
+        "(pool: pmem_libpmem or dram_pmem with --storage-recover), or copies in the run directory (files); auto "
         "(default): pool where all servers can. The last one of a finished run has files",
     )
     r.add_argument(
@@ -219,6 +220,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with rows in pools: every Nth checkpoint has them in files all the same, which outlive the "
         "servers' storage; 0 (default): none but the last",
+    )
+    r.add_argument(
+        "--checkpoint-increments",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="with rows in files: after a checkpoint with all rows, N with only those that changed since the "
+        "one before; what they build on is kept; 0 (default): all have all rows",
     )
     r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
     r.add_argument(

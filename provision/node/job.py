@@ -339,6 +339,21 @@ def _remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> Non
             _rmdir(system, os.path.dirname(path))
 
 
+def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove what servers that the job no longer has left in persistent memory; twice does no harm.
+
+    ``args``: ``directory`` of the job; ``servers`` with name, unit and pools. CommandError if one runs.
+    """
+    with _alone(system):
+        found = systemd.show(system, [item["unit"] for item in args["servers"]])
+        for item in args["servers"]:
+            if found[item["unit"]].up:
+                raise CommandError("{} still runs".format(item["name"]))
+        for item in args["servers"]:
+            _remove_scratch(system, args["directory"], dict(item, directories=[item["pools"]]))
+    return {}
+
+
 def _rmdir(system: System, path: str) -> None:
     try:
         os.rmdir(system.path(path))
@@ -409,7 +424,7 @@ def _tail(system: System, path: str, offset: int) -> str:
         return ""
 
 
-_ERRANDS = {"start": start, "stop": stop, "look": look, "send": send}
+_ERRANDS = {"start": start, "stop": stop, "look": look, "send": send, "remove_pools": remove_pools}
 
 
 def main(wanted: Dict[str, Any]) -> None:

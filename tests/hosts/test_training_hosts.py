@@ -326,6 +326,25 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
     cluster.assert_clean()
 
 
+def test_fewer_servers_leave_no_rows_of_the_former_ones(cluster: Cluster) -> None:
+    one = cluster.hosts[0]
+    cluster.tell(one, "mkdir -p /mnt/pmem0 && mount -t tmpfs none /mnt/pmem0")
+    cluster.states[one.name] = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
+    cluster.more[one.name] = "pmem_mode: fsdax"
+    cluster.servers = [one]
+    try:
+        assert cluster.launch(detach=True, servers=2) == 0
+        job = cluster.job()
+        until(job.run_dir / "waiting")
+        training.stop(cluster.state_dir, None)
+        assert cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}").split() == ["server-0", "server-1"]
+        assert cluster.launch(resume=job.id, servers=1) == 0
+        assert cluster.tell(one, "ls /mnt/pmem0/oeprov") == "", "also those of the server that is no more"
+    finally:
+        cluster.tell(one, "umount /mnt/pmem0")
+    cluster.assert_clean()
+
+
 def test_what_a_host_lacks_is_said_and_nothing_is_left(cluster: Cluster) -> None:
     two = cluster.hosts[1]
     cluster.more[two.name] = "pmem_mode: system-ram"

@@ -236,3 +236,53 @@ def test_reshard_writes_the_same_rows_for_other_servers(run, tmp_path):
     assert again.name == "step-0000000003.1"
     assert checkpoint.published(tmp_path) == [path, again]
     assert rows([again]) == whole
+
+
+FILTERED = (
+    TableSpec("counted", 3, admission={"name": "counter", "filter_freq": 3}),
+    TableSpec(
+        "bloom",
+        3,
+        admission={
+            "name": "cbf",
+            "filter_freq": 3,
+            "max_element_size": 20_000,
+            "false_positive_probability": 0.001,
+        },
+    ),
+)
+
+
+def filtered_client(servers: int) -> Client:
+    client = Client.in_process(servers=servers)
+    for spec in FILTERED:
+        client.create_table(spec)
+    return client
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_reshard_keeps_what_filters_have_counted(tmp_path, servers):
+    """Keys that were pushed once or twice before are admitted when they were without the checkpoint."""
+    directory = tmp_path / "checkpoints"
+    with filtered_client(2) as client:
+        push(client, range(3000))
+        base = publish(client, directory, 1)
+        push(client, range(2000))
+        newest = publish(client, directory, 2, base)  # filters of an increment are whole
+        push(client, range(1000))
+        push(client, range(1500))
+        wanted = {table: np.sort(client.export_rows(table)[0]) for table in (0, 1)}
+    assert wanted[0].tolist() == list(range(1500))
+    path = checkpoint_tools.reshard(newest, servers, tmp_path / "other")
+    assert "no problem" in tool("verify", path)
+    files = sorted(file.name for file in path.glob("*-of-*"))
+    assert len(files) == 2 * 2 * servers, "rows and filters of two tables"
+    assert all(f"-of-{servers}." in name for name in files)
+    with filtered_client(servers) as client:
+        client.restore(path)
+        assert [len(client.export_rows(table)[0]) for table in (0, 1)] == [0, 0]
+        push(client, range(1000))
+        assert np.sort(client.export_rows(0)[0]).tolist() == list(range(1000))
+        push(client, range(1500))
+        for table, keys in wanted.items():
+            np.testing.assert_array_equal(np.sort(client.export_rows(table)[0]), keys)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from training_runs import DATA, SMALL, events, losses
 
+from oe_runtime import checkpoint_tools
+from oe_runtime.checkpoint import chain, published
 from oe_runtime.train import main
 from oe_runtime.training import progress
 from oe_runtime.training.options import parse
@@ -95,6 +97,22 @@ def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(whole: Pat
     assert losses(run_dir) == losses(whole)
     for kind in ("auc", "loss"):
         assert events(run_dir, "eval")[-1][kind] == events(whole, "eval")[0][kind]
+
+
+def test_increments_make_the_same_checkpoints(whole: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    more = ("--checkpoint-steps", "5", "--checkpoint-increments", "2", "--keep-checkpoints", "1")
+    assert train(run_dir, "--steps", "12", *more) == 0
+    steps = [path.name[-2:] for path in published(run_dir / "checkpoints")]
+    assert steps == ["05", "10", "12"], "what the newest builds on is kept"
+    assert train(run_dir, "--epochs", "2", *more, "--resume") == 0
+    assert losses(run_dir) == losses(whole)
+    newest = published(run_dir / "checkpoints")[-1]
+    assert len(chain(newest)) > 1
+    difference = checkpoint_tools.diff(whole / "checkpoints" / "step-0000000018", newest)
+    assert difference["files"] == []
+    for table in difference["tables"].values():
+        assert (table["only_before"], table["only_after"], table["changed"]) == (0, 0, 0)
 
 
 def test_pmem_has_the_losses_of_dram(whole: Path, tmp_path: Path) -> None:

@@ -54,12 +54,12 @@ class Pools:
     def recover(self, batch: int) -> None:
         self.recovered.append(batch)
 
-    def save(self, path: Path) -> list[dict[str, Any]]:
-        (path / "rows").write_text("rows")
+    def save(self, path: Path, *, since: Path | None) -> list[dict[str, Any]]:
+        (path / "rows").write_text("rows" if since is None else f"rows since {since.name}")
         return [{"file": "rows"}]
 
-    def restore(self, path: Path) -> None:
-        self.restored.append(path.name)
+    def restore(self, *paths: Path) -> None:
+        self.restored += [path.name for path in paths]
 
     def reconnect(self) -> None:
         if self.gone:
@@ -254,3 +254,54 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     )
     with pytest.raises(ServerLost, match="look at its log"):
         impatient.recover(lost, loop)
+
+
+def test_increments_follow_each_checkpoint_with_all_rows(tmp_path: Path) -> None:
+    client = Pools()
+    more = ("--checkpoint-rows", "files", "--checkpoint-increments", "2", "--keep-checkpoints", "1")
+    saver, model = made(tmp_path, client, *more)
+
+    def rows(step: int) -> str:
+        model.step = step
+        saved = saver.take(Position(step, 0, step))
+        assert saved is not None
+        return (saved.path / "rows").read_text()
+
+    assert rows(5) == "rows"
+    assert rows(10) == "rows since step-0000000005"
+    assert rows(15) == "rows since step-0000000010"
+    assert [name[-2:] for name in names(tmp_path)] == ["05", "10", "15"], "what the newest builds on is kept"
+    assert saver.go_back()[0].position.step == 15
+    assert [name[-2:] for name in client.restored] == ["05", "10", "15"]
+    assert rows(20) == "rows"
+    assert [name[-2:] for name in names(tmp_path)] == ["20"]
+    assert rows(25) == "rows since step-0000000020"
+
+    resumed, _ = made(tmp_path, client, *more)
+    resumed.go_back()
+    saver = resumed
+    assert rows(30) == "rows since step-0000000025"
+    # A base that is gone or damaged is noticed before anything is restored.
+    for path in published(tmp_path / "checkpoints")[:1]:
+        (path / "rows").write_text("r")
+    with pytest.raises(CheckpointError, match="step-0000000020/rows is damaged"):
+        module._verify(published(tmp_path / "checkpoints")[-1])
+    module.checkpoint.remove_from(tmp_path / "checkpoints", 0)
+    assert rows(35) == "rows"
+
+
+def test_rows_in_pools_in_between_make_no_increment_wrong(tmp_path: Path) -> None:
+    client = Pools()
+    saver, model = made(tmp_path, client, "--checkpoint-increments", "9", "--keep-checkpoints", "1")
+    saver.take_files(Position(5, 0, 5))
+    saver.take_now(Position(10, 0, 10))
+    assert [name[-2:] for name in names(tmp_path)] == ["05", "10"]
+    model.step = 15
+    saved = saver.take_files(Position(15, 0, 15))
+    assert (saved.path / "rows").read_text() == "rows since step-0000000005"
+    saver.take_now(Position(20, 0, 20))
+    assert [name[-2:] for name in names(tmp_path)] == ["05", "15", "20"]
+    saver.go_back()
+    assert client.recovered == [20], "the servers' rows are no longer those of a save"
+    saved = saver.take_files(Position(25, 0, 25))
+    assert (saved.path / "rows").read_text() == "rows"

@@ -159,16 +159,24 @@ def test_every_way_to_end_early_can_be_resumed(cluster: Cluster) -> None:
     assert_no_orphans(job)
 
 
-def test_killed_server_comes_back_and_the_job_is_done(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("storage", "more"),
+    [("pmem_libpmem", []), ("dram_pmem", ["--storage", "dram_pmem", "--storage-cache", "64K"])],
+)
+def test_killed_server_comes_back_and_the_job_is_done(
+    cluster: Cluster, storage: str, more: list[str]
+) -> None:
     cluster.run("bootstrap", "-i", "local.yml", "--yes")
     data = ["--data", "generate:5000000", "--max-cardinality", "1000", "--batch-size", "256"]
-    named = ["--steps", "150", "--checkpoint-steps", "10", "--no-export", "--name", "survivor", "--json"]
+    name = f"survivor-of-{storage}"
+    named = ["--steps", "150", "--checkpoint-steps", "10", "--no-export", "--name", name, "--json", *more]
     command = cluster.start("launch-training", "-i", "local.yml", *data, *named)
-    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/survivor-*/job.json")), command)
+    (path,) = wait_for(lambda: list(cluster.directory.glob(f".oeprov/jobs/{name}-*/job.json")), command)
     job = Job(path.parent)
     wait_for(lambda: len(events(job, "checkpoint")) > 1, command)
     saved = events(job, "checkpoint")[-1]
     assert saved["rows"] == "pool"
+    assert json.loads((Path(saved["path"]) / "manifest.json").read_text())["pool"]["storage"] == storage
     server = pid(job, "server-1")
     pools = Path(job.spec().processes[1].pools)
     assert list(pools.glob("*.pool"))

@@ -1,5 +1,6 @@
 #include "oe_runtime/core/checkpoint/table_chain.h"
 
+#include <algorithm>
 #include <new>
 #include <optional>
 #include <set>
@@ -18,7 +19,12 @@ namespace {
 
 void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_floats) {
   TableSpec saved = info.spec;
-  saved.nonfinite_gradients = spec.nonfinite_gradients;  // how it goes on, not what is in the file
+  // How it goes on, not what is in the file.
+  saved.nonfinite_gradients = spec.nonfinite_gradients;
+  for (size_t i = 0; i < std::min(saved.eviction.size(), spec.eviction.size()); ++i) {
+    if (saved.eviction[i].name != "cap" || spec.eviction[i].name != "cap") continue;
+    saved.eviction[i].params = spec.eviction[i].params;  // how many rows; which of them go must be the same
+  }
   if (const auto difference = Difference(saved, spec)) {
     throw CheckpointError(info.file + ": '" + difference->field + "' was " + difference->left +
                           " when table '" + info.spec.name + "' was saved, but table '" + spec.name +

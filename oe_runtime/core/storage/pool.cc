@@ -49,7 +49,9 @@ void CheckIdentity(const Region& region, const std::string& text, const PoolSpec
   for (const std::string& field : fields) {
     const json left = there.value(field, json());
     const json right = wanted.value(field, json());
-    if (left == right) continue;
+    const std::string name = field.substr(field.rfind('/') + 1);
+    const auto& free = spec.may_differ;
+    if (left == right || std::find(free.begin(), free.end(), name) != free.end()) continue;
     throw StorageError(region.path + ": '" + FieldName(field) + "' is " + left.dump() +
                        " in this pool, but table '" + spec.table + "' has " + right.dump() +
                        "; start it as it was, or without recovery, which removes the pool");

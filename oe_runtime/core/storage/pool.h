@@ -25,6 +25,7 @@ namespace oe {
 struct PoolSpec {
   std::string table;     // its name, for messages
   std::string identity;  // a JSON object that says whose rows they are: a pool with another one is refused
+  std::vector<std::string> may_differ;  // names of its fields that do not matter
   size_t row_bytes = 0;
   uint32_t shards = 1;                    // internal ones
   std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here

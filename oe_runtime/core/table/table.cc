@@ -76,6 +76,7 @@ PoolSpec Table::NewPoolSpec() const {
   nlohmann::json identity = {{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}};
   if (!job_.empty()) identity["job"] = job_;
   pool.identity = identity.dump();
+  pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
   pool.row_bytes = row_floats_ * sizeof(float);
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };

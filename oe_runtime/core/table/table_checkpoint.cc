@@ -238,6 +238,7 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
   }
   content_->filter = NewFilter();
   content_->hands = {};
+  if (eviction_.capped()) KeepCap(content_.get());
 }
 
 }  // namespace oe

@@ -123,7 +123,8 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
   return true;
 }
 
-// For rows that came from another number of servers, which do not fall into the shares of the cap exactly.
+// For rows that came from another number of servers, which do not fall into the shares of the cap exactly, or
+// were saved under a larger cap.
 void Table::KeepCap(Content* content) {
   const auto step = static_cast<uint32_t>(content->version.load() + 1);
   for (uint32_t shard = 0; shard < kShards; ++shard) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -387,6 +388,53 @@ TEST_P(TablePolicyTest, ARestoreKeepsTheCap) {
     rows += part->rows();
   }
   EXPECT_GT(rows, 1400U);
+}
+
+// Rows of steps 0 to 9, 100 each, under a cap of 1600; what is left under a smaller cap must be the newest.
+TEST_P(TablePolicyTest, TheCapMayBeAnotherWhenRowsComeBack) {
+  const auto with_cap = [](double rows) { return Evicting({{"cap", {{"max_rows", rows}}, "lru"}}); };
+  const bool pool = KeepsCheckpoints(GetParam());
+  const std::string file = files_.file("one.oet");
+  {
+    const auto table = Table::Create(with_cap(1600), StorageFor(pool));
+    for (Key step = 0; step < 10; ++step) Push(table.get(), Range(step * 100, 100));
+    EXPECT_EQ(table->rows(), 1000U);
+    table->Save(file);
+    if (pool) {
+      table->Checkpoint(1);
+      table->WaitDurable();
+    }
+  }
+  const TestDirectory elsewhere;
+  const auto expect = [&](const char* how, const std::function<std::unique_ptr<Table>(TableSpec)>& with) {
+    {
+      const auto smaller = with(with_cap(320));
+      EXPECT_LE(smaller->rows(), 320U) << how;
+      EXPECT_GT(smaller->rows(), 250U) << how;
+      EXPECT_GE(smaller->policy_counts().evicted[Eviction::kCap], 680U) << how;
+      for (const Key key : Keys(*smaller)) EXPECT_EQ(Weights(*smaller, {key}), Floats{2}) << how;
+      Push(smaller.get(), Range(5000, 100));
+      EXPECT_LE(smaller->rows(), 320U) << how;
+    }
+    const auto larger = with(with_cap(3200));
+    Push(larger.get(), Range(6000, 1500));
+    EXPECT_GT(larger->rows(), 1600U) << how;
+    EXPECT_LE(larger->rows(), 3200U) << how;
+  };
+  expect("from a file", [&](const TableSpec& spec) {
+    auto table = Table::Create(spec, TestStorage(GetParam(), elsewhere.path()));
+    table->Restore({file});
+    return table;
+  });
+  if (pool) {
+    expect("from a pool",
+           [&](const TableSpec& spec) { return Table::Create(spec, StorageFor(/*recover=*/true)); });
+  }
+  TableSpec lfu = with_cap(320);
+  lfu.eviction[0].policy = "lfu";
+  const auto other = Table::Create(lfu, TestStorage(GetParam(), elsewhere.path()));
+  EXPECT_NE(MessageOf<CheckpointError>([&] { other->Restore({file}); }).find("'eviction.0.policy' was"),
+            std::string::npos);
 }
 
 TEST_P(TablePolicyTest, DamagedAndForeignFiltersAreRefused) {

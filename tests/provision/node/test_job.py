@@ -231,6 +231,23 @@ def test_scratch_of_others_is_never_removed(tmp_path: Path) -> None:
     assert not record.exists()
 
 
+def test_pools_of_servers_that_a_job_no_longer_has(tmp_path: Path) -> None:
+    for path in ("j/server-0", "j/server-1", "k/server-1"):
+        (tmp_path / "mnt/pmem0/oeprov" / path).mkdir(parents=True)
+    servers = [
+        {"name": "server-1", "unit": "oeprov-j-server-1.service", "pools": f"/mnt/pmem0/oeprov/{path}"}
+        for path in ("j/server-1", "k/server-1", "j/server-0")
+    ]
+    args = {"directory": "/var/lib/oeprov/jobs/j", "servers": servers}
+    for _ in range(2):
+        job.remove_pools(Canned(tmp_path), args)
+        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("server-*"))
+        assert left == ["mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-1"]
+    running = SHOW.split("\n\n")[0].replace("server-0", "server-1")
+    with pytest.raises(CommandError, match="server-1 still runs"):
+        job.remove_pools(Canned(tmp_path, {"systemctl show": running}), args)
+
+
 def test_a_unit_that_does_not_end_is_an_error(tmp_path: Path) -> None:
     system = Canned(tmp_path, {"systemctl show": SHOW.split("\n\n")[0]})
     (tmp_path / "etc/systemd/system").mkdir(parents=True)

@@ -1,0 +1,140 @@
+"""Power cuts of parameter servers in the middle of training: nothing that a checkpoint has is lost."""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_training import Trainer
+
+from provision.jobs import Job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+STEPS = 240
+NODES = ("lab-1", "lab-2")
+
+
+@pytest.fixture(scope="module")
+def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    lab = new_lab(nodes=len(NODES), variant="bare-metal", pmem=1 << 30)
+    found = Trainer(
+        lab,
+        tmp_path_factory.mktemp("cuts"),
+        training_data="generate:3000000:7",
+        training_batch_size=512,
+        training_steps=STEPS,
+        training_checkpoint_steps=8,
+        training_server_wait=600,
+        training_max_cardinality=2000,
+        training_export=False,
+    )
+    found.oeprov("bootstrap", "--yes")
+    yield found
+    print("\n" + found.told())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(user: Trainer) -> Job:
+    out = user.train("--name", "undisturbed")
+    assert (out["state"], out["step"]) == ("done", STEPS)
+    return user.job
+
+
+def events(job: Job, kind: str) -> list[dict[str, Any]]:
+    try:
+        lines = job.metrics_file.read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [event for line in lines if line.endswith("\n") and (event := json.loads(line))["event"] == kind]
+
+
+def losses(job: Job) -> dict[int, float]:
+    """Of each step the one that was reported last."""
+    return {event["step"]: event["loss"] for event in events(job, "step")}
+
+
+def wait(what: Any, job: Job, seconds: float = 600) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"{job.state()}\n{job.log('worker-0').read_text()[-2000:]}"
+        time.sleep(0.2)
+
+
+def new_job(user: Trainer, name: str) -> Job:
+    (path,) = (user.directory / ".oeprov" / "jobs").glob(f"{name}-*")
+    return Job(path)
+
+
+def assert_the_same(user: Trainer, job: Job, undisturbed: Job) -> None:
+    """Losses, rows with their optimizer's state, dense weights: all as if nothing had happened."""
+    assert job.state().phase == "done", job.state()
+    ours, theirs = losses(job), losses(undisturbed)
+    common = ours.keys() & theirs.keys()
+    assert STEPS in common
+    assert {step: ours[step] for step in common} == {step: theirs[step] for step in common}
+    newest = [found.checkpoint() for found in (undisturbed, job)]
+    paths = [str(found[1]) for found in newest if found is not None]
+    out, _ = user.finish(user.begin("checkpoint", "diff", *paths))
+    assert "no difference" in out
+
+
+def moments() -> random.Random:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"random moments of seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [("pmem_libpmem",), ("dram_pmem", "--storage-cache", "256K")],
+    ids=["pmem_libpmem", "dram_pmem"],
+)
+def test_training_goes_on_after_each_cut(user: Trainer, undisturbed: Job, storage: tuple[str, ...]) -> None:
+    chance, name, cuts = moments(), f"cut-{storage[0]}", 3
+    command = user.start("launch-training", "--storage", *storage, "--name", name)
+    wait(lambda: list((user.directory / ".oeprov" / "jobs").glob(f"{name}-*/run/metrics.jsonl")), undisturbed)
+    job = new_job(user, name)
+    for number in range(cuts):
+        # Far from the end, which must not come before the power is cut.
+        step = number * STEPS // (cuts + 1) + chance.randrange(STEPS // (cuts + 1))
+        wait(lambda step=step: max(losses(job), default=-1) >= step, job)
+        time.sleep(chance.uniform(0, 2))
+        node = user.lab.node(chance.choice(NODES))
+        print(f"{name}: power cut of {node.name} after step {max(losses(job))}")
+        node.power_cut()
+        time.sleep(chance.uniform(0, 5))
+        node.start()
+        wait(lambda number=number: len(events(job, "server_back")) > number, job)
+        print(f"{name}: back at step {events(job, 'server_back')[-1]['step']}")
+    user.finish(command, 0)
+    assert len(events(job, "server_gone")) >= cuts
+    assert {event["rows"] for event in events(job, "checkpoint")[:-1]} == {"pool"}
+    assert_the_same(user, job, undisturbed)
+
+
+def test_both_lose_power_and_the_job_is_resumed(user: Trainer, undisturbed: Job) -> None:
+    chance = moments()
+    user.set(training_server_wait=0)
+    command = user.start("launch-training", "--name", "resumed")
+    wait(lambda: list((user.directory / ".oeprov" / "jobs").glob("resumed-*/run/metrics.jsonl")), undisturbed)
+    job = new_job(user, "resumed")
+    wait(lambda: max(losses(job), default=-1) >= STEPS // 4 + chance.randrange(STEPS // 4), job)
+    time.sleep(chance.uniform(0, 2))
+    for name in NODES:
+        user.lab.node(name).power_cut()
+    user.finish(command, 1)
+    saved = job.checkpoint()
+    assert saved is not None
+    manifest = json.loads((Path(saved[1]) / "manifest.json").read_text())
+    assert manifest["pool"]["servers"] == len(NODES)
+    for name in NODES:
+        user.lab.node(name).start()
+    for name in NODES:
+        user.lab.node(name).wait_ssh(600)
+    user.say("resume", job.id)
+    assert events(job, "resume")[-1]["step"] == saved[0]
+    assert_the_same(user, job, undisturbed)
+    assert user.on(NODES[0], "ls /mnt/pmem0/oeprov || :") == "", "a job that is done leaves nothing there"

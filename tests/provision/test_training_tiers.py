@@ -1,0 +1,148 @@
+"""Each storage on the hosts that can have it: command lines, units, and refusals that say what to run."""
+
+from pathlib import Path
+
+import pytest
+from fake_processes import make_job
+
+from provision import jobspec, placement
+from provision.errors import TrainingError
+from provision.inventory import Inventory, load
+from provision.jobspec import LaunchOptions
+from provision.node.state import DaxDevice, Mount, NumaNode, State
+from provision.placement import Placement
+
+GIB = 1 << 30
+INVENTORY = """\
+all:
+  vars: {{oeprov_cluster: tiers, training_data: generate:800}}
+  children:
+    parameter_servers: {{hosts: {{pm-1: }}}}
+    workers: {{hosts: {{controller: }}}}
+  hosts:
+    pm-1: {{ansible_host: 192.0.2.1, oeprov_kind: {kind}, pmem_mode: {mode}, {more}}}
+    controller: {{ansible_connection: local, oeprov_kind: local, pmem_mode: none}}
+"""
+DRAM = NumaNode(id=0, size=64 * GIB, free=60 * GIB, cpus=[0, 1, 2, 3], distances=[10, 20])
+FAR = NumaNode(id=2, size=256 * GIB, free=256 * GIB, cpus=[], distances=[20, 10])
+FSDAX = State(numa=[DRAM], mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
+SYSTEM_RAM = State(numa=[DRAM, FAR], dax=[DaxDevice(chardev="dax0.0")])
+
+
+def inventory(tmp_path: Path, mode: str, more: str = "", kind: str = "bare_metal_pmem") -> Inventory:
+    path = tmp_path / "inventory.yml"
+    path.write_text(INVENTORY.format(mode=mode, more=more or "gpu_driver: keep", kind=kind))
+    return load(path, state_dir=tmp_path)
+
+
+def place(found: Inventory, state: State, tmp_path: Path, **options: object) -> Placement:
+    wanted = jobspec.request(found, LaunchOptions(**options))  # type: ignore[arg-type]
+    return placement.place(make_job(tmp_path), found, {"pm-1": state}, wanted)
+
+
+def flags(placed: Placement) -> dict[str, str]:
+    argv = placed.processes[0].argv
+    return dict(zip(argv, argv[1:], strict=False))
+
+
+def unit(placed: Placement) -> str:
+    return str(placed.hosts["pm-1"]["units"][0]["text"])
+
+
+def test_dram_pmem_is_a_pool_with_a_cache(tmp_path: Path) -> None:
+    found = inventory(tmp_path, "fsdax", "parameter_server_count: 2, parameter_server_storage: dram_pmem")
+    placed = place(found, FSDAX, tmp_path)
+    given = flags(placed)
+    assert given["--storage"] == "dram_pmem"
+    assert int(given["--storage-cache"]) == 8 * GIB, "a quarter of the DRAM for two servers"
+    assert given["--storage-path"] == placed.processes[0].pools
+    assert placed.processes[0].pools.startswith("/mnt/pmem0/oeprov/")
+    assert "--storage-recover" in placed.processes[0].argv
+    assert "RequiresMountsFor=/mnt/pmem0" in unit(placed)
+
+
+def test_size_of_the_cache(tmp_path: Path) -> None:
+    found = inventory(tmp_path, "fsdax", "parameter_server_storage_cache: 3G")
+    assert "--storage-cache" not in flags(place(found, FSDAX, tmp_path)), "pmem_libpmem has none"
+    assert flags(place(found, FSDAX, tmp_path, storage="dram_pmem"))["--storage-cache"] == str(3 * GIB)
+    options = LaunchOptions(storage="dram_pmem", storage_cache="512M")
+    wanted = jobspec.request(found, options)
+    spec = jobspec.build(
+        make_job(tmp_path),
+        found,
+        placement.place(make_job(tmp_path), found, {"pm-1": FSDAX}, wanted),
+        wanted,
+        jobspec.datetime(2026, 11, 22),
+    )
+    assert jobspec.Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
+    earlier = spec.model_copy(
+        update={"settings": {key: value for key, value in spec.settings.items() if key != "storage_cache"}}
+    )
+    assert jobspec.Request.of_job(earlier).storage_cache == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"storage_cache": "5G"}, "--storage-cache goes with --storage dram_pmem; the storage here is pmem_lib"),
+        ({"storage": "dram_pmem", "storage_cache": "5GB"}, "--storage-cache: found '5GB'; expected a size such"),
+        ({"storage": "pmem"}, "allowed: dram, pmem_libpmem, dram_pmem, pmem_memkind"),
+    ],
+)
+def test_refused_options(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        place(inventory(tmp_path, "fsdax"), FSDAX, tmp_path, **options)
+    assert words in str(caught.value)
+
+
+def test_memkind_takes_the_nodes_of_the_host(tmp_path: Path) -> None:
+    placed = place(inventory(tmp_path, "system-ram"), SYSTEM_RAM, tmp_path, storage="pmem_memkind")
+    given = flags(placed)
+    assert given["--storage"] == "pmem_memkind"
+    assert int(given["--storage-size"]) == 240 * GIB, "below the node's size: who touches more is killed"
+    assert "--storage-path" not in given
+    assert "--storage-recover" not in placed.processes[0].argv
+    text = unit(placed)
+    assert "EnvironmentFile=/etc/oeprov/memory.env" in text
+    assert "daxdev-reconfigure@dax0.0.service" in text
+    (start,) = (line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert start.startswith("ExecStart=/opt/oeprov/venv/bin/python "), "its indexes stay in DRAM"
+    assert "numactl --membind" in text, "it waits until the memory is online"
+    dram = unit(place(inventory(tmp_path, "system-ram"), SYSTEM_RAM, tmp_path))
+    assert "ExecStart=/usr/bin/numactl --membind=" in dram, "dram there is all on the node"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "storage", "words"),
+    [
+        (
+            "bare_metal_pmem",
+            "fsdax",
+            "pmem_memkind",
+            "storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), found fsdax; use "
+            "--storage pmem_libpmem, or run: oeprov pmem-mode system-ram --limit pm-1 (and set pmem_mode: "
+            "system-ram)",
+        ),
+        ("cpu", "none", "pmem_memkind", "found none; use --storage dram"),
+        (
+            "re6p",
+            "system-ram",
+            "dram_pmem",
+            "storage dram_pmem needs pmem_mode fsdax, found system-ram; use --storage dram, or run: oeprov "
+            "pmem-mode fsdax --limit pm-1 (and set pmem_mode: fsdax)",
+        ),
+        ("cpu", "none", "pmem_libpmem", "needs pmem_mode fsdax, found none; use --storage dram"),
+    ],
+)
+def test_a_host_that_cannot(tmp_path: Path, kind: str, mode: str, storage: str, words: str) -> None:
+    found = inventory(tmp_path, mode, kind=kind)
+    with pytest.raises(TrainingError) as caught:
+        place(found, SYSTEM_RAM, tmp_path, storage=storage)
+    assert str(caught.value).startswith("host pm-1: ")
+    assert str(caught.value).endswith(words)
+
+
+def test_memory_node_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        place(inventory(tmp_path, "system-ram"), State(numa=[DRAM]), tmp_path, storage="pmem_memkind")
+    assert str(caught.value).endswith("it has none; run: oeprov pmem-mode system-ram --limit pm-1")
