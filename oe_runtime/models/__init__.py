@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-NAMES = ("deepfm", "wdl")
-HIDDEN = (256, 128)
+from oe_runtime.models.shape import INTERACTIONS, Shape
+
+__all__ = ["INTERACTIONS", "NAMES", "Shape", "build"]
+
+NAMES = ("deepfm", "dlrm", "wdl", "xdeepfm")
 
 
 def build(
@@ -14,19 +17,25 @@ def build(
     field_rows: Sequence[int],
     dim: int,
     *,
-    hidden: Sequence[int] = HIDDEN,
+    hidden: Sequence[int] = Shape.hidden,
+    cin: Sequence[int] = Shape.cin,
+    bottom: Sequence[int] = Shape.bottom,
+    interaction: str = Shape.interaction,
+    dtype: str = Shape.dtype,
     seed: int = 0,
     embedding: Callable[..., Any] | None = None,
 ) -> Any:
     """A keras.Model from [integers (B, 13), C1_id (B, 1), …, C26_id (B, 1)] to click probability (B, 1).
 
     `field_rows[i]` is the number of ids of field i. Embedding layers, and so the tables, are called
-    C1 … C26 (width `dim`) and C1_linear … C26_linear (width 1). All initial values follow from `seed`.
-    `embedding` makes the layers, keras.layers.Embedding unless given: for tables larger than this
-    process's memory, pass one that makes oe_runtime.keras.Embedding. Imports TensorFlow.
+    C1 … C26 (width `dim`) and, but for DLRM, C1_linear … C26_linear (width 1). All initial values follow
+    from `seed`. `hidden`, `cin`, `bottom`, `interaction` and `dtype`: see `Shape`. `embedding` makes the
+    layers, keras.layers.Embedding unless given: for tables larger than this process's memory, pass one that
+    makes oe_runtime.keras.Embedding. Imports TensorFlow.
     """
-    from oe_runtime.models import deepfm, wdl
+    from oe_runtime.models import deepfm, dlrm, wdl, xdeepfm
     from oe_runtime.models.blocks import Fields, Seeds
 
-    fields = Fields(field_rows, embedding)
-    return {"deepfm": deepfm.build, "wdl": wdl.build}[name](fields, dim, tuple(hidden), Seeds(seed))
+    builders = {"deepfm": deepfm.build, "dlrm": dlrm.build, "wdl": wdl.build, "xdeepfm": xdeepfm.build}
+    shape = Shape(dim, tuple(hidden), tuple(cin), tuple(bottom), interaction, dtype)
+    return builders[name](Fields(field_rows, embedding), shape, Seeds(seed))

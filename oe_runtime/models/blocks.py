@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from oe_runtime.data.schema import CATEGORIES, INTEGERS
+from oe_runtime.models.shape import Shape
 
 
 class Seeds:
@@ -57,27 +58,37 @@ class Fields:
         return keras.layers.Concatenate(axis=1, name=name)(parts)
 
 
-def deep(embeddings: Any, integers: Any, hidden: Sequence[int], seeds: Seeds) -> Any:
+def deep(embeddings: Any, integers: Any, shape: Shape, seeds: Seeds) -> Any:
     """(B, 1): ReLU layers over the concatenated embeddings and integers."""
     flat = keras.layers.Flatten(name="flat")(embeddings)
     x = keras.layers.Concatenate(name="deep_input")([flat, integers])
-    for i, width in enumerate(hidden, start=1):
-        x = dense(width, "relu", f"deep_{i}", seeds)(x)
+    for i, width in enumerate(shape.hidden, start=1):
+        x = dense(width, "relu", f"deep_{i}", seeds, dtype=shape.dtype)(x)
     return dense(1, None, "deep_logit", seeds)(x)
 
 
-def dense(width: int, activation: str | None, name: str, seeds: Seeds) -> Any:
+def dense(
+    width: int,
+    activation: str | None,
+    name: str,
+    seeds: Seeds,
+    *,
+    bias: bool = True,
+    dtype: str = "float32",
+) -> Any:
     """A Dense layer whose initial values follow from the model's seed."""
     return keras.layers.Dense(
         width,
         activation=activation,
+        use_bias=bias,
         kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.next()),
         name=name,
+        dtype=dtype,
     )
 
 
 def click_model(name: str, fields: Fields, parts: Sequence[Any]) -> Any:
     """The model whose click probability is the sigmoid of the sum of `parts`, each (B, 1)."""
-    logit = keras.layers.Add(name="logit")(parts)
+    logit = keras.layers.Add(name="logit")(parts) if parts[1:] else parts[0]
     probability = keras.layers.Activation("sigmoid", dtype="float32", name="click")(logit)
     return keras.Model(fields.inputs, probability, name=name)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from oe_runtime.models.blocks import Fields, Seeds, click_model, deep
+from oe_runtime.models.shape import Shape
 
 
-def build(fields: Fields, dim: int, hidden: Sequence[int], seeds: Seeds) -> Any:
+def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
-    embeddings = fields.embed(dim, seeds)
+    embeddings = fields.embed(shape.dim, seeds)
     parts = [
         fields.linear(seeds),
         factorisation(embeddings),
-        deep(embeddings, fields.integers, hidden, seeds),
+        deep(embeddings, fields.integers, shape, seeds),
     ]
     return click_model("deepfm", fields, parts)
 

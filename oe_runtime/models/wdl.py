@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from oe_runtime.models.blocks import Fields, Seeds, click_model, deep
+from oe_runtime.models.shape import Shape
 
 
-def build(fields: Fields, dim: int, hidden: Sequence[int], seeds: Seeds) -> Any:
+def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
-    parts = [fields.linear(seeds), deep(fields.embed(dim, seeds), fields.integers, hidden, seeds)]
+    linear = fields.linear(seeds)
+    parts = [linear, deep(fields.embed(shape.dim, seeds), fields.integers, shape, seeds)]
     return click_model("wdl", fields, parts)

@@ -19,6 +19,7 @@ from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View
 from oe_runtime.training.run_directory import RunDirectory, RunError
+from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 
 
@@ -59,6 +60,7 @@ class Loop:
         directory: RunDirectory,
         view: View,
         stop: StopRequest,
+        figures: ServerFigures,
     ) -> None:
         self._options = options
         self._source = source
@@ -68,6 +70,7 @@ class Loop:
         self._directory = directory
         self._view = view
         self._stop = stop
+        self._figures = figures
         self._clock = _Clock()
         self.saved: Saved | None = None  # the latest checkpoint
 
@@ -94,6 +97,8 @@ class Loop:
                 position = Position(position.step, position.epoch + 1)
         if self._clock.pending:
             self._log(position)
+        self._figures.sample(position.step, now=True)
+        self._figures.tables(position.step)
         # Rows in files: servers end after the last step, and with them what their storage holds.
         if self.saved is None or self.saved.position.step != position.step or self.saved.pool is not None:
             self._publish(self._checkpoints.take_files, position)
@@ -109,7 +114,7 @@ class Loop:
     def evaluate(self) -> StreamingAuc:
         """AUC and log loss on the held-out rows."""
         auc = StreamingAuc()
-        if not self._options.holdout:
+        if not self._options.holdout or not self._options.eval:
             return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
             if self._stop:
@@ -184,6 +189,8 @@ class Loop:
         )
         numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
         self._view.step(position.step, steps, numbers)
+        self._directory.scalars(position.step, {"loss": loss, "auc": auc, "samples_per_s": speed})
+        self._figures.sample(position.step)
 
     def _publish(self, take: Callable[[Position], Saved | None], position: Position) -> None:
         started = time.perf_counter()

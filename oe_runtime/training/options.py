@@ -12,11 +12,12 @@ from typing import Any
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES, TLS
-
-# Learning rates that suit click models when none is given.
-LEARNING_RATES = {"adagrad": 0.05, "adam": 0.001, "sgd": 0.1, "ftrl": 0.05}
+from oe_runtime.training import policies
+from oe_runtime.training.argument_types import count, number, rate, share, widths
+from oe_runtime.training.optimizers import LEARNING_RATES
 
 CHECKPOINT_ROWS = ("auto", "pool", "files")
+PRECISIONS = ("float32", "bfloat16")
 
 _EPILOG = """\
 examples:
@@ -30,7 +31,9 @@ examples:
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
-The run directory holds config.json, metrics.jsonl (one event a line), checkpoints/ and, at the end, export/.
+The run directory holds config.json, metrics.jsonl (one event a line), tensorboard/, checkpoints/ and, at the
+end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
+docs/deeprec-flags.md has DeepRec's flags and what they are called here.
 Exit codes: 0 finished, 1 error, 130 interrupted (a checkpoint was written; --resume goes on from it).
 """
 
@@ -55,6 +58,13 @@ class Options:
     storage_cache: int
     dim: int
     hidden: tuple[int, ...]
+    cin: tuple[int, ...]
+    bottom: tuple[int, ...]
+    interaction: str
+    precision: str
+    index: str
+    admission: dict[str, Any] | None
+    eviction: list[dict[str, Any]]
     batch_size: int
     epochs: int | None
     steps: int | None
@@ -63,7 +73,11 @@ class Options:
     seed: int
     max_cardinality: int
     holdout: float
+    eval: bool
     deterministic: bool
+    jit: bool
+    inter_threads: int
+    intra_threads: int
     run_dir: Path
     checkpoint_steps: int
     keep_checkpoints: int
@@ -73,11 +87,13 @@ class Options:
     resume: bool
     export: Path | None
     log_every: int
+    stats_seconds: float
+    timeline: int
     exit_with_parent: bool
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run it goes on from."""
-        return {
+        common = {
             "data": self.data,
             "model": self.model,
             "embeddings": "stock" if self.stock else "servers",
@@ -90,6 +106,9 @@ class Options:
             "max_cardinality": self.max_cardinality,
             "holdout": self.holdout,
         }
+        mine = {"xdeepfm": ("cin",), "dlrm": ("bottom", "interaction")}.get(self.model, ())
+        shape = {name: getattr(self, name) for name in mine}
+        return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -136,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--server-wait",
-        type=_count(0),
+        type=count(0),
         default=300,
         metavar="SECONDS",
         help="with --servers: how long a server that is gone may take to come back at its address; training "
@@ -146,41 +165,112 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")
     p.add_argument(
         "--storage-cache",
-        type=_count(0),
+        type=count(0),
         metavar="BYTES",
         help="with --storage dram_pmem: DRAM for its cache",
     )
     p.add_argument(
-        "--storage-size", type=_count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
+        "--storage-size", type=count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
     )
 
     m = p.add_argument_group("model")
     m.add_argument("--model", choices=models.NAMES, default="deepfm", help="default deepfm")
-    m.add_argument("--dim", type=_count(1), default=9, help="width of an embedding (default 9)")
+    m.add_argument("--dim", type=count(1), default=9, help="width of an embedding (default 9)")
     m.add_argument(
-        "--hidden", type=_widths, default=models.HIDDEN, metavar="N,N", help="deep layers (default 256,128)"
+        "--hidden",
+        type=widths,
+        default=models.Shape.hidden,
+        metavar="N,N",
+        help="layers of the deep part, of DLRM's top (default 256,128)",
+    )
+    m.add_argument(
+        "--cin",
+        type=widths,
+        default=models.Shape.cin,
+        metavar="N,N",
+        help="xdeepfm: feature maps of the layers of its interaction network (default 64,64)",
+    )
+    m.add_argument(
+        "--bottom",
+        type=widths,
+        default=models.Shape.bottom,
+        metavar="N,N",
+        help="dlrm: layers over the integers, before one of width --dim (default 512,256,64)",
+    )
+    m.add_argument(
+        "--interaction",
+        choices=models.INTERACTIONS,
+        default=models.Shape.interaction,
+        help="dlrm: inner products of all pairs of fields (dot, default), or none (cat)",
+    )
+    m.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of the hidden layers' products (default float32); bfloat16 keeps weights in float32",
+    )
+    m.add_argument(
+        "--index",
+        choices=("array", "hash"),
+        default="array",
+        help="tables with a row for each of a field's ids (array, default), or for any 64-bit id, made when "
+        "it is first trained (hash)",
+    )
+    m.add_argument(
+        "--admission",
+        type=policies.admission,
+        metavar="RULE",
+        help=f"with --index hash: only ids that came so often get a row: {policies.ADMISSION_HELP}",
+    )
+    m.add_argument(
+        "--eviction",
+        type=policies.eviction,
+        default=[],
+        metavar="RULE,…",
+        help=f"rows that go: {policies.EVICTION_HELP}",
     )
     m.add_argument(
         "--max-cardinality",
-        type=_count(0),
+        type=count(0),
         default=0,
         metavar="N",
         help="cap on the ids of a field; 0 (default) keeps Criteo's 26 cardinalities, 10 million ids in all",
     )
 
     t = p.add_argument_group("training")
-    t.add_argument("--batch-size", type=_count(1), default=4096, help="rows a step (default 4096)")
-    t.add_argument("--epochs", type=_count(1), help="passes over the data (default 1, or as --steps needs)")
-    t.add_argument("--steps", type=_count(1), help="stop after so many steps in all")
+    t.add_argument("--batch-size", type=count(1), default=4096, help="rows a step (default 4096)")
+    t.add_argument("--epochs", type=count(1), help="passes over the data (default 1, or as --steps needs)")
+    t.add_argument("--steps", type=count(1), help="stop after so many steps in all")
     t.add_argument("--optimizer", choices=tuple(LEARNING_RATES), default="adagrad", help="default adagrad")
     rates = ", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items())
-    t.add_argument("--learning-rate", type=_rate, help=f"default by optimizer: {rates}")
-    t.add_argument("--seed", type=_count(0), default=0, help="same seed, same losses (default 0)")
+    t.add_argument("--learning-rate", type=rate, help=f"default by optimizer: {rates}")
+    t.add_argument("--seed", type=count(0), default=0, help="same seed, same losses (default 0)")
     t.add_argument(
         "--holdout",
-        type=_share,
+        type=share,
         default=0.1,
         help="share of the rows kept for the final evaluation (default 0.1: every tenth row)",
+    )
+    t.add_argument(
+        "--eval",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="evaluate on the held-out rows at the end (default on)",
+    )
+    t.add_argument(
+        "--jit",
+        action="store_true",
+        help="let XLA fuse the operations of a step (the first one takes longer)",
+    )
+    t.add_argument(
+        "--inter-threads",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="TensorFlow's threads for operations side by side; 0: it decides (default)",
+    )
+    t.add_argument(
+        "--intra-threads", type=count(0), default=0, metavar="N", help="its threads within an operation"
     )
     t.add_argument(
         "--deterministic",
@@ -193,14 +283,14 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("--run-dir", type=Path, metavar="DIR", help="default runs/MODEL-DATE-TIME")
     r.add_argument(
         "--checkpoint-steps",
-        type=_count(0),
+        type=count(0),
         default=1000,
         metavar="N",
         help="0: only at the end (default 1000)",
     )
     r.add_argument(
         "--keep-checkpoints",
-        type=_count(1),
+        type=count(1),
         default=3,
         metavar="N",
         help="older ones are removed (default 3)",
@@ -215,7 +305,7 @@ def parser() -> argparse.ArgumentParser:
     )
     r.add_argument(
         "--export-checkpoints",
-        type=_count(0),
+        type=count(0),
         default=0,
         metavar="N",
         help="with rows in pools: every Nth checkpoint has them in files all the same, which outlive the "
@@ -235,10 +325,24 @@ def parser() -> argparse.ArgumentParser:
     )
     r.add_argument(
         "--log-every",
-        type=_count(1),
+        type=count(1),
         default=20,
         metavar="N",
         help="steps between progress lines (default 20)",
+    )
+    r.add_argument(
+        "--stats-seconds",
+        type=number,
+        default=5.0,
+        metavar="S",
+        help="at most so often the servers' figures are written down, with a progress line (default 5)",
+    )
+    r.add_argument(
+        "--timeline",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="every N steps, one is traced by TensorFlow's profiler, into RUN_DIR/tensorboard; 0: none",
     )
     r.add_argument("--exit-with-parent", action="store_true", help="stop as on SIGTERM when stdin closes")
     return p
@@ -267,6 +371,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--job goes with --servers")
     if a.checkpoint_rows == "pool" and not servers:
         p.error("--checkpoint-rows pool goes with --servers")
+    if a.admission is not None and a.index != "hash":
+        p.error("--admission goes with --index hash: an array has a place for each id anyway")
+    if a.stock and (a.index == "hash" or a.eviction):
+        p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,
@@ -290,41 +398,3 @@ def _endpoints(p: argparse.ArgumentParser, text: str) -> tuple[str, ...]:
     if len(set(endpoints)) < len(endpoints):
         p.error(f"--servers: an endpoint is named twice in {text}")
     return endpoints
-
-
-def _count(least: int) -> Any:
-    def count(text: str) -> int:
-        try:
-            value = int(text.replace("_", ""))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return count
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-
-
-def _rate(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 0.9:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 0.9")
-    return value
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    return tuple(_count(1)(part) for part in text.split(","))

@@ -18,6 +18,7 @@ from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View, duration, view
 from oe_runtime.training.run_directory import RunDirectory, RunError
+from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 
 INTERRUPTED = 130
@@ -93,7 +94,8 @@ def _train(
         start = resumed.position
         if lost:
             screen.say(lost)
-    loop = Loop(options, source, trainee, checkpoints, directory, screen, stop)
+    figures = ServerFigures(client, directory, options.stats_seconds)
+    loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
         pid=os.getpid(),
@@ -121,7 +123,7 @@ def _train(
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-            if options.holdout:
+            if options.holdout and options.eval:
                 screen.say("evaluating on the held-out rows")
             auc = loop.evaluate()
             break
@@ -129,6 +131,7 @@ def _train(
             position = servers.recover(error, loop)
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
+        directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
         screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
     if options.export is not None:
         trainee.export(options.export, stock=options.stock)
@@ -141,7 +144,7 @@ def _train(
         total_seconds=round(time.perf_counter() - began, 3),
         samples_per_s=round(speed, 1),
     )
-    screen.say(f"run directory {directory.path}")
+    screen.say(f"run directory {directory.path}, with report.html")
 
 
 def _connect(options: Options) -> Client | None:

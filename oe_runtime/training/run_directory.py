@@ -1,15 +1,21 @@
-"""A run's directory: config.json, metrics.jsonl, checkpoints/, export/."""
+"""A run's directory: config.json, metrics.jsonl, tensorboard/, checkpoints/, report.html, export/."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from oe_runtime.errors import OeError
+from oe_runtime.training import report
 from oe_runtime.training.options import Options
+from oe_runtime.training.tensorboard import Scalars
+
+TENSORBOARD = "tensorboard"
 
 
 class RunError(OeError):
@@ -24,6 +30,7 @@ class RunDirectory:
         self.path = options.run_dir
         self.checkpoints = self.path / "checkpoints"
         self._metrics = self.path / "metrics.jsonl"
+        self._scalars: Scalars | None = None
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
         if options.resume and not has_checkpoints:
             raise RunError(f"nothing to resume: {self.path} has no checkpoint; run without --resume to start")
@@ -44,9 +51,21 @@ class RunDirectory:
         self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
         self._file.flush()
 
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Show those of `values` that are known in TensorBoard. Imports TensorFlow."""
+        if self._scalars is None:
+            self._scalars = Scalars(self.path / TENSORBOARD)
+        self._scalars.write(step, values)
+
     def close(self) -> None:
-        """Close the metrics file."""
+        """Close the metrics and write the report of what is in them."""
+        if self._scalars is not None:
+            self._scalars.close()
         self._file.close()
+        try:
+            report.write(self.path)
+        except (OSError, report.ReportError) as error:  # the run is what it is without
+            print(f"warning: no {report.FILE}: {error}", file=sys.stderr)
 
     def _write_config(self, options: Options) -> None:
         config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}

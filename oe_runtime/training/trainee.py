@@ -6,7 +6,9 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from oe_runtime import models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
+from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 
@@ -30,29 +33,34 @@ class KerasTrainee:
     """The options' model: stock when `client` is None, else with its embeddings on the client's servers."""
 
     def __init__(self, options: Options, client: Client | None) -> None:
-        keras = import_keras(deterministic=options.deterministic)
+        keras = import_keras(
+            deterministic=options.deterministic, threads=(options.inter_threads, options.intra_threads)
+        )
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
             options.model,
             field_rows(options.max_cardinality),
             options.dim,
             hidden=options.hidden,
+            cin=options.cin,
+            bottom=options.bottom,
+            interaction=options.interaction,
+            dtype={"float32": "float32", "bfloat16": "mixed_bfloat16"}[options.precision],
             seed=options.seed,
-            embedding=None if client is None else _served_embedding,
+            embedding=None if client is None else partial(_served_embedding, tables=_tables(options)),
         )
-        kinds = {
-            "adagrad": keras.optimizers.Adagrad,
-            "adam": keras.optimizers.Adam,
-            "sgd": keras.optimizers.SGD,
-            "ftrl": keras.optimizers.Ftrl,
-        }
-        optimizer = kinds[options.optimizer](options.learning_rate)
+        optimizer = optimizers.make(options.optimizer, options.learning_rate)
         if client is not None:
             import oe_runtime.keras as embed
 
             self.model = embed.distributed_model(self.model, client, sparse_as_dense_size=_SERVED_ROWS)
             optimizer = embed.distributed_optimizer(optimizer)
-        self.model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+        self.model.compile(
+            optimizer,
+            "binary_crossentropy",
+            metrics=[keras.metrics.AUC(name="auc")],
+            jit_compile=options.jit,
+        )
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
 
     def train(self, batch: Batch) -> None:
@@ -80,21 +88,48 @@ class KerasTrainee:
             raise RunError(f"cannot export to {path}: {error}") from error
 
 
-def _served_embedding(rows: int, *arguments: Any, **options: Any) -> Any:
+@dataclass(frozen=True)
+class Tables:
+    """What the options say of all tables. (Other facts of tables, such as the rows' dtype, belong here.)"""
+
+    index: str = "array"
+    admission: Mapping[str, Any] | None = None
+    eviction: Sequence[Mapping[str, Any]] = ()
+
+
+def _tables(options: Options) -> Tables:
+    return Tables(options.index, options.admission, options.eviction)
+
+
+def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **options: Any) -> Any:
     """What distributed_model would make of a keras.layers.Embedding, without its memory in this process."""
     import keras
 
     import oe_runtime.keras as embed
 
-    return (embed if rows >= _SERVED_ROWS else keras.layers).Embedding(rows, *arguments, **options)
+    if rows < _SERVED_ROWS:
+        return keras.layers.Embedding(rows, *arguments, **options)
+    admission = tables.admission
+    if admission is not None and admission["name"] == "cbf":
+        admission = {"max_element_size": rows, **admission}
+    return embed.Embedding(
+        -1 if tables.index == "hash" else rows,
+        *arguments,
+        admission=admission,
+        eviction=tables.eviction,
+        **options,
+    )
 
 
 def _inputs(batch: Batch) -> list[NDArray[Any]]:
     return [batch.dense, *(batch.ids[:, i : i + 1] for i in range(batch.ids.shape[1]))]
 
 
-def import_keras(*, deterministic: bool = True) -> Any:
-    """Keras on TensorFlow; RunError says how to install them. its chatter is dropped, errors are not."""
+def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0)) -> Any:
+    """Keras on TensorFlow; RunError says how to install them. its chatter is dropped, errors are not.
+
+    `threads`: between and within operations; 0 leaves it to TensorFlow.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
@@ -109,6 +144,9 @@ def import_keras(*, deterministic: bool = True) -> Any:
         raise RunError(f"KERAS_BACKEND is {keras.backend.backend()}; this version trains with tensorflow")
     if deterministic:
         tf.config.experimental.enable_op_determinism()
+    if any(threads):
+        tf.config.threading.set_inter_op_parallelism_threads(threads[0])
+        tf.config.threading.set_intra_op_parallelism_threads(threads[1])
     return keras
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from training_runs import DATA, SMALL, events, losses
 
-from oe_runtime import checkpoint_tools
+from oe_runtime import checkpoint_tools, models
 from oe_runtime.checkpoint import chain, published
 from oe_runtime.train import main
 from oe_runtime.training import progress
@@ -45,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_tells_its_course(whole: Path) -> None:
-    kinds = [e["event"] for e in events(whole)]
+    kinds = [e["event"] for e in events(whole) if e["event"] not in ("servers", "tables")]
     steps = ["step"] * 5 + ["checkpoint"]
     assert kinds == ["start", *steps * 3, "step", "step", "step", "checkpoint", "eval", "export", "end"]
     start = events(whole, "start")[0]
@@ -139,12 +139,12 @@ def test_real_rows_and_a_short_last_batch(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "eval")[0]["rows"] == 20
 
 
-@pytest.mark.parametrize("name", ["deepfm", "wdl"])
+@pytest.mark.parametrize("name", models.NAMES)
 def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: str) -> None:
     import keras
 
     import oe_runtime.keras as embed
-    from oe_runtime import Client, models
+    from oe_runtime import Client
     from oe_runtime.training.trainee import _served_embedding
 
     tables = []

@@ -1,0 +1,34 @@
+"""`python -m oe_runtime.report RUN_DIR`: a run as one HTML page, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from oe_runtime.training.report import FILE, ReportError, write
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report and print its path; the exit status."""
+    p = argparse.ArgumentParser(
+        prog="python -m oe_runtime.report",
+        description=f"Write RUN_DIR/{FILE}: settings, results and curves of a training run, in one file that "
+        "needs nothing else. The trainer writes it at the end of a run by itself.",
+    )
+    p.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run directory of oe_runtime.train")
+    run_directory = p.parse_args(argv).run_dir
+    try:
+        print(write(run_directory))
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot write {run_directory / FILE}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

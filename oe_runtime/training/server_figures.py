@@ -1,0 +1,65 @@
+"""What the servers hold and did, sampled into the run's events for its report."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from oe_runtime.client import Client
+from oe_runtime.training.run_directory import RunDirectory
+
+
+class ServerFigures:
+    """Asks the servers for their statistics, at most every `seconds`.
+
+    Events `servers` (per server: rows, bytes by tier, hits of the caches, keys pulled and pushed; counts are
+    since the server's start) and, at the end, `tables` (rows and bytes of each, all servers together).
+    """
+
+    def __init__(self, client: Client | None, directory: RunDirectory, seconds: float) -> None:
+        self._client = client
+        self._directory = directory
+        self._seconds = seconds
+        self._last = -float("inf")
+
+    def sample(self, step: int, *, now: bool = False) -> None:
+        """Write the event if it is time, or with `now`. Raises ServerLost."""
+        if self._client is None or (not now and time.monotonic() - self._last < self._seconds):
+            return
+        self._last = time.monotonic()
+        servers = self._client.stats()["servers"]
+        figures = [_figures(one) for one in servers]
+        self._directory.event("servers", step=step, servers=figures)
+        shown = ("rows", "dram_bytes", "pmem_bytes", "index_bytes")
+        self._directory.scalars(
+            step, {f"servers/{name}": sum(one[name] for one in figures) for name in shown}
+        )
+
+    def tables(self, step: int) -> None:
+        """Write the event of the tables. Raises ServerLost."""
+        if self._client is None:
+            return
+        tables: dict[str, dict[str, int]] = {}
+        for server in self._client.stats()["servers"]:
+            for name, table in server["tables"].items():
+                sums = tables.setdefault(name, {"dim": table["dim"], "rows": 0, "bytes": 0})
+                sums["rows"] += table["rows"]
+                sums["bytes"] += table["bytes"]
+        self._directory.event("tables", step=step, tables=tables)
+
+
+def _figures(server: dict[str, Any]) -> dict[str, Any]:
+    tables, memory = server["tables"].values(), server["memory"]
+    return {
+        "index": server["index"],
+        "storage": server["storage"],
+        "rows": sum(table["rows"] for table in tables),
+        "dram_bytes": memory["dram"],
+        "pmem_bytes": memory["pmem"],
+        "index_bytes": memory["index"],
+        "resident_bytes": memory["rss"],
+        "cache_hits": sum(table["cache"]["hits"] for table in tables),
+        "cache_misses": sum(table["cache"]["misses"] for table in tables),
+        "pulled_keys": server["pulls"]["keys"],
+        "pushed_keys": server["pushes"]["keys"],
+    }
