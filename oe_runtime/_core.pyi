@@ -110,7 +110,7 @@ class CriteoLayout:
     def parse(
         self, lines: bytes
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], list[tuple[int, str]]]:
-        """Labels, normalised integers (B, 13), ids (B, 26; column-major); broken lines: number from 0, problem."""
+        """Labels, integers (B, 13), ids (B, 26; column-major); broken lines: number from 0, problem."""
     def split(self, line: bytes) -> list[bytes]:
         """The fields of a line without its end; none where a quote does not end."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from oe_runtime.data.errors import DataError
@@ -55,7 +55,7 @@ class CriteoFiles:
         """Rows of one epoch: exact after a whole pass, else judged from the bytes read; None before any."""
         return self._total
 
-    def blocks(self, start_row: int = 0) -> Iterator[Batch]:
+    def blocks(self, start_row: int = 0) -> Generator[Batch, None, None]:
         """All rows from `start_row` on, in order. DataError names the file and line of a broken row."""
         sizes = [f.stat().st_size for f in self._files]
         before = 0  # rows in the files that were passed
@@ -91,7 +91,7 @@ class CriteoFiles:
 
 
 def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:
-    kind = _kind(path) or "tabs"
+    kind = file_kind(path) or "tabs"
     if kind == "parquet":
         from oe_runtime.data.parquet import ParquetRows
 
@@ -105,7 +105,7 @@ def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:
     return TextFile(path, cardinalities, commas=kind == "commas")
 
 
-def _kind(path: Path) -> str | None:
+def file_kind(path: Path) -> str | None:
     """What a file is by its name; None if the name does not say."""
     compressed = path.suffix in _COMPRESSED
     name = Path(path.stem) if compressed else path
@@ -123,7 +123,7 @@ def find_files(name: str) -> list[Path]:
         return [path]
     if path.is_dir():
         files = sorted(
-            p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and _kind(p)
+            p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and file_kind(p)
         )
         if not files:
             kinds = ", ".join([k for k in _KINDS if k] + [f"those with {', '.join(_COMPRESSED)}"])

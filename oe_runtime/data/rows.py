@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -80,7 +80,7 @@ class BrokenRows:
                 self._say("left out: further broken rows, which are only counted")
 
 
-def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Iterator[T]:
+def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[T, None, None]:
     """Results of `tasks` in their order: one thread draws them, `threads` run them, a few ahead."""
     makers, runners = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "parse")
 
@@ -101,7 +101,7 @@ def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Iterator[T
 def category_ids(
     offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], cardinality: int
 ) -> NDArray[np.int64]:
-    """1 + XXH3(text) modulo `cardinality` for each text data[offsets[i]:offsets[i+1]], MISSING_ID for empty ones."""
+    """1 + XXH3 modulo `cardinality` of each text data[offsets[i]:offsets[i+1]], MISSING_ID of empty ones."""
     ids = (_core.hash_strings(offsets, data, _HASH_SEED) % np.uint64(cardinality)).astype(np.int64)
     ids += 1
     ids[offsets[1:] == offsets[:-1]] = MISSING_ID

@@ -73,7 +73,7 @@ def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def column_places(what: str, names: Sequence[str]) -> list[int]:
-    """Where the Criteo columns are among `names`, whose case does not count; DataError names the missing ones."""
+    """Where Criteo's columns are among `names`, in any case; DataError names the missing ones."""
     places = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
     missing = [name for name in COLUMNS if name.lower() not in places]
     if missing:

@@ -1,6 +1,7 @@
 """TFRecord files of tf.train.Example, by TensorFlow: features label, I1 … I13 and C1 … C26, plain or .gz.
 
-A feature that is absent or empty is a missing value. Integers may be int64 or float, categories bytes or int64.
+A feature that is absent or empty is a missing value. Integers may be int64 or float. Categories may be bytes
+or int64, which is hashed as its decimal text.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from oe_runtime.data.columns import convert_columns
 from oe_runtime.data.errors import DataError
-from oe_runtime.data.parquet import convert_columns
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
 
@@ -25,18 +26,20 @@ _FRAME_BYTES = 16  # of a record: length and checksums
 
 
 class RecordFile:
-    """An open TFRecord file. Categories that are integers are hashed as their decimal text."""
+    """An open TFRecord file."""
 
     unit = "record"
     first = 1
 
     def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
-        if path.suffix not in (".gz",) and ".tfrecord" not in path.name.rsplit("/", 1)[-1]:
+        if path.suffix == ".zst":
             raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
         try:
             import tensorflow as tf
         except ImportError:
-            raise DataError(f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow") from None
+            raise DataError(
+                f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
+            ) from None
         self._tf = tf
         self._path = path
         self._cardinalities = cardinalities
@@ -87,7 +90,9 @@ class RecordFile:
     def _convert(self, records: Any, read: int) -> Piece:
         tf = self._tf
         spec = {
-            name: tf.io.FixedLenSequenceFeature([], kind, allow_missing=True, default_value=_MISSING[kind.name])
+            name: tf.io.FixedLenSequenceFeature(
+                [], kind, allow_missing=True, default_value=_MISSING[kind.name]
+            )
             for name, kind in self._features
         }
         try:
@@ -99,7 +104,9 @@ class RecordFile:
         columns = []
         for name, kind in self._features:
             values = parsed[name].numpy()
-            column = values[:, 0] if values.shape[1] else np.full(len(values), _MISSING[kind.name], values.dtype)
+            column = (
+                values[:, 0] if values.shape[1] else np.full(len(values), _MISSING[kind.name], values.dtype)
+            )
             columns.append(_column(column, kind.name))
         return convert_columns(columns, self._cardinalities, read)
 
@@ -141,7 +148,9 @@ def _kind(feature: Any) -> str | None:
 def _features(path: Path, records: Iterator[Any], tf: Any) -> list[tuple[str, Any]]:
     types = {"int64_list": tf.int64, "float_list": tf.float32, "bytes_list": tf.string}
     kinds: dict[str, Any] = {}
+    drawn = 0
     for record in records:
+        drawn += 1
         try:
             example = tf.train.Example.FromString(record.numpy())
         except Exception:  # noqa: S112 - protobuf's error class depends on its version; the record is broken
@@ -154,12 +163,14 @@ def _features(path: Path, records: Iterator[Any], tf: Any) -> list[tuple[str, An
         if len(kinds) >= len(COLUMNS) and None not in kinds.values():
             break
     names = list(kinds)
-    if not names:
+    if not drawn:
         return []
+    if not names:
+        raise DataError(f"{path}: its records are no tf.train.Example")
     features = []
     for column, place in zip(COLUMNS, column_places(str(path), names), strict=True):
         kind = kinds[names[place]] or (tf.string if column in CATEGORIES else tf.int64)
-        if column not in CATEGORIES and kind == tf.string or column in CATEGORIES and kind == tf.float32:
+        if kind == (tf.float32 if column in CATEGORIES else tf.string):
             expected = "bytes or integers" if column in CATEGORIES else "integers"
             raise DataError(f"{path}: feature {column} has the type {kind.name}, expected {expected}")
         features.append((names[place], kind))
