@@ -91,6 +91,29 @@ class Server:
     def stats(self) -> str: ...
     def stop(self) -> None: ...
 
+MAX_LINE_BYTES: int
+
+def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
+    """sign(x)·log1p(|x|), any shape."""
+
+class CriteoLayout:
+    """How lines of training data are divided, and which columns are which."""
+
+    def __init__(
+        self,
+        delimiter: str,
+        quotes: bool,
+        columns: int,
+        places: Sequence[int],
+        cardinalities: Sequence[int],
+    ) -> None: ...
+    def parse(
+        self, lines: bytes
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], list[tuple[int, str]]]:
+        """Labels, integers (B, 13), ids (B, 26; column-major); broken lines: number from 0, problem."""
+    def split(self, line: bytes) -> list[bytes]:
+        """The fields of a line without its end; none where a quote does not end."""
+
 def hash_strings(
     offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], seed: int = 0
 ) -> NDArray[np.uint64]: ...

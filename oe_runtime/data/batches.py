@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 
 
@@ -32,13 +33,16 @@ class Source(Protocol):
         ...
 
 
-def open_source(name: str, max_cardinality: int = 0) -> Source:
-    """`generate:ROWS[:SEED]`, or the path of Criteo TSV data; DataError when there is no such data."""
+def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:
+    """`generate:ROWS[:SEED]`, or the path of Criteo data; DataError when there is no such data.
+
+    Up to `max_bad_rows` broken rows of a pass are left out, counted and shown.
+    """
     if name.startswith("generate:"):
         from oe_runtime.data import generate  # here, so that `python -m` can run that module
 
         return generate.parse(name, max_cardinality)
-    return CriteoFiles(name, max_cardinality)
+    return CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows))
 
 
 class Split:

@@ -1,4 +1,4 @@
-"""Rows in Criteo's shape made from a seed: `generate:ROWS[:SEED]`, or a TSV file from the command line.
+"""Rows in Criteo's shape made from a seed: `generate:ROWS[:SEED]`, or a file from the command line.
 
 Ids follow a bounded Zipf law with exponent 1.25 over Criteo's 26 cardinalities. With it 0.05 % of the
 largest field's ids take about 86 % of its accesses and 1 % about 95 %, which is the skew published for
@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
+from oe_runtime.data.write import SCHEMA, write_rows
 
 # Rows are made block by block, each from its own random stream: a resumed run starts at any block at once.
 BLOCK_ROWS = 32768
@@ -157,36 +159,26 @@ def best_auc(seed: int = 0, max_cardinality: int = 0) -> float:
     return auc.result()
 
 
-def write_tsv(generator: Generator, path: Path) -> None:
-    """Write the rows as a Criteo TSV file, compressed when the name ends in .gz or .zst.
-
-    A category is written as eight hex digits, as Criteo does; the file appears whole or not at all.
-    """
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        # Arrow picks the codec from the name; the partial file's name does not end in it.
-        codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
-        with pa.output_stream(str(partial), compression=codec) as out:
-            for index in range(-(-generator.rows // BLOCK_ROWS)):
-                out.write(_lines(generator, index))
-        partial.replace(path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+def tables(generator: Generator) -> Iterator[pa.RecordBatch]:
+    """The rows as files have them. A category is eight hex digits, as Criteo's are."""
+    for index in range(-(-generator.rows // BLOCK_ROWS)):
+        raw = generator.raw_block(index)
+        columns = [pa.array(raw.labels.astype(np.int8))]
+        columns += [pa.array(raw.integers[:, i], mask=raw.missing[:, i]) for i in range(len(INTEGERS))]
+        columns += [_hex_texts(raw.ids[:, i]) for i in range(len(CATEGORIES))]
+        rows = pa.record_batch(columns, schema=SCHEMA)
+        yield rows.slice(0, min(BLOCK_ROWS, generator.rows - index * BLOCK_ROWS))
 
 
-def _lines(generator: Generator, index: int) -> bytes:
-    raw = generator.raw_block(index)
-    rows = min(BLOCK_ROWS, generator.rows - index * BLOCK_ROWS)
-    columns = [[str(int(v)) for v in raw.labels[:rows]]]
-    for i in range(len(INTEGERS)):
-        pairs = zip(raw.integers[:rows, i].tolist(), raw.missing[:rows, i].tolist(), strict=True)
-        columns.append(["" if absent else str(value) for value, absent in pairs])
-    for i in range(len(CATEGORIES)):
-        column = raw.ids[:rows, i].tolist()
-        columns.append(["" if v == MISSING_ID else f"{v * _SCATTER % 2**32:08x}" for v in column])
-    return "".join("\t".join(row) + "\n" for row in zip(*columns, strict=True)).encode()
+_HEX_BYTES = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
+
+
+def _hex_texts(ids: NDArray[np.int64]) -> pa.StringArray:
+    """The ids, scattered over 32 bits, as hex digits; null for MISSING_ID."""
+    scattered = (ids.astype(np.uint64) * np.uint64(_SCATTER)).astype(">u4")
+    digits = _HEX_BYTES[scattered.view(np.uint8)]
+    fixed = pa.Array.from_buffers(pa.binary(8), len(ids), [None, pa.py_buffer(digits)])
+    return pc.if_else(pa.array(ids == MISSING_ID), None, fixed.cast(pa.binary()).cast(pa.string()))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,7 +193,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--max-cardinality", type=int, default=0, help="cap on distinct values of a field (0: none)"
     )
-    parser.add_argument("--out", type=Path, required=True, help="file to write; .gz and .zst compress")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="file to write: .tsv, .csv (either also with .gz or .zst), .parquet or .tfrecord",
+    )
     options = parser.parse_args(argv)
     if options.rows < 1:
         parser.error("--rows must be at least 1")
@@ -209,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--seed must not be negative")
     generator = Generator(options.rows, options.seed, options.max_cardinality)
     try:
-        write_tsv(generator, options.out)
+        write_rows(options.out, tables(generator))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

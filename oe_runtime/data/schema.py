@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from oe_runtime import _core
+from oe_runtime.data.errors import DataError
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -65,5 +69,16 @@ def field_rows(max_cardinality: int = 0) -> tuple[int, ...]:
 
 def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
     """sign(x)·log1p(|x|) as float32, any shape; the counts are heavy-tailed."""
-    wide = values.astype(np.float32)
-    return np.copysign(np.log1p(np.abs(wide)), wide)
+    return _core.normalise(values)
+
+
+def column_places(what: str, names: Sequence[str]) -> list[int]:
+    """Where Criteo's columns are among `names`, in any case; DataError names the missing ones."""
+    places = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
+    missing = [name for name in COLUMNS if name.lower() not in places]
+    if missing:
+        raise DataError(
+            f"{what} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+            "expected label, I1 … I13 and C1 … C26"
+        )
+    return [places[name.lower()] for name in COLUMNS]

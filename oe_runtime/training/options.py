@@ -43,6 +43,7 @@ class Options:
     """A checked command line; see `parser` for the meaning of each."""
 
     data: str
+    max_bad_rows: int
     model: str
     servers: tuple[str, ...]
     token_file: Path | None
@@ -123,7 +124,15 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         required=True,
         metavar="PATH|generate:ROWS[:SEED]",
-        help="Criteo TSV data: a file, directory or glob, plain, .gz or .zst; or generated rows",
+        help="rows in Criteo's shape: a file, directory or glob of .tsv, .csv (also .gz, .zst), .parquet or "
+        ".tfrecord; or generated rows",
+    )
+    p.add_argument(
+        "--max-bad-rows",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="leave out up to N broken rows of a pass and say which; 0 (default): the first one is an error",
     )
     where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
         required=True

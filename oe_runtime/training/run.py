@@ -35,7 +35,7 @@ def _run(options: Options, stop: StopRequest) -> int:
     client: Client | None = None
     try:
         # What can be wrong is looked at before TensorFlow is imported and before anything is written.
-        source = open_source(options.data, options.max_cardinality)
+        source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
         source.check()
         _check_export(options)
         if options.resume:

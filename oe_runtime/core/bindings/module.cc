@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   oe::BindErrors();
   oe::BindCheckpoint(module);
   oe::BindClient(module);
+  oe::BindData(module);
   oe::BindServer(module);
   oe::BindStrings(module);
 }

@@ -6,6 +6,7 @@
 namespace oe {
 
 void BindCheckpoint(pybind11::module_& module);
+void BindData(pybind11::module_& module);
 void BindErrors();
 void BindClient(pybind11::module_& module);
 void BindServer(pybind11::module_& module);

@@ -40,12 +40,17 @@ std::vector<std::pair<std::string, std::string>> FilterFileSeeds();
 void FuzzSpec(const uint8_t* data, size_t size);
 std::vector<std::pair<std::string, std::string>> SpecSeeds();
 
+// A byte for the layout, then lines of training data.
+void FuzzCriteo(const uint8_t* data, size_t size);
+std::vector<std::pair<std::string, std::string>> CriteoSeeds();
+
 inline std::vector<FuzzTarget> FuzzTargets() {
   return {{"frame", FuzzFrame, FrameSeeds},
           {"request", FuzzRequest, RequestSeeds},
           {"table_file", FuzzTableFile, TableFileSeeds},
           {"filter_file", FuzzFilterFile, FilterFileSeeds},
-          {"spec", FuzzSpec, SpecSeeds}};
+          {"spec", FuzzSpec, SpecSeeds},
+          {"criteo", FuzzCriteo, CriteoSeeds}};
 }
 
 // As a server has it: aligned, and for the sanitizers with a fence at its end.

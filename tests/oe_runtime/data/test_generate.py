@@ -9,8 +9,9 @@ import pytest
 
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import DataError, field_rows, open_source
-from oe_runtime.data.generate import BLOCK_ROWS, Generator, best_auc, main
+from oe_runtime.data.generate import BLOCK_ROWS, Generator, best_auc, main, tables
 from oe_runtime.data.schema import CARDINALITIES, concatenate
+from oe_runtime.data.write import write_rows
 
 
 def test_rows_are_a_function_of_the_seed() -> None:
@@ -78,9 +79,20 @@ def test_bad_names(name: str) -> None:
         open_source(name)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_written_files_read_back(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / f"rows.tsv{suffix}"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rows.tsv",
+        "rows.tsv.gz",
+        "rows.tsv.zst",
+        "rows.csv",
+        "rows.csv.gz",
+        "rows.parquet",
+        "rows.tfrecord.gz",
+    ],
+)
+def test_written_files_read_back(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
     assert main(["--rows", "1500", "--seed", "4", "--out", str(path)]) == 0
     assert "1,500 rows" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -113,3 +125,18 @@ def test_an_unwritable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     error = capsys.readouterr().err
     assert error.startswith("error: cannot write")
     assert len(error.splitlines()) == 1
+
+
+def test_written_values_are_those_of_the_rows(tmp_path: Path) -> None:
+    generator = Generator(BLOCK_ROWS + 7, 3)
+    write_rows(tmp_path / "rows.tsv", tables(generator))
+    lines = (tmp_path / "rows.tsv").read_text().splitlines()
+    assert len(lines) == generator.rows
+    for number in (0, 1, BLOCK_ROWS, BLOCK_ROWS + 6):
+        raw, row = generator.raw_block(number // BLOCK_ROWS), number % BLOCK_ROWS
+        label, *fields = lines[number].split("\t")
+        assert float(label) == raw.labels[row]
+        integers = zip(raw.integers[row].tolist(), raw.missing[row].tolist(), strict=True)
+        assert fields[:13] == ["" if missing else str(value) for value, missing in integers]
+        ids = raw.ids[row].tolist()
+        assert fields[13:] == ["" if i == 0 else f"{i * 2654435761 % 2**32:08x}" for i in ids]

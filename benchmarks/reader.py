@@ -1,0 +1,263 @@
+"""Reading Criteo rows: our reader beside pandas and tf.data's CSV reader, in rows and bytes a second.
+
+Each contender reads the same file in a process of its own, in turns, and counts the rows. `parse` stops at
+columns of numbers and texts; `to ids` goes on to what a model takes: normalised integers and hashed ids.
+pandas is needed: pip install pandas
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from training_processes import header, table
+
+HERE = Path(__file__).resolve().parent
+REAL = HERE.parent.parent / "shared/data/criteo_kaggle_7200.tsv.gz"
+ROWS_PER_SECOND, MB_PER_SECOND = 1e6, 300.0
+OTHER_FORMATS = (".csv", ".tsv.gz", ".tsv.zst", ".parquet", ".tfrecord")
+TFRECORD_COPIES = 8  # writing them takes TensorFlow long
+
+
+def ours(path: str) -> int:
+    """Blocks, as `oe_runtime.data` gives them."""
+    from oe_runtime.data import open_source
+
+    return sum(block.rows for block in open_source(path).blocks())
+
+
+def our_batches(path: str) -> int:
+    """Training batches of 4096 rows, a tenth of the rows held out."""
+    from oe_runtime.data import Split, open_source, training_batches
+
+    return sum(batch.rows for batch in training_batches(open_source(path), Split(0.1), 4096)) * 10 // 9
+
+
+def pandas_parse(path: str) -> int:
+    """pandas.read_csv with its C parser, a block at a time."""
+    return sum(len(frame) for frame in _frames(path))
+
+
+def pandas_ids(path: str) -> int:
+    """The same, then log1p and pandas' own hash, modulo the cardinalities."""
+    import numpy as np
+    import pandas as pd
+
+    from oe_runtime.data.schema import CARDINALITIES, CATEGORIES, INTEGERS
+
+    rows = 0
+    for frame in _frames(path):
+        dense = frame[list(INTEGERS)].to_numpy(np.float32)
+        np.nan_to_num(np.sign(dense) * np.log1p(np.abs(dense)), copy=False)
+        for name, cardinality in zip(CATEGORIES, CARDINALITIES, strict=True):
+            texts = frame[name].to_numpy(object)
+            (pd.util.hash_array(texts, categorize=False) % np.uint64(cardinality)).astype(np.int64)
+        rows += len(frame)
+    return rows
+
+
+def _frames(path: str):
+    import pandas as pd
+
+    from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+
+    types = {"label": "int8", **dict.fromkeys(INTEGERS, "float32"), **dict.fromkeys(CATEGORIES, object)}
+    options = {"sep": "\t", "header": None, "names": list(COLUMNS), "quoting": 3, "chunksize": 32768}
+    return pd.read_csv(path, dtype=types, na_values=[""], keep_default_na=False, **options)
+
+
+def tensorflow_parse(path: str) -> int:
+    """tf.data.experimental.CsvDataset, batches of 4096."""
+    return _tensorflow(path, lambda *columns: columns)
+
+
+def tensorflow_ids(path: str) -> int:
+    """The same, then log1p and to_hash_bucket_fast, on all cores."""
+    import tensorflow as tf
+
+    from oe_runtime.data.schema import CARDINALITIES
+
+    def convert(label, *columns):
+        dense = tf.stack([tf.cast(c, tf.float32) for c in columns[:13]], 1)
+        ids = [tf.strings.to_hash_bucket_fast(c, n) for c, n in zip(columns[13:], CARDINALITIES, strict=True)]
+        return label, tf.sign(dense) * tf.math.log1p(tf.abs(dense)), tf.stack(ids, 1)
+
+    return _tensorflow(path, convert)
+
+
+def _tensorflow(path: str, convert: Callable) -> int:
+    import tensorflow as tf
+
+    defaults = [tf.constant([0], tf.int64)] * 14 + [tf.constant([""])] * 26
+    kind = "GZIP" if path.endswith(".gz") else None
+    rows = tf.data.experimental.CsvDataset(
+        path, defaults, compression_type=kind, field_delim="\t", use_quote_delim=False
+    )
+    rows = rows.batch(4096).map(convert, tf.data.AUTOTUNE).prefetch(2)
+    return sum(int(batch[0].shape[0]) for batch in rows)
+
+
+def arrow_parse(path: str) -> int:
+    """pyarrow.csv, which our reader was built on before: columns only."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+
+    types = {
+        "label": pa.int8(),
+        **dict.fromkeys(INTEGERS, pa.int64()),
+        **dict.fromkeys(CATEGORIES, pa.binary()),
+    }
+    with csv.open_csv(
+        path,
+        read_options=csv.ReadOptions(column_names=list(COLUMNS), block_size=2 << 20),
+        parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
+        convert_options=csv.ConvertOptions(column_types=types, null_values=[""]),
+    ) as reader:
+        return sum(table.num_rows for table in reader)
+
+
+def inflate(path: str) -> int:
+    """The limit for compressed files: decompression alone, on one core."""
+    import pyarrow as pa
+
+    from oe_runtime.data.text import BLOCK_BYTES
+
+    with pa.CompressedInputStream(pa.OSFile(path), "gzip" if path.endswith(".gz") else "zstd") as stream:
+        return sum(data.count(b"\n") for data in iter(lambda: stream.read(BLOCK_BYTES), b""))
+
+
+def copy(path: str) -> int:
+    """The limit for plain files: reading them from the page cache, on one core."""
+    from oe_runtime.data.text import BLOCK_BYTES
+
+    with open(path, "rb", buffering=0) as file:
+        return sum(data.count(b"\n") for data in iter(lambda: file.read(BLOCK_BYTES), b""))
+
+
+TEXT = [
+    ("ours, to ids", ours),
+    ("ours, batches of 4096", our_batches),
+    ("pyarrow, parse", arrow_parse),
+    ("pandas, parse", pandas_parse),
+    ("pandas, to ids", pandas_ids),
+    ("tf.data, parse", tensorflow_parse),
+    ("tf.data, to ids", tensorflow_ids),
+]
+
+
+def measure(read: Callable[[str], int], path: str, pipe) -> None:
+    """Read the file twice: a small part of it to import and warm up, then all of it against the clock."""
+    read(str(Path(path).with_name("warm" + Path(path).name[4:])))
+    start = time.perf_counter()
+    rows = read(path)
+    pipe.send((rows, time.perf_counter() - start))
+
+
+def run(read: Callable[[str], int], path: Path) -> tuple[int, float]:
+    """Rows and seconds, of a new process."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=measure, args=(read, str(path), send))
+    process.start()
+    send.close()
+    result = receive.recv()
+    process.join()
+    return result
+
+
+def prepare(folder: Path, source: Path, copies: int) -> None:
+    """rows.tsv and other formats with the source's rows `copies` times, warm.tsv and so on with them once."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    from oe_runtime.data.write import SCHEMA, write_rows
+
+    with pa.input_stream(str(source)) as stream:
+        text = stream.read()
+    rows = csv.read_csv(
+        pa.BufferReader(text),
+        csv.ReadOptions(column_names=SCHEMA.names, use_threads=False),
+        csv.ParseOptions(delimiter="\t", quote_char=False),
+        csv.ConvertOptions(column_types=SCHEMA, null_values=[""], strings_can_be_null=True),
+    ).to_batches()
+    for name, count in (("rows", copies), ("warm", 1)):
+        (folder / f"{name}.tsv").write_bytes(text * count)
+        for suffix in OTHER_FORMATS:
+            times = min(count, TFRECORD_COPIES) if suffix == ".tfrecord" else count
+            write_rows(folder / (name + suffix), rows * times)
+
+
+def main() -> int:
+    """Run the benchmark; 0 when the goal is met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=REAL, help="Criteo rows, plain or compressed")
+    parser.add_argument("--copies", type=int, default=60, help="how often the file has them (default 60)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE / "results/reader.md")
+    options = parser.parse_args()
+    if not options.data.exists():
+        print(f"error: there is no {options.data}; name the rows with --data", file=sys.stderr)
+        return 1
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        prepare(folder, options.data, options.copies)
+        readings = [(*contender, folder / "rows.tsv") for contender in TEXT]
+        readings += [("reading alone, no parsing", copy, folder / "rows.tsv")]
+        for suffix in OTHER_FORMATS:
+            readings.append((f"ours, to ids, {suffix[1:]}", ours, folder / f"rows{suffix}"))
+        for suffix in (".tsv.gz", ".tsv.zst"):
+            readings.append((f"decompression alone, {suffix[1:]}", inflate, folder / f"rows{suffix}"))
+        size = (folder / "rows.tsv").stat().st_size
+        mb = size / copy(str(folder / "rows.tsv")) / 1e6
+        speeds: dict[str, list[float]] = {name: [] for name, _, _ in readings}
+        for _ in range(options.rounds):
+            for name, read, path in readings:
+                rows, seconds = run(read, path)
+                speeds[name].append(rows / seconds)
+                print(f"{name}: {rows / seconds:,.0f} rows/s", flush=True)
+    means = {name: statistics.median(of) for name, of in speeds.items()}
+    cells = [
+        [
+            name,
+            f"{means[name]:,.0f}",
+            f"{min(of):,.0f} to {max(of):,.0f}",
+            f"{means[name] * mb:,.0f}",
+        ]
+        for name, of in speeds.items()
+    ]
+    best = means["ours, to ids"]
+    verdict = "met" if best >= ROWS_PER_SECOND or best * mb >= MB_PER_SECOND else "MISSED"
+    text = header("Reading Criteo rows")
+    text += f"""{options.data.name} {options.copies} times over, {size / 1e6:,.0f} MB of TSV, from the page cache.
+The median of {options.rounds} rounds in turns, each in a process of its own. MB are those of the rows as
+plain TSV, {mb * 1e6:.0f} bytes a row, also where the file is of another format. `to ids` ends with what a model
+takes: labels, normalised integers and hashed ids; `parse` with columns of numbers and texts.
+
+"""
+    text += table(["reader", "rows/s", "range", "MB/s"], cells)
+    text += f"""
+Goal: {ROWS_PER_SECOND / 1e6:.0f} M rows/s or {MB_PER_SECOND:.0f} MB/s on two cores: {verdict}.
+{best / 1e6:.2f} M rows/s and {best * mb:.0f} MB/s are {best / means["pandas, to ids"]:.1f} × pandas and
+{best / means["tf.data, to ids"]:.1f} × tf.data, each to ids.
+
+Limits: a plain file is parsed by two threads, which is what its speed hangs on: reading alone is far faster.
+A .gz file is one stream, which one core inflates: `decompression alone` is as fast as one file can be read.
+Parquet is limited by decoding its strings, TFRecord by TensorFlow's parsing of examples.
+"""
+    options.out.write_text(text)
+    print(text)
+    return 0 if verdict == "met" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+#include "oe_runtime/core/data/criteo.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace oe {
+namespace {
+
+constexpr size_t kChunk = 64;
+
+// What 64 bytes have: a bit for each that ends a field, and whether a line needs a closer look.
+struct ChunkMarks {
+  uint64_t ends;
+  bool special;
+};
+
+#ifdef __AVX2__
+ChunkMarks Mark(const char* text, char delimiter, char quote) {
+  ChunkMarks marks{0, false};
+  __m256i special = _mm256_setzero_si256();
+  for (int half = 0; half < 2; ++half) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(text + 32 * half));
+    const __m256i found = _mm256_or_si256(_mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(delimiter)),
+                                          _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8('\n')));
+    special = _mm256_or_si256(special, _mm256_or_si256(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256()),
+                                                       _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(quote))));
+    marks.ends |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_epi8(found))) << (32 * half);
+  }
+  marks.special = _mm256_movemask_epi8(special) != 0;
+  return marks;
+}
+#else
+ChunkMarks Mark(const char* text, char delimiter, char quote) {
+  ChunkMarks marks{0, false};
+  for (size_t i = 0; i < kChunk; ++i) {
+    const char c = text[i];
+    marks.ends |= static_cast<uint64_t>(c == delimiter || c == '\n') << i;
+    marks.special |= c == '\0' || c == quote;
+  }
+  return marks;
+}
+#endif
+
+std::string Shown(std::string_view text) {
+  std::string shown;
+  for (const char c : text.substr(0, 20)) {
+    if (c >= ' ' && c <= '~') {
+      shown += c;
+    } else {
+      constexpr char kDigits[] = "0123456789abcdef";
+      const auto byte = static_cast<uint8_t>(c);
+      shown += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return shown + (text.size() > 20 ? "…" : "");
+}
+
+// In double precision, so that the result is rounded once: libraries differ in the last bit of log1pf.
+float Log1p(uint64_t value) { return static_cast<float>(std::log1p(static_cast<double>(value))); }
+
+// Of the first counts, which most values are.
+const std::array<float, 4096>& SmallLogs() {
+  static const auto kLogs = [] {
+    std::array<float, 4096> logs{};
+    for (size_t i = 0; i < logs.size(); ++i) logs[i] = Log1p(i);
+    return logs;
+  }();
+  return kLogs;
+}
+
+float Log1p(uint64_t value, const std::array<float, 4096>& logs) {
+  return value < logs.size() ? logs[value] : Log1p(value);
+}
+
+// An integer's float as models take it; false if the text is none. "7.0" is one: pandas writes integers so
+// in columns that miss some.
+bool ParseInteger(std::string_view text, const std::array<float, 4096>& logs, float* out) {
+  const bool negative = !text.empty() && text.front() == '-';
+  size_t i = negative ? 1 : 0;
+  const size_t first = i;
+  uint64_t value = 0;
+  for (; i < text.size(); ++i) {
+    const auto digit = static_cast<uint8_t>(text[i] - '0');
+    if (digit > 9) break;
+    if (value > (~uint64_t{0} >> 1) / 10) return false;
+    value = value * 10 + digit;
+  }
+  if (i == first || value > ~uint64_t{0} >> 1) return false;
+  if (i < text.size()) {
+    if (text[i] != '.' || text.find_first_not_of('0', i + 1) != std::string_view::npos) return false;
+  }
+  const float size = Log1p(value, logs);
+  *out = negative ? -size : size;
+  return true;
+}
+
+class Parser {
+ public:
+  Parser(const CriteoLayout& layout, const CriteoRows& rows, std::vector<BrokenLine>* broken)
+      : layout_(layout), rows_(rows), broken_(broken), logs_(SmallLogs()), ends_(layout.columns) {}
+
+  size_t Parse(std::string_view text) {
+    const char quote = layout_.quotes ? '"' : '\0';
+    const char* base = text.data();
+    size_t line_begin = 0;
+    size_t count = 0;  // fields of the line so far
+    bool special = false;
+    for (size_t at = 0; at < text.size(); at += kChunk) {
+      char padded[kChunk];
+      const size_t left = text.size() - at;
+      const char* chunk = base + at;
+      if (left < kChunk) {
+        std::memset(padded, ' ', kChunk);
+        std::memcpy(padded, chunk, left);
+        chunk = padded;
+      }
+      const ChunkMarks marks = Mark(chunk, layout_.delimiter, quote);
+      special |= marks.special;
+      for (uint64_t bits = marks.ends; bits != 0; bits &= bits - 1) {
+        const auto bit = static_cast<size_t>(__builtin_ctzll(bits));
+        const size_t end = at + bit;
+        if (count < ends_.size()) ends_[count] = end;
+        ++count;
+        if (chunk[bit] != '\n') continue;
+        Line(text.substr(line_begin, end - line_begin), line_begin, count, special);
+        line_begin = end + 1;
+        count = 0;
+        special = marks.special;
+      }
+    }
+    if (line_begin < text.size()) {
+      if (count < ends_.size()) ends_[count] = text.size();
+      Line(text.substr(line_begin), line_begin, count + 1, special);
+    }
+    return row_;
+  }
+
+ private:
+  // `begin` is where the line begins in the text, as `ends_` counts; `special`: it may have quotes or NULs.
+  void Line(std::string_view line, size_t begin, size_t columns, bool special) {
+    std::string problem;
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    if (line.size() > kMaxLineBytes) {
+      problem = "the line has more than " + std::to_string(kMaxLineBytes) + " bytes";
+    } else if (special && NeedsSplit(line)) {
+      problem = Divided(line);
+    } else if (columns != layout_.columns) {
+      problem = ColumnsProblem(line, columns);
+    } else {
+      problem = Row([&](size_t column) {
+        const size_t from = column == 0 ? 0 : ends_[column - 1] - begin + 1;
+        const size_t to = std::min(ends_[column] - begin, line.size());  // without a carriage return
+        return std::string_view(line.data() + from, to - from);
+      });
+    }
+    if (problem.empty()) {
+      ++row_;
+    } else {
+      broken_->push_back({line_, std::move(problem)});
+    }
+    ++line_;
+  }
+
+  bool NeedsSplit(std::string_view line) const {
+    return line.find('\0') != std::string_view::npos ||
+           (layout_.quotes && line.find('"') != std::string_view::npos);
+  }
+
+  // A line with quotes or NULs.
+  std::string Divided(std::string_view line) {
+    if (line.find('\0') != std::string_view::npos) return "the line has a NUL byte";
+    if (!SplitLine(line, layout_, &fields_, &scratch_))
+      return "a quoted field does not end where its quote does";
+    if (fields_.size() != layout_.columns) return ColumnsProblem(line, fields_.size());
+    return Row([&](size_t column) { return fields_[column]; });
+  }
+
+  std::string ColumnsProblem(std::string_view line, size_t columns) const {
+    std::string problem = "found " + std::to_string(line.empty() ? 0 : columns) + " columns, expected " +
+                          std::to_string(layout_.columns);
+    if (columns == 1 && !line.empty()) {
+      problem += layout_.delimiter == '\t' ? "; are the columns tab-separated?"
+                                           : "; are the columns comma-separated?";
+    }
+    return problem;
+  }
+
+  // Writes the row; what is wrong with it, or nothing.
+  template <typename Field>
+  std::string Row(const Field& field) {
+    const std::string_view label = field(layout_.places[0]);
+    if (label.size() != 1 || (label[0] != '0' && label[0] != '1')) {
+      return "the label is '" + Shown(label) + "', expected 0 or 1";
+    }
+    rows_.labels[row_] = static_cast<float>(label[0] - '0');
+    float* dense = rows_.dense + row_ * kCriteoIntegers;
+    for (size_t i = 0; i < kCriteoIntegers; ++i) {
+      const std::string_view value = field(layout_.places[1 + i]);
+      dense[i] = 0;
+      if (!value.empty() && !ParseInteger(value, logs_, &dense[i])) {
+        return "I" + std::to_string(1 + i) + " is '" + Shown(value) + "', expected an integer or nothing";
+      }
+    }
+    int64_t* id = rows_.ids + row_;
+    for (size_t i = 0; i < kCriteoCategories; ++i, id += rows_.capacity) {
+      const std::string_view value = field(layout_.places[1 + kCriteoIntegers + i]);
+      *id =
+          value.empty()
+              ? 0
+              : 1 + static_cast<int64_t>(XXH3_64bits(value.data(), value.size()) % layout_.cardinalities[i]);
+    }
+    return {};
+  }
+
+  const CriteoLayout& layout_;
+  const CriteoRows& rows_;
+  std::vector<BrokenLine>* broken_;
+  const std::array<float, 4096>& logs_;
+  std::vector<size_t> ends_;  // where the fields of the line end
+  std::vector<std::string_view> fields_;
+  std::string scratch_;
+  size_t row_ = 0;
+  size_t line_ = 0;
+};
+
+}  // namespace
+
+void Normalise(const int64_t* values, size_t count, float* out) {
+  const auto& logs = SmallLogs();
+  for (size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<uint64_t>(values[i]);
+    out[i] = values[i] < 0 ? -Log1p(~value + 1, logs) : Log1p(value, logs);
+  }
+}
+
+size_t CountLines(std::string_view text) {
+  const auto ends = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  return ends + (text.empty() || text.back() == '\n' ? 0 : 1);
+}
+
+size_t ParseCriteo(std::string_view text, const CriteoLayout& layout, const CriteoRows& rows,
+                   std::vector<BrokenLine>* broken) {
+  return Parser(layout, rows, broken).Parse(text);
+}
+
+bool SplitLine(std::string_view line, const CriteoLayout& layout, std::vector<std::string_view>* fields,
+               std::string* scratch) {
+  fields->clear();
+  scratch->clear();
+  scratch->reserve(line.size());  // views into it stay
+  size_t at = 0;
+  while (true) {
+    if (layout.quotes && at < line.size() && line[at] == '"') {
+      const size_t begin = scratch->size();
+      for (++at;; ++at) {
+        if (at == line.size()) return false;
+        if (line[at] == '"' && (++at == line.size() || line[at] != '"')) break;
+        *scratch += line[at];
+      }
+      fields->emplace_back(scratch->data() + begin, scratch->size() - begin);
+      if (at < line.size() && line[at] != layout.delimiter) return false;
+    } else {
+      const size_t end = std::min(line.find(layout.delimiter, at), line.size());
+      fields->push_back(line.substr(at, end - at));
+      at = end;
+    }
+    if (at == line.size()) return true;
+    ++at;
+  }
+}
+
+}  // namespace oe

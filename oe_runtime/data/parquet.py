@@ -1,0 +1,93 @@
+"""Parquet files of rows, by pyarrow: the columns label, I1 … I13 and C1 … C26, in any order among others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oe_runtime.data.columns import convert_columns
+from oe_runtime.data.errors import DataError
+from oe_runtime.data.rows import Piece
+from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
+
+_BATCH_ROWS = 8192
+
+
+class ParquetRows:
+    """An open Parquet file. Categories that are integers are hashed as their decimal text."""
+
+    unit = "row"
+    first = 1
+
+    def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
+        self._path = path
+        self._cardinalities = cardinalities
+        try:
+            self._file = pq.ParquetFile(str(path))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+        schema = self._file.schema_arrow
+        self._columns = [schema.names[place] for place in column_places(str(path), schema.names)]
+        try:
+            for name, column in zip(COLUMNS, self._columns, strict=True):
+                _check_type(path, name, schema.field(column).type)
+        except BaseException:
+            self.close()
+            raise
+        self._size = path.stat().st_size
+        self._total = self._file.metadata.num_rows
+        self._group = 0  # the row group that is read next
+        self._passed = 0  # rows of it that were passed over
+
+    def skip(self, count: int) -> int:
+        """Pass over `count` rows: row groups by their numbers of rows, which the file's end has."""
+        groups = self._file.metadata
+        left = count
+        while self._group < groups.num_row_groups and left >= groups.row_group(self._group).num_rows:
+            left -= groups.row_group(self._group).num_rows
+            self._group += 1
+        if self._group == groups.num_row_groups:
+            return count - left
+        self._passed = left
+        return count
+
+    def pieces(self) -> Iterator[Callable[[], Piece]]:
+        """Batches of a few thousand rows."""
+        groups = range(self._group, self._file.metadata.num_row_groups)
+        before = sum(self._file.metadata.row_group(g).num_rows for g in range(self._group))
+        passed = self._passed
+        try:
+            for table in self._file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=self._columns):
+                before += table.num_rows
+                rest = table.slice(min(passed, table.num_rows))
+                passed -= table.num_rows - rest.num_rows
+                if rest.num_rows:
+                    read = self._size * before // self._total
+                    yield functools.partial(self._convert, rest, read)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"cannot read {self._path}: {error}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _convert(self, table: pa.RecordBatch, read: int) -> Piece:
+        columns = [table.column(name) for name in self._columns]
+        return convert_columns(columns, self._cardinalities, read)
+
+
+def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    if name in CATEGORIES:
+        texts = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+        good, expected = number or any(is_text(kind) for is_text in texts), "text, bytes or integers"
+    else:
+        good, expected = number or pa.types.is_floating(kind), "integers"
+    if not good:
+        raise DataError(f"{path}: column {name} has the type {kind}, expected {expected}")

@@ -1,0 +1,108 @@
+"""What the readers of the formats have in common: pieces of a file, broken rows, work done ahead."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime import _core
+from oe_runtime.data.errors import DataError
+from oe_runtime.data.schema import MISSING_ID, Batch
+
+T = TypeVar("T")
+_HASH_SEED = 0
+_SHOWN = 10  # broken rows that are shown one by one
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file, without the broken ones."""
+
+    batch: Batch
+    broken: list[tuple[int, str]]  # row of the piece, from 0; what is wrong with it
+    read: int  # bytes of the file up to the end of the piece
+
+
+class RowFile(Protocol):
+    """An open file of rows."""
+
+    unit: str  # what a row is called in messages
+    first: int  # the number of the first row in messages
+
+    def skip(self, count: int) -> int:
+        """Pass over `count` rows without looking into them; how many there were."""
+        ...
+
+    def pieces(self) -> Iterator[Callable[[], Piece]]:
+        """The rest, in order: pieces to be parsed on any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+class BrokenRows:
+    """Counts the broken rows of passes over some files; beyond `limit` in a pass they are an error.
+
+    Each is shown once, the first of them in full. A pass that has `limit` 0 refuses its first one.
+    """
+
+    def __init__(self, limit: int = 0, say: Callable[[str], None] | None = None) -> None:
+        self.limit = limit
+        self.count = 0  # in this pass
+        self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._most = 0  # of all passes so far
+
+    def start(self) -> None:
+        """A new pass begins."""
+        self.count = 0
+
+    def add(self, path: Path, place: str, problem: str) -> None:
+        """A broken row; DataError where it is one too many."""
+        self.count += 1
+        message = f"{path} {place}: {problem}"
+        if self.count > self.limit:
+            if self.limit:
+                message += f"; this is broken row {self.count}, --max-bad-rows allows {self.limit}"
+            raise DataError(message)
+        if self.count > self._most:
+            self._most = self.count
+            if self.count <= _SHOWN:
+                self._say(f"left out: {message}")
+            elif self.count == _SHOWN + 1:
+                self._say("left out: further broken rows, which are only counted")
+
+
+def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[T, None, None]:
+    """Results of `tasks` in their order: one thread draws them, `threads` run them, a few ahead."""
+    makers, runners = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "parse")
+
+    def make() -> Future[T] | None:
+        task = next(tasks, None)
+        return None if task is None else runners.submit(task)
+
+    try:
+        made = deque(makers.submit(make) for _ in range(threads + 1))
+        while (result := made.popleft().result()) is not None:
+            made.append(makers.submit(make))
+            yield result.result()
+    finally:
+        makers.shutdown(cancel_futures=True)
+        runners.shutdown(cancel_futures=True)
+
+
+def category_ids(
+    offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], cardinality: int
+) -> NDArray[np.int64]:
+    """1 + XXH3 modulo `cardinality` of each text data[offsets[i]:offsets[i+1]], MISSING_ID of empty ones."""
+    ids = (_core.hash_strings(offsets, data, _HASH_SEED) % np.uint64(cardinality)).astype(np.int64)
+    ids += 1
+    ids[offsets[1:] == offsets[:-1]] = MISSING_ID
+    return ids
