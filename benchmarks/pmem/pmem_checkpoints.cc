@@ -5,6 +5,7 @@
 // A step is as in pmem_tiers.cc with the client's part before and between; what is charged for DIMMS is what
 // checkpoints flush (model.h); 0 is without the model. Prints lines of Markdown tables.
 
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -18,10 +19,9 @@ namespace {
 
 using oe::Key;
 
-struct Subject {
-  std::unique_ptr<oe::Table> table;
-  bool checkpoints = false;
-  std::vector<double> pulls;  // milliseconds
+// Turns of one kind; milliseconds.
+struct Kind {
+  std::vector<double> pulls;
   std::vector<double> turns;
 };
 
@@ -50,65 +50,58 @@ int main(int argc, char** argv) {
   const auto began = oe::Clock::now();
 
   const uint64_t cache_bytes = type == "dram_pmem" ? rows / 50 * 2 * dim * sizeof(float) : 0;
-  std::vector<Subject> subjects(2);
-  std::vector<float> grads(oe::kIds * dim, 0.01F);
-  for (Subject& subject : subjects) {
-    subject.checkpoints = &subject == subjects.data();
-    const std::string where = directory + (subject.checkpoints ? "/with" : "/without");
-    subject.table = oe::Table::Create(oe::AdagradTable(dim),
-                                      std::make_shared<oe::ModelledStorage>(&model, where, cache_bytes));
-    oe::ForAllRows(rows, [&](const std::vector<Key>& keys) {
-      subject.table->Push(keys.data(), keys.size(), grads.data(), 0.01, &pool);
-    });
-  }
+  const auto table = oe::Table::Create(oe::AdagradTable(dim),
+                                       std::make_shared<oe::ModelledStorage>(&model, directory, cache_bytes));
+  const std::vector<float> grads(oe::kIds * dim, 0.01F);
+  oe::ForAllRows(rows, [&](const std::vector<Key>& keys) {
+    table->Push(keys.data(), keys.size(), grads.data(), 0.01, &pool);
+  });
 
   oe::Workload workload(rows);
   oe::ClientPart client(dim);
   Durability durability;
   uint64_t id = 0;
-  const auto turn = [&](Subject* subject, int batches, bool counts) {
-    oe::Table& table = *subject->table;
+  std::array<Kind, 2> kinds;
+  const auto turn = [&](bool checkpoint, int batches, bool counts) {
+    Kind& kind = kinds[checkpoint ? 0 : 1];
     double sum = 0;
     oe::Clock::time_point called{};
     for (int i = 0; i < batches; ++i) {
       const std::vector<Key> ids = workload.Next();
-      const std::vector<Key>* keys = nullptr;
       double pull = 0;
       sum += oe::Milliseconds([&] {
-        if (i == 0 && subject->checkpoints) {
+        if (i == 0 && checkpoint) {
           called = oe::Clock::now();
-          const double call = oe::Milliseconds([&] { table.Checkpoint(++id); });
+          const double call = oe::Milliseconds([&] { table->Checkpoint(++id); });
           if (counts) durability.call = std::max(durability.call, call);
         }
-        keys = &client.Unique(ids);
-        pull = oe::Milliseconds([&] { table.Pull(keys->data(), keys->size(), client.rows(), &pool); });
+        const std::vector<Key>& keys = client.Unique(ids);
+        pull = oe::Milliseconds([&] { table->Pull(keys.data(), keys.size(), client.rows(), &pool); });
         const float* sums = client.RowsToGradients();
-        table.Upkeep(&pool);
-        table.Push(keys->data(), keys->size(), sums, 0.01, &pool);
+        table->Upkeep(&pool);
+        table->Push(keys.data(), keys.size(), sums, 0.01, &pool);
       });
-      if (counts) subject->pulls.push_back(pull);
-      if (called != oe::Clock::time_point{}) {
-        const std::vector<oe::CheckpointInfo> kept = table.Checkpoints();
-        if (kept.empty() || kept.back().id != id) continue;
-        const double took = std::chrono::duration<double, std::milli>(oe::Clock::now() - called).count();
-        if (counts) durability.durable = std::max(durability.durable, took);
-        called = {};
-      }
+      if (counts) kind.pulls.push_back(pull);
+      if (called == oe::Clock::time_point{}) continue;
+      const std::vector<oe::CheckpointInfo> kept = table->Checkpoints();
+      if (kept.empty() || kept.back().id != id) continue;
+      const double took = std::chrono::duration<double, std::milli>(oe::Clock::now() - called).count();
+      if (counts) durability.durable = std::max(durability.durable, took);
+      called = {};
     }
-    if (subject->checkpoints) table.WaitDurable();
-    if (counts) subject->turns.push_back(sum);
+    if (checkpoint) table->WaitDurable();
+    if (counts) kind.turns.push_back(sum);
   };
-  // Until slots are used again, and the caches are full.
-  for (int i = 0; i < 4; ++i) turn(&subjects[0], every / 2, false);
-  turn(&subjects[1], every / 2, false);
+  // Until slots are used again, and the cache is full.
+  for (int i = 0; i < 4; ++i) turn(true, every / 4, false);
+  turn(true, every, false);
   for (int i = 0;; ++i) {
     const std::chrono::duration<double> past = oe::Clock::now() - began;
     if (i % 2 == 0 && i >= 2 && past.count() > seconds) break;
-    turn(&subjects[(i + 1) / 2 % 2], every, true);
+    turn((i + 1) / 2 % 2 == 0, every, true);
   }
 
-  const Subject& with = subjects[0];
-  const Subject& without = subjects[1];
+  const auto& [with, without] = kinds;
   std::vector<double> ratios;
   for (size_t i = 0; i < with.turns.size(); ++i)
     ratios.push_back(100 * (with.turns[i] / without.turns[i] - 1));
@@ -118,10 +111,10 @@ int main(int argc, char** argv) {
               dimms == 0 ? "none" : (std::to_string(dimms) + " DIMM").c_str(),
               oe::Quantile(without.turns, 0.5) / every, oe::Quantile(with.turns, 0.5) / every,
               oe::Quantile(ratios, 0.5), oe::Quantile(ratios, 0), oe::Quantile(ratios, 1), ratios.size());
-  for (const Subject* subject : {&without, &with}) {
-    std::printf(" %.2f / %.2f / %.2f / %.2f |", oe::Quantile(subject->pulls, 0.5),
-                oe::Quantile(subject->pulls, 0.99), oe::Quantile(subject->pulls, 0.999),
-                oe::Quantile(subject->pulls, 1));
+  for (const Kind* kind : {&without, &with}) {
+    std::printf(" %.2f / %.2f / %.2f / %.2f |", oe::Quantile(kind->pulls, 0.5),
+                oe::Quantile(kind->pulls, 0.99), oe::Quantile(kind->pulls, 0.999),
+                oe::Quantile(kind->pulls, 1));
   }
   std::printf(" **%.2f** | %.3f | %.0f |\n", oe::Quantile(with.pulls, 1) / p99, durability.call,
               durability.durable);
