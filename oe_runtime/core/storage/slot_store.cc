@@ -1,5 +1,6 @@
 #include "oe_runtime/core/storage/slot_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -9,6 +10,11 @@
 
 namespace oe {
 namespace {
+
+// Slots that were used before lie anywhere, and are not in the processor's caches.
+constexpr size_t kAhead = 8;
+constexpr size_t kCacheLine = 64;
+constexpr size_t kMostAhead = 8 * kCacheLine;  // of a row; then the hardware's own prefetcher has caught on
 
 template <typename T>
 void ReserveOne(std::vector<T>* list) {
@@ -82,6 +88,12 @@ void SlotStore::ReserveErase(uint32_t number) {
   if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
 }
 
+void SlotStore::PrefetchRow(uint32_t number) const noexcept {
+  const std::byte* begin = row(number);
+  const size_t ahead = std::min(layout().row_bytes, kMostAhead);
+  for (size_t at = 0; at < ahead; at += kCacheLine) __builtin_prefetch(begin + at);
+}
+
 uint32_t SlotStore::Take(Key key, bool added) noexcept {
   uint32_t number = 0;
   if (!dropped_.empty()) {
@@ -94,6 +106,11 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
     if (group.epoch != epoch_) group = {epoch_, 0};
     group.slots |= 1U << number % kGroup;
     changes_.written.push_back(number);
+    if (free_.size() >= kAhead) {
+      const uint32_t next = free_[free_.size() - kAhead];
+      __builtin_prefetch(&metas_[next >> layout().shift][next & mask()]);
+      PrefetchRow(next);
+    }
   }
   metas_[number >> layout().shift][number & mask()].key = key;
   added_[number] = added;

@@ -64,6 +64,7 @@ class SlotStore final : public RowStore {
     if (cache_ != nullptr) place = (number & kCopyBit) != 0 ? cache_->WrittenOf(number) : place;
     __builtin_prefetch(place);
   }
+  void PrefetchRow(uint32_t number) const noexcept;
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
@@ -92,7 +93,7 @@ class SlotStore final : public RowStore {
   // For the cache: the blocks of its frames.
   std::vector<std::byte*>& copy_blocks() noexcept { return copies(); }
 
-  // Takes slots back that no checkpoint needs. Thread-safe.
+  // Takes slots back that no checkpoint needs; the last are taken first. Thread-safe.
   void Give(const std::vector<uint32_t>& numbers);
 
   // For recovery: adds a block, all of whose slots count as rows of closed epochs; the number of its first.

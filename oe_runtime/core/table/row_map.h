@@ -197,7 +197,7 @@ class RowMap {
     }
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
-      __builtin_prefetch(row(numbers[i]));
+      slots_->PrefetchRow(numbers[i]);
       old[count++] = static_cast<uint32_t>(i);
     }
     for (size_t at = 0; at < count; ++at) {

@@ -1,0 +1,169 @@
+"""Tiers on persistent memory: by the published figures of Optane, or files in memory as they are.
+
+    python benchmarks/pmem [--only tiers checkpoints recovery] [--save]
+
+Beside each other: tables in DRAM, in pools with and without a cache of 2 % of the rows, and Ori-Cache,
+what the OpenEmbedding paper compares itself with; what checkpoints cost; recovery beside loading a
+checkpoint. There is no Optane here: pools are files in memory, flushed as persistent memory is, and
+"1 DIMM" means that reads, writes, flushes and fences are charged what they take there by the model that
+model.h states. Builds the programs beside this file first; each run takes below two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "pmem.md"
+BUILD = ROOT / "build" / "bench"
+ROWS = "1000000"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table: its heading, what is said of it, its columns, and the runs that print its lines."""
+
+    title: str
+    text: str
+    columns: str
+    program: str
+    runs: tuple[str, ...]
+
+
+SECTIONS = {
+    "tiers": Section(
+        "The lines of the paper",
+        "10⁶ rows, Adagrad, a cache of 2 % of the rows' bytes, batches of 4096 × 26 skewed ids (0.05 % of "
+        "the rows take 85.7 %, 1 % take 95.7 %). Means in ms a batch; keys count ids. A step is the "
+        "client's part, pull, upkeep and push in one process; *hidden* is without the upkeep, which servers"
+        " do after their reply; *storage* is pull and push alone. The paper's DRAM, PMem-OE and Ori-Cache "
+        "take 1 / 1.01 / 1.24 of the time on 4 GPUs and 0.35 / 0.38 / 0.80 on 16, PMem-Hash without a cache"
+        " 2.16 and 1.46.",
+        "dim | threads | model | checkpoint every | tier | pull | upkeep | push | Mkeys/s | step of dram "
+        "| hidden of dram | storage of dram | unique keys missed",
+        "pmem_tiers",
+        (
+            f"{ROWS} 64 1 0 500",
+            f"{ROWS} 64 1 1 500",
+            f"{ROWS} 64 1 6 500",
+            f"{ROWS} 64 2 6 500",
+            f"{ROWS} 9 1 6 500",
+            f"{ROWS} 64 1 6 2000 1000",
+        ),
+    ),
+    "checkpoints": Section(
+        "A checkpoint every 1,000 batches beside none",
+        "Turns of 1,000 batches of one table, with a checkpoint at their beginning and without; ms a batch "
+        "by the median turn, then how much longer the turns with a checkpoint take, pair by pair (median, "
+        "least to most). Pulls of a whole batch, p50 / p99 / p99.9 / longest in ms.",
+        "tier | dim | threads | model | without | with | slower | pulls without | pulls with "
+        "| longest with / p99 without | longest Checkpoint() | durable after ms",
+        "pmem_checkpoints",
+        (
+            f"dram_pmem {ROWS} 64 1 0 1000 90",
+            f"dram_pmem {ROWS} 64 2 0 1000 90",
+            f"pmem_libpmem {ROWS} 64 1 0 1000 90",
+            f"dram_pmem {ROWS} 64 1 6 1000 90",
+            f"dram_pmem {ROWS} 9 1 0 1000 90",
+        ),
+    ),
+    "recovery": Section(
+        "Recovery of 10⁷ rows beside loading an exported checkpoint",
+        "dim 9, Adagrad; pool and file in memory. DRAM is what the process itself holds (RssAnon) a row, "
+        "then its index and its cache alone.",
+        "what | seconds | Mrows/s | faster than loading | DRAM B a row | index B a row | cache B a row",
+        "pmem_recovery",
+        ("10000000 9 3",),
+    ),
+}
+
+
+def _build() -> None:
+    options = ("-DOE_BUILD_PYTHON=OFF", "-DOE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release")
+    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *options], check=True, stdout=sys.stderr)
+    programs = [section.program for section in SECTIONS.values()]
+    subprocess.run(["cmake", "--build", BUILD, "--target", *programs], check=True, stdout=sys.stderr)
+
+
+def _table(section: Section, directory: str, through: list[str]) -> str:
+    names = section.columns.split(" | ")
+    lines = [f"## {section.title}", "", _where(), "", section.text, ""]
+    lines += ["| " + " | ".join(name.strip() for name in names) + " |", "|---" * len(names) + "|"]
+    print("\n".join(lines))
+    for run in section.runs:
+        with tempfile.TemporaryDirectory(dir=directory) as folder:
+            program = BUILD / "oe_runtime" / "core" / section.program
+            ran = subprocess.run(
+                [*through, str(program), folder, *run.split()],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                # CLWB and fences instead of msync, as on persistent memory.
+                env={**os.environ, "PMEM_IS_PMEM_FORCE": "1"},
+            )
+        print(ran.stdout, end="", flush=True)
+        lines.append(ran.stdout.rstrip())
+    print()
+    return "\n".join(lines) + "\n"
+
+
+def _where() -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    processor = names[0] if names else platform.machine()
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {processor}, "
+        f"Linux {platform.release()}: `python benchmarks/pmem {shlex.join(sys.argv[1:])}`"
+    )
+
+
+def _save(tables: dict[str, str]) -> None:
+    """Write the result, where sections that were not measured now stay as they are."""
+    if RESULTS.exists():
+        there = {part.partition("\n")[0]: part for part in RESULTS.read_text().split("\n## ")[1:]}
+        for name, section in SECTIONS.items():
+            if section.title in there:
+                tables.setdefault(name, f"## {there[section.title].rstrip()}\n")
+    RESULTS.write_text(
+        "# Tiers on persistent memory\n\n"
+        "Not Optane: pools are files in memory, flushed as persistent memory is. 1 DIMM and 6 DIMM are the "
+        "published figures of Optane as `benchmarks/pmem/model.h` states them; *none* is without them.\n\n"
+        + "\n".join(tables[name] for name in SECTIONS if name in tables)
+    )
+
+
+def main() -> None:
+    """Run, print, and with --save keep the result."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/pmem",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some of it")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/pmem.md")
+    parser.add_argument("--through", default="", help="a command to run each measurement with, as flock FILE")
+    parser.add_argument(
+        "--directory",
+        default="/dev/shm",  # noqa: S108 (memory is what it is for)
+        help="for the pools; DAX maps huge pages, and so does mount -t tmpfs -o huge=always tmpfs DIRECTORY",
+    )
+    options = parser.parse_args()
+    _build()
+    tables = {
+        name: _table(SECTIONS[name], options.directory, shlex.split(options.through)) for name in options.only
+    }
+    if options.save:
+        _save(tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+// What checkpoints cost: two tables alike, one with a checkpoint every so many batches. They take turns
+// (with, without, without, with, …) of as many batches, so that each checkpoint is made durable in the turn
+// of its own table and what else the machine does falls on both.
+//   pmem_checkpoints DIRECTORY STORAGE ROWS DIM THREADS DIMMS EVERY SECONDS
+// A step is as in pmem_tiers.cc with the client's part before and between; what is charged for DIMMS is what
+// checkpoints flush (model.h); 0 is without the model. Prints lines of Markdown tables.
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmarks/pmem/model.h"
+#include "benchmarks/pmem/workload.h"
+#include "oe_runtime/core/server/thread_pool.h"
+
+namespace {
+
+using oe::Key;
+
+// Turns of one kind; milliseconds.
+struct Kind {
+  std::vector<double> pulls;
+  std::vector<double> turns;
+};
+
+// Milliseconds of the longest Checkpoint() and until one was durable.
+struct Durability {
+  double call = 0;
+  double durable = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 9) {
+    std::fprintf(stderr, "pmem_checkpoints DIRECTORY STORAGE ROWS DIM THREADS DIMMS EVERY SECONDS\n");
+    return 2;
+  }
+  const std::string directory = argv[1];
+  const std::string type = argv[2];
+  const uint64_t rows = std::strtoull(argv[3], nullptr, 10);
+  const auto dim = static_cast<uint32_t>(std::strtoul(argv[4], nullptr, 10));
+  oe::ThreadPool pool(static_cast<unsigned>(std::strtoul(argv[5], nullptr, 10)));
+  const auto dimms = static_cast<unsigned>(std::strtoul(argv[6], nullptr, 10));
+  oe::PmemModel model(dimms);
+  const int every = std::atoi(argv[7]);
+  const double seconds = std::strtod(argv[8], nullptr);
+  const auto began = oe::Clock::now();
+
+  const uint64_t cache_bytes = type == "dram_pmem" ? rows / 50 * 2 * dim * sizeof(float) : 0;
+  const auto table = oe::Table::Create(oe::AdagradTable(dim),
+                                       std::make_shared<oe::ModelledStorage>(&model, directory, cache_bytes));
+  const std::vector<float> grads(oe::kIds * dim, 0.01F);
+  oe::ForAllRows(rows, [&](const std::vector<Key>& keys) {
+    table->Push(keys.data(), keys.size(), grads.data(), 0.01, &pool);
+  });
+
+  oe::Workload workload(rows);
+  oe::ClientPart client(dim);
+  Durability durability;
+  uint64_t id = 0;
+  std::array<Kind, 2> kinds;
+  const auto turn = [&](bool checkpoint, int batches, bool counts) {
+    Kind& kind = kinds[checkpoint ? 0 : 1];
+    double sum = 0;
+    oe::Clock::time_point called{};
+    for (int i = 0; i < batches; ++i) {
+      const std::vector<Key> ids = workload.Next();
+      double pull = 0;
+      sum += oe::Milliseconds([&] {
+        if (i == 0 && checkpoint) {
+          called = oe::Clock::now();
+          const double call = oe::Milliseconds([&] { table->Checkpoint(++id); });
+          if (counts) durability.call = std::max(durability.call, call);
+        }
+        const std::vector<Key>& keys = client.Unique(ids);
+        pull = oe::Milliseconds([&] { table->Pull(keys.data(), keys.size(), client.rows(), &pool); });
+        const float* sums = client.RowsToGradients();
+        table->Upkeep(&pool);
+        table->Push(keys.data(), keys.size(), sums, 0.01, &pool);
+      });
+      if (counts) kind.pulls.push_back(pull);
+      if (called == oe::Clock::time_point{}) continue;
+      const std::vector<oe::CheckpointInfo> kept = table->Checkpoints();
+      if (kept.empty() || kept.back().id != id) continue;
+      const double took = std::chrono::duration<double, std::milli>(oe::Clock::now() - called).count();
+      if (counts) durability.durable = std::max(durability.durable, took);
+      called = {};
+    }
+    if (checkpoint) table->WaitDurable();
+    if (counts) kind.turns.push_back(sum);
+  };
+  // Until slots are used again, and the cache is full.
+  for (int i = 0; i < 4; ++i) turn(true, every / 4, false);
+  turn(true, every, false);
+  for (int i = 0;; ++i) {
+    const std::chrono::duration<double> past = oe::Clock::now() - began;
+    if (i % 2 == 0 && i >= 2 && past.count() > seconds) break;
+    turn((i + 1) / 2 % 2 == 0, every, true);
+  }
+
+  const auto& [with, without] = kinds;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < with.turns.size(); ++i)
+    ratios.push_back(100 * (with.turns[i] / without.turns[i] - 1));
+  const double p99 = oe::Quantile(without.pulls, 0.99);
+  std::printf("| `%s` | %u | %u | %s | %.2f | %.2f | **%+.2f %%** (%+.2f to %+.2f, %zu pairs) |",
+              type.c_str(), dim, pool.threads(),
+              dimms == 0 ? "none" : (std::to_string(dimms) + " DIMM").c_str(),
+              oe::Quantile(without.turns, 0.5) / every, oe::Quantile(with.turns, 0.5) / every,
+              oe::Quantile(ratios, 0.5), oe::Quantile(ratios, 0), oe::Quantile(ratios, 1), ratios.size());
+  for (const Kind* kind : {&without, &with}) {
+    std::printf(" %.2f / %.2f / %.2f / %.2f |", oe::Quantile(kind->pulls, 0.5),
+                oe::Quantile(kind->pulls, 0.99), oe::Quantile(kind->pulls, 0.999),
+                oe::Quantile(kind->pulls, 1));
+  }
+  std::printf(" **%.2f** | %.3f | %.0f |\n", oe::Quantile(with.pulls, 1) / p99, durability.call,
+              durability.durable);
+  return 0;
+}
