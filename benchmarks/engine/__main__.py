@@ -2,13 +2,19 @@
 
     python benchmarks/engine [--quick] [--save]
 
+In pieces, for a machine that is quiet for minutes only:
+
+    python benchmarks/engine --only loopback --dim 64 --rows 1000000 --optimizer adagrad --keep FILE
+    python benchmarks/engine --report FILE [--save]
+
 A batch is 4096 examples of 26 ids. A pull brings a row for each id, duplicates included; a step
 also hands a gradient for each id back and has the optimizer applied. Contenders are processes of
 their own that take turns, round after round, on the same ids and the same cores (1 core: client and
 server share it). Shown are the median speeds, and the median over rounds of our speed over the
 other's, which a busy machine disturbs least. Maps and the gather run on one thread and are timed in
 processor time. Peers are fetched from the package indexes and built into .cache/. Rows that miss
-their target say so.
+their target say so. "socket" is what the system's loopback takes to carry the same bytes, and no
+engine: a program that sends and receives them and does nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -45,6 +51,7 @@ TARGETS = {
 MAP_TARGETS = {("lookup", "Boost"): 2.0, ("pull", "gather"): 0.7}
 CACHE_ROWS = 2_000_000  # beyond so many keys an index is larger than a processor's cache
 MEMORY = 6 << 30  # bytes of all tables that are held at once
+Keep = Callable[[dict[str, Any]], None]  # takes what was measured, or a note
 
 
 def _memory(setup: Setup) -> int:
@@ -81,21 +88,46 @@ class Report:
         if text not in self.notes:
             self.notes.append(text)
 
-    def compare(self, where: str, setup: Setup, ours: Contender, other: Contender) -> None:
-        """The rows of one pair of contenders."""
-        for skewed, cores in sorted(set(ours.times) & set(other.times), reverse=True):
+    def compare(self, runs: list[dict[str, Any]], ours: str, other: str) -> None:
+        """The rows of one pair of contenders, from what both measured of one table in one place."""
+        times = {(run["contender"], run["skewed"], run["cores"]): run["times"] for run in runs}
+        for skewed, cores in sorted({key[1:] for key in times}, key=lambda key: (not key[0], key[1])):
+            if (ours, skewed, cores) not in times or (other, skewed, cores) not in times:
+                continue
             for what in ("pull", "step"):
-                pair = []
-                for contender in (ours, other):
-                    times = contender.times[skewed, cores]
-                    pair.append([pull + (push if what == "step" else 0.0) for pull, push in times])
+                pair = [
+                    [pull + (push if what == "step" else 0.0) for pull, push in times[name, skewed, cores]]
+                    for name in (ours, other)
+                ]
                 ratio = statistics.median(b / a for a, b in zip(*pair, strict=True))
-                verdict = self.verdict(ratio, TARGETS.get((other.name, what)))
+                verdict = self.verdict(ratio, TARGETS.get((other, what)))
                 speeds = [f"{BATCH / statistics.median(times) / 1e6:.2f}" for times in pair]
                 ids = "skewed" if skewed else "uniform"
-                which = [str(setup.dim), f"{setup.rows:,}", setup.optimizer, ids, str(cores), what]
-                name = other.name if ours.name == "ours" else f"{other.name} ({ours.name})"
+                setup = runs[0]
+                which = [str(setup["dim"]), f"{setup['rows']:,}", setup["optimizer"], ids, str(cores), what]
+                name = other if ours == "ours" else f"{other} ({ours})"
+                where = setup["where"]
                 self.steps.add_row(where, *which, speeds[0], name, speeds[1], f"{ratio:.2f}", verdict)
+
+    def add(self, records: list[dict[str, Any]]) -> None:
+        """All that was measured, in the order of time."""
+        tables: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for record in records:
+            if "note" in record:
+                self.note(record["note"])
+            elif "contender" in record:
+                key = tuple(record[name] for name in ("where", "dim", "rows", "optimizer"))
+                tables.setdefault(key, []).append(record)
+            else:
+                self.compare_maps(record)
+        for key in sorted(tables, key=lambda key: (key[0] != "loopback", key[2], key[1], key[3])):
+            runs = tables[key]
+            names = list(dict.fromkeys(run["contender"] for run in runs))
+            for other in names:
+                if not other.startswith("ours"):
+                    for ours in ("ours", "ours, array"):
+                        self.compare(runs, ours, other)
+            self.compare(runs, "ours", "ours, TLS")
 
     def compare_maps(self, line: dict[str, Any]) -> None:
         """The rows of one line of maps.cc."""
@@ -149,7 +181,7 @@ def _measure(started: list[Contender], rows: int, cores: list[int], rounds: int,
 
 
 def _compare(
-    report: Report,
+    keep: Keep,
     where: str,
     setup: Setup,
     wanted: Sequence[partial[Contender]],
@@ -163,12 +195,15 @@ def _compare(
         try:
             made.append(make())
         except peers.Missing as missing:
-            report.note(f"{make.func.__name__}: {missing}.")
+            keep({"note": f"{make.func.__name__}: {missing}."})
     together = len(made) * _memory(setup) <= MEMORY
     if not together:
-        report.note(
-            f"Dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}: the tables do not fit beside each "
-            "other; contenders ran one after the other, and what else the machine did is in the ratio."
+        keep(
+            {
+                "note": f"Dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}: the tables do not fit "
+                "beside each other; contenders ran one after the other, and what else the machine did is in "
+                "the ratio."
+            }
         )
     for group in [made] if together else [[one] for one in made]:
         with ExitStack() as stack:
@@ -179,43 +214,43 @@ def _compare(
                     contender.start()
                     started.append(contender)
                 except peers.Missing as missing:
-                    report.note(f"{contender.name}, dim {setup.dim}, {setup.optimizer}: {missing}.")
+                    keep({"note": f"{contender.name}, dim {setup.dim}, {setup.optimizer}: {missing}."})
             try:
                 _measure(started, setup.rows, cores, rounds, folder)
             except peers.Missing as missing:
-                report.note(f"{where}, dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}: {missing}.")
-    by_name = {contender.name: contender for contender in made}
-    for other in made:
-        if other.name.startswith("ours"):
-            continue
-        for name in ("ours", "ours, array"):
-            if name in by_name:
-                report.compare(where, setup, by_name[name], other)
-    if "ours, TLS" in by_name:
-        report.compare(where, setup, by_name["ours"], by_name["ours, TLS"])
+                table = f"dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}"
+                keep({"note": f"{where}, {table}: {missing}."})
+    for contender in made:
+        for (skewed, count), times in contender.times.items():
+            run = {"contender": contender.name, "skewed": skewed, "cores": count, "times": times}
+            keep({"where": where, **vars(setup), **run})
 
 
-def _grid(quick: bool) -> Iterator[Setup]:
-    for rows in (1_000_000,) if quick else (1_000_000, 10_000_000):
-        for dim in (9, 64) if quick else (9, 16, 64):
-            for optimizer in ("adagrad",) if quick else ("adagrad", "adam"):
+def _grid(options: argparse.Namespace) -> Iterator[Setup]:
+    quick = options.quick
+    for rows in options.rows or ((1_000_000,) if quick else (1_000_000, 10_000_000)):
+        for dim in options.dim or ((9, 64) if quick else (9, 16, 64)):
+            for optimizer in options.optimizer or (("adagrad",) if quick else ("adagrad", "adam")):
                 yield Setup(dim, rows, optimizer)
 
 
-def _steps(report: Report, quick: bool) -> None:
+def _steps(keep: Keep, options: argparse.Namespace) -> None:
     cores = list(range(1, min(2, os.cpu_count() or 1) + 1))
-    rounds = 2 if quick else 4
+    rounds = 2 if options.quick else 4
     with tempfile.TemporaryDirectory() as folder:
-        for setup in _grid(quick):
+        for setup in _grid(options):
             loopback = [
                 partial(contenders.ours, setup, "loopback"),
                 partial(contenders.openembedding, setup),
+                partial(contenders.sockets, setup),
+                partial(contenders.ours, setup, "loopback", tls="on"),
             ]
-            if setup == Setup(64, 1_000_000, "adagrad"):
-                loopback.append(partial(contenders.ours, setup, "loopback", tls="on"))
-            _compare(report, "loopback", setup, loopback, cores, rounds, Path(folder))
+            if options.only != "in-process":
+                _compare(keep, "loopback", setup, loopback, cores, rounds, Path(folder))
+            if options.only == "loopback":
+                continue
             if setup.dim % 4 or setup.optimizer == "adam":
-                report.note("FBGEMM on the CPU has no Adam, and dims must be multiples of 4.")
+                keep({"note": "FBGEMM on the CPU has no Adam, and dims must be multiples of 4."})
                 continue
             local = [
                 partial(contenders.ours, setup, "in process"),
@@ -223,14 +258,14 @@ def _steps(report: Report, quick: bool) -> None:
                 partial(contenders.fbgemm, setup),
                 partial(contenders.fbgemm, setup, rowwise=True),
             ]
-            _compare(report, "in process", setup, local, cores, rounds, Path(folder))
+            _compare(keep, "in process", setup, local, cores, rounds, Path(folder))
 
 
-def _maps(report: Report, quick: bool) -> None:
+def _maps(keep: Keep, quick: bool) -> None:
     try:
         command = peers.maps().command
     except peers.Missing as missing:
-        report.note(f"Maps and the gather: {missing}.")
+        keep({"note": f"Maps and the gather: {missing}."})
         return
     runs = (
         [(1_000_000, 64)] if quick else [(1_000_000, 9), (1_000_000, 64), (10_000_000, 9), (10_000_000, 16)]
@@ -240,9 +275,21 @@ def _maps(report: Report, quick: bool) -> None:
             [*command, str(rows), str(dim), "5"], stdout=subprocess.PIPE, text=True, check=False
         )
         for line in ran.stdout.splitlines():
-            report.compare_maps(json.loads(line))
+            keep(json.loads(line))
         if ran.returncode != 0:
-            report.note(f"Maps and the gather, {rows:,} rows, dim {dim}: ended with status {ran.returncode}.")
+            failed = f"Maps and the gather, {rows:,} rows, dim {dim}: ended with status {ran.returncode}."
+            keep({"note": failed})
+
+
+def _run(keep: Keep, options: argparse.Namespace) -> None:
+    if options.only != "maps":
+        _steps(keep, options)
+    if options.only in (None, "maps"):
+        _maps(keep, options.quick)
+        try:
+            peers.tfra()
+        except peers.Missing as missing:
+            keep({"note": f"TensorFlow Recommenders Addons: {missing}."})
 
 
 def main() -> None:
@@ -253,25 +300,34 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="a few combinations, a minute")
-    parser.add_argument("--only", choices=("steps", "maps"), help="half of it")
+    parser.add_argument("--only", choices=("loopback", "in-process", "maps"), help="a part of it")
+    parser.add_argument("--dim", type=int, action="append", help="of tables; may be given again")
+    parser.add_argument("--rows", type=int, action="append", help="of tables; may be given again")
+    parser.add_argument("--optimizer", action="append", help="may be given again")
+    parser.add_argument("--keep", type=Path, help="append what is measured to this file, a JSON line each")
+    parser.add_argument("--report", type=Path, help="print what such a file has, and measure nothing")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine.md")
     options = parser.parse_args()
+    records: list[dict[str, Any]] = []
+
+    def keep(record: dict[str, Any]) -> None:
+        records.append(record)
+        if options.keep:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    if options.report:
+        records = [json.loads(line) for line in options.report.read_text().splitlines()]
+    else:
+        _run(keep, options)
     report = Report()
-    began = time.time()
-    if options.only != "maps":
-        _steps(report, options.quick)
-    if options.only != "steps":
-        _maps(report, options.quick)
-        try:
-            peers.tfra()
-        except peers.Missing as missing:
-            report.note(f"TensorFlow Recommenders Addons: {missing}.")
+    report.add(records)
     report.print()
     if options.save:
         RESULTS.write_text(
             "# The engine beside its peers\n\n"
-            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(began))}, {os.cpu_count()} × {_processor()}, "
-            f"Linux {platform.release()}, {time.time() - began:.0f} s\n\n"
+            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {_processor()}, "
+            f"Linux {platform.release()}\n\n"
             f"    python benchmarks/engine {' '.join(word for word in sys.argv[1:])}\n\n"
             f"```\n{report.console.export_text()}```\n"
         )

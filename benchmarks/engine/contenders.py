@@ -130,3 +130,8 @@ def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
     asked = {**vars(setup), **({"optimizer": "rowwise"} if rowwise else {})}
     name = "FBGEMM" + (", rowwise" if rowwise else "")
     return Contender(name, (*peers.fbgemm().command, dumps(asked)))
+
+
+def sockets(setup: Setup) -> Contender:
+    """No engine, but what its messages cost on the loopback device."""
+    return Contender("socket", (sys.executable, str(HERE / "sockets.py"), str(setup.dim)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +48,7 @@ def openembedding() -> Built:
         CACHE.mkdir(parents=True, exist_ok=True)
         pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:")
         _run(*pip, "-d", CACHE, "openembedding==0.1.2")
-        with tarfile.open(CACHE / "openembedding-0.1.2.tar.gz") as archive:
-            archive.extractall(CACHE, filter="data")
+        _run("tar", "-xzf", CACHE / "openembedding-0.1.2.tar.gz", "-C", CACHE)
     program = CACHE / "openembedding"
     library = folder / "libcexb_pack.so"
     _compile(HERE / "openembedding.cc", program, f"-I{folder / 'entry'}", library, f"-Wl,-rpath,{folder}")
