@@ -13,12 +13,15 @@ from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.model import DistributedModel, distributed_model
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
 from oe_runtime.keras.translate import distributed_optimizer
+from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 
 __all__ = [
     "AdagradDecay",
     "AdamAsync",
     "DistributedModel",
     "Embedding",
+    "TensorFlowWorkers",
+    "Workers",
     "distributed_model",
     "distributed_optimizer",
 ]

@@ -16,8 +16,10 @@ from oe_runtime.client import Client
 from oe_runtime.keras import dense, export
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, Table
+from oe_runtime.keras.gradients import needs_sums
 from oe_runtime.keras.step import Steps
 from oe_runtime.keras.translate import check_constraint, table_optimizer
+from oe_runtime.keras.workers import Workers, begin_alike
 from oe_runtime.spec import TableSpec
 
 
@@ -29,6 +31,7 @@ def distributed_model(
     seed: int = 0,
     name_prefix: str = "",
     nonfinite_gradients: str = "refuse",
+    workers: Workers | None = None,
 ) -> DistributedModel:
     """A model like the functional (or Sequential) `model`, with its large embeddings on parameter servers.
 
@@ -43,10 +46,15 @@ def distributed_model(
     `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
     leaves such rows as they are, "pass" trains them like Keras.
 
+    With `workers`, each process trains on its part of every batch: the gradients of the mean loss over all
+    parts are applied, dense ones summed by `workers`, rows' by the servers, which `client` tells the same
+    rank. All start with worker 0's weights. Metrics and callbacks see a process's own part.
+
     An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
 
     Raises ValueError naming the layer for what tables do not support: other regularizers, constraints, LoRA,
-    quantization, other initializers, other dtypes than float32, two layers of one name.
+    quantization, other initializers, other dtypes than float32, two layers of one name; and
+    compile() with several workers for clipping and regularizers, which are about the gradients of all.
     """
     if tf.distribute.has_strategy():
         raise ValueError("distributed_model does not work inside a tf.distribute strategy; call it outside")
@@ -60,6 +68,7 @@ def distributed_model(
     new = DistributedModel(inputs, outputs, name=model.name)
     _warn_of_hidden_embeddings(new, sparse_as_dense_size)
     new._bind(client if client is not None else Client.in_process(), seed, name_prefix, nonfinite_gradients)
+    new._workers = workers if workers is not None and workers.count > 1 else None
     _warn_of_regularizers(new)
     return new
 
@@ -83,6 +92,7 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         self._table_seed = 0
         self._nonfinite_gradients = "refuse"
         self._steps: Steps | None = None
+        self._workers: Workers | None = None
 
     def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
         layers: dict[str, Embedding] = {}
@@ -142,6 +152,11 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         optimizer = keras.optimizers.get(optimizer)
         rule = table_optimizer(optimizer)
         client = self.client
+        if self._workers is not None and needs_sums(optimizer, list(self._table_layers.values())):
+            raise ValueError(
+                "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
+                "of rows meet at the servers only: train with one worker, or without them"
+            )
         specs = {
             name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
             for name, layer in self._table_layers.items()
@@ -157,6 +172,8 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         if self.train_function is None or force:
             if not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
+            if self._workers is not None:
+                begin_alike(self._workers, [*self.variables, *self.optimizer.variables])
             self.train_function = self._over_batches(self._running().train)
         return self.train_function
 

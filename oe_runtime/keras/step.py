@@ -13,6 +13,7 @@ from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
 from oe_runtime.keras.gradients import RowGroup, clip, needs_sums, regularization
 from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.workers import weighted_mean
 
 # What is compiled: (model, the rows of all lookups, those of trained tables by groups of one dim,
 # (x, y, sample_weight)) → outputs.
@@ -229,6 +230,10 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
             for group, g, direct in zip(groups, gradients, of_rows, strict=True)
         ]
         dense, gradients = clip(optimizer, dense, groups, sums)
+    if model._workers is not None:
+        examples = tf.shape(keras.tree.flatten(x)[0])[0]
+        zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
+        dense, gradients = weighted_mean(model._workers, zeros, gradients, examples)
     # The rate of this step: applying the gradients moves the schedule on.
     rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float32)
     if variables:

@@ -1,0 +1,103 @@
+"""Several workers of one model: what their dense gradients are summed by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+# The same in all workers: which sum of theirs belongs to which.
+_GROUP = 1
+GRADIENTS, METRICS, WEIGHTS = 1, 2, 3
+
+
+class Workers(Protocol):
+    """The workers of one job, each of which trains on a part of every batch.
+
+    All of them run the same steps in the same order; `count` is how many there are, and `rank`, from 0, which
+    one this is.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def sum(self, values: Any, what: int) -> Any:
+        """Of a float32 tensor, of equal shape (N,) in all workers, the sum; the same bits in each.
+
+        `what` is one number for each place that sums, the same in all workers. Works in a tf.function too.
+        """
+        ...
+
+
+class TensorFlowWorkers:
+    """Workers whose gradients TensorFlow's own collective operations sum: a ring over gRPC.
+
+    `endpoints` are HOST:PORT of all workers, the same list in each, and `rank` is the place of this one,
+    which will listen there. Must be made before TensorFlow runs its first operation. A worker that is lost ends the
+    others' step with an error of TensorFlow's; so does one that does not come to a sum for `timeout` seconds.
+    The connections are neither encrypted nor authenticated: for networks that only the job's hosts are in.
+    """
+
+    def __init__(self, endpoints: Sequence[str], rank: int, *, timeout: float = 600) -> None:
+        if not 0 <= rank < len(endpoints):
+            raise ValueError(f"worker {rank} of {len(endpoints)} does not exist")
+        self.rank = rank
+        self.count = len(endpoints)
+        self._timeout = timeout
+        # Only the strategy's start of the cluster is used: Keras 3 does not train in this strategy.
+        self._cluster = tf.distribute.MultiWorkerMirroredStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": list(endpoints)}), task_type="worker", task_id=rank
+            )
+        )
+
+    def sum(self, values: Any, what: int) -> Any:
+        """See Workers."""
+        return tf.raw_ops.CollectiveReduceV2(
+            input=values,
+            group_size=self.count,
+            group_key=_GROUP,
+            instance_key=what,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+            timeout_seconds=self._timeout,
+        )
+
+
+def weighted_mean(
+    workers: Workers, dense: Sequence[Any], gradients: Sequence[Any], examples: Any
+) -> tuple[list[Any], list[Any]]:
+    """From gradients of the mean loss of a worker's `examples` to those of the mean loss of all workers'.
+
+    Of `dense` the result is the same in all workers. Of `gradients`, of rows, it is this worker's share,
+    which the servers add to the others'. A worker without examples has none.
+    """
+    mine = tf.cast(examples, tf.float32)
+    flat = tf.concat([*(tf.reshape(tf.math.multiply_no_nan(g, mine), [-1]) for g in dense), [mine]], 0)
+    total = workers.sum(flat, GRADIENTS)
+    sizes = [g.shape.num_elements() for g in dense]
+    *parts, all_examples = tf.split(total, [*sizes, 1])
+    whole = tf.maximum(all_examples[0], 1.0)
+    means = [tf.reshape(part / whole, g.shape) for part, g in zip(parts, dense, strict=True)]
+    return means, [tf.math.multiply_no_nan(g, mine / whole) for g in gradients]
+
+
+def begin_alike(workers: Workers, variables: Sequence[Any]) -> None:
+    """Gives every worker the values that worker 0 has of float variables."""
+    floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
+    if not floats:
+        return
+    mine = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in floats], 0)
+    total = workers.sum(mine if workers.rank == 0 else tf.zeros_like(mine), WEIGHTS)
+    for variable, part in zip(floats, tf.split(total, [tf.size(v) for v in floats]), strict=True):
+        variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
