@@ -129,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--max-bad-rows",
-        type=_count(0),
+        type=count(0),
         default=0,
         metavar="N",
         help="leave out up to N broken rows of a pass and say which; 0 (default): the first one is an error",
@@ -322,7 +322,7 @@ def parser() -> argparse.ArgumentParser:
     )
     r.add_argument(
         "--checkpoint-increments",
-        type=_count(0),
+        type=count(0),
         default=0,
         metavar="N",
         help="with rows in files: after a checkpoint with all rows, N with only those that changed since the "
