@@ -36,6 +36,11 @@ def push(client: Client, keys: range) -> None:
     client.push(pulled, [np.ones((len(ids), SPEC.dim), np.float32)], 0.1)
 
 
+def push_many(client: Client) -> None:
+    for begin in range(0, 200_000, 5_000):
+        push(client, range(begin, begin + 5_000))
+
+
 def rows(client: Client) -> dict[int, bytes]:
     keys, weights = client.export_rows(0)
     return {int(key): row.tobytes() for key, row in zip(keys, weights, strict=True)}
@@ -81,8 +86,7 @@ def test_a_pool_that_cannot_grow(disk: Path, kind: str, small: str) -> None:
         wanted = rows(client)
         client.checkpoint(1, wait=True)
         with pytest.raises(StorageError) as caught:
-            for begin in range(0, 200_000, 5_000):
-                push(client, range(begin, begin + 5_000))
+            push_many(client)
         said = str(caught.value)
         assert str(disk / "pool") in said
         assert "'t'" in said
