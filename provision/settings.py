@@ -228,9 +228,9 @@ class ServerSettings(_Settings):
     )
     storage: Literal["auto", Storage] = Field(
         default="auto",
-        description="Where rows live. pmem_libpmem: the file system with DAX; dram_pmem: the same with a cache "
-        "in DRAM; pmem_memkind: memory nodes without CPUs; dram: DRAM, or with system-ram those nodes for all "
-        "that a server has. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
+        description="Where rows live. pmem_libpmem: the file system with DAX; dram_pmem: the same with a "
+        "cache in DRAM; pmem_memkind: memory nodes without CPUs; dram: DRAM, or with system-ram those nodes "
+        "for all that a server has. auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
     )
     storage_cache: Size = Field(
         default=0,
@@ -297,8 +297,8 @@ class TrainingSettings(_Settings):
     checkpoint_rows: Literal["auto", "pool", "files"] = Field(
         default="auto",
         description="Where checkpoints have their rows: in the servers' persistent memory, which stops "
-        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem and "
-        "dram_pmem. The last one of a finished job has files.",
+        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem "
+        "and dram_pmem. The last one of a finished job has files.",
     )
     export_checkpoints: int = Field(
         default=0,
@@ -309,8 +309,8 @@ class TrainingSettings(_Settings):
     checkpoint_increments: int = Field(
         default=0,
         ge=0,
-        description="With rows of checkpoints in files: after one with all rows, so many with only those that "
-        "changed since the one before. What they build on is kept. 0: all have all rows.",
+        description="With rows of checkpoints in files: after one with all rows, so many with only those "
+        "that changed since the one before. What they build on is kept. 0: all have all rows.",
     )
     server_wait: int = Field(
         default=300,

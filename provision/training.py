@@ -150,8 +150,8 @@ def _remove_pools(old: Fleet, new: Placement, console: Console) -> None:
     for error in old.remove_pools(gone):
         paths = " ".join(shlex.quote(item.pools) for item in gone if item.host == error.host)
         console.print(
-            f"[yellow]![/] {error.host}: {error.reason}; rows of servers that the job no longer has stay there, "
-            f"which nobody needs; as root there: rm -r {paths}",
+            f"[yellow]![/] {error.host}: {error.reason}; rows of servers that the job no longer has stay "
+            f"there, which nobody needs; as root there: rm -r {paths}",
             soft_wrap=True,
         )
 

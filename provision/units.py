@@ -30,8 +30,8 @@ class Place:
     """Where a server keeps its rows; all empty: in DRAM.
 
     ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes that bootstrap wrote
-    down (system-ram), where memkind puts rows only and otherwise all that the server has lies; ``devices`` are
-    the dax devices that bring them online.
+    down (system-ram), where memkind puts rows only and otherwise all that the server has lies; ``devices``
+    are the dax devices that bring them online.
     """
 
     storage: str = "dram"

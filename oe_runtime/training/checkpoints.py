@@ -1,8 +1,9 @@
 """What a run writes down to go on from: rows, dense weights, settings and position.
 
 The rows are files of the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
-(their pools on persistent memory), which the manifest then names. Files may be an increment: only the rows that
-changed since the checkpoint before, which the manifest names as its base (oe_runtime.checkpoint). A pool:
+(their pools on persistent memory), which the manifest then names. Files may be an increment: only the rows
+that changed since the checkpoint before, which the manifest names as its base (oe_runtime.checkpoint).
+A pool:
 
     "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
 

@@ -309,8 +309,8 @@ def parser() -> argparse.ArgumentParser:
         choices=CHECKPOINT_ROWS,
         default="auto",
         help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
-        "(pool: pmem_libpmem or dram_pmem with --storage-recover), or copies in the run directory (files); auto "
-        "(default): pool where all servers can. The last one of a finished run has files",
+        "(pool: pmem_libpmem or dram_pmem with --storage-recover), or copies in the run directory (files); "
+        "auto (default): pool where all servers can. The last one of a finished run has files",
     )
     r.add_argument(
         "--export-checkpoints",

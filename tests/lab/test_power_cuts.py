@@ -14,6 +14,7 @@ from provision.jobs import Job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 STEPS = 240
+CUTS = 3
 NODES = ("lab-1", "lab-2")
 
 
@@ -84,7 +85,7 @@ def assert_the_same(user: Trainer, job: Job, undisturbed: Job) -> None:
 def moments() -> random.Random:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"random moments of seed {seed}")
-    return random.Random(seed)
+    return random.Random(seed)  # noqa: S311
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def moments() -> random.Random:
     ids=["pmem_libpmem", "dram_pmem"],
 )
 def test_training_goes_on_after_each_cut(user: Trainer, undisturbed: Job, storage: tuple[str, ...]) -> None:
-    chance, name, cuts = moments(), f"cut-{storage[0]}", 3
+    chance, name, cuts = moments(), f"cut-{storage[0]}", CUTS
     command = user.start("launch-training", "--storage", *storage, "--name", name)
     wait(lambda: list((user.directory / ".oeprov" / "jobs").glob(f"{name}-*/run/metrics.jsonl")), undisturbed)
     job = new_job(user, name)

@@ -1,5 +1,6 @@
 """Each storage on the hosts that can have it: command lines, units, and refusals that say what to run."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def place(found: Inventory, state: State, tmp_path: Path, **options: object) -> 
 
 def flags(placed: Placement) -> dict[str, str]:
     argv = placed.processes[0].argv
-    return dict(zip(argv, argv[1:], strict=False))
+    return dict(itertools.pairwise(argv))
 
 
 def unit(placed: Placement) -> str:
@@ -84,8 +85,14 @@ def test_size_of_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"storage_cache": "5G"}, "--storage-cache goes with --storage dram_pmem; the storage here is pmem_lib"),
-        ({"storage": "dram_pmem", "storage_cache": "5GB"}, "--storage-cache: found '5GB'; expected a size such"),
+        (
+            {"storage_cache": "5G"},
+            "--storage-cache goes with --storage dram_pmem; the storage here is pmem_lib",
+        ),
+        (
+            {"storage": "dram_pmem", "storage_cache": "5GB"},
+            "--storage-cache: found '5GB'; expected a size such",
+        ),
         ({"storage": "pmem"}, "allowed: dram, pmem_libpmem, dram_pmem, pmem_memkind"),
     ],
 )

@@ -118,10 +118,7 @@ class PmemLibpmem final : public Storage, public Medium {
       RemovePools();
     }
     SyncDirectory();
-    // Asks the device now whether it is persistent and has room at all, not at the first push.
-    const Region probe = Map("oe-rows-probe.pool", 2 * kPoolPage);
-    (void)::pmem_unmap(probe.data, probe.size);
-    (void)::unlink(probe.path.c_str());
+    Probe();
   }
 
   bool is_pmem() const override { return is_pmem_; }
@@ -215,6 +212,25 @@ class PmemLibpmem final : public Storage, public Medium {
     is_pmem_ = is_pmem != 0;
     mappings_.Add(region);
     return region;
+  }
+
+  // Asks the device now whether it is persistent and has room at all, not at the first push. One that is full
+  // must still give back the rows that it holds.
+  void Probe() {
+    try {
+      const Region probe = Map("oe-rows-probe.pool", 2 * kPoolPage);
+      (void)::pmem_unmap(probe.data, probe.size);
+      (void)::unlink(probe.path.c_str());
+    } catch (const StorageError&) {
+      const std::vector<std::string> names = List();
+      if (names.empty()) throw;
+      size_t size = 0;
+      int is_pmem = 0;
+      void* data = ::pmem_map_file(PathOf(names.front()).c_str(), 0, 0, 0, &size, &is_pmem);
+      if (data == nullptr) throw;
+      (void)::pmem_unmap(data, size);
+      is_pmem_ = is_pmem != 0;
+    }
   }
 
   void SyncDirectory() const {

@@ -1,0 +1,104 @@
+"""Disks and pools that are too small: the error names them, and what was durable before stays readable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oe_runtime import CheckpointError, Client, StorageError, StorageSpec, TableSpec, checkpoint
+
+MIB = 1 << 20
+SPEC = TableSpec("t", 16, optimizer={"name": "adagrad"})
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 6 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(path)], capture_output=True)
+    if done.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def push(client: Client, keys: range) -> None:
+    ids = np.array(keys, np.int64)
+    pulled = client.pull([ids], [(0, 0)])
+    client.push(pulled, [np.ones((len(ids), SPEC.dim), np.float32)], 0.1)
+
+
+def push_many(client: Client) -> None:
+    for begin in range(0, 200_000, 5_000):
+        push(client, range(begin, begin + 5_000))
+
+
+def rows(client: Client) -> dict[int, bytes]:
+    keys, weights = client.export_rows(0)
+    return {int(key): row.tobytes() for key, row in zip(keys, weights, strict=True)}
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(disk: Path) -> None:
+    directory = disk / "checkpoints"
+    with Client.in_process() as client:
+        client.create_table(SPEC)
+        push(client, range(10_000))
+        wanted = rows(client)
+
+        def save(path: Path) -> dict[str, object]:
+            return {"tables": client.save(path)}
+
+        first = checkpoint.publish(directory, 1, save)
+        push(client, range(40_000))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.publish(directory, 2, save)
+        assert str(directory) in str(caught.value)
+        assert "0-of-1.t.oet" in str(caught.value), "which file"
+        assert "No space left on device" in str(caught.value)
+        assert [path.name for path in directory.iterdir()] == [first.name], "nothing is left of it"
+        checkpoint.verify(first)
+        push(client, range(100))  # training could go on
+        client.restore(first)
+        assert rows(client) == wanted
+
+
+@pytest.mark.parametrize("small", ["disk", "size"])
+@pytest.mark.parametrize("kind", ["pmem_libpmem", "dram_pmem"])
+def test_a_pool_that_cannot_grow(disk: Path, kind: str, small: str) -> None:
+    storage = StorageSpec(
+        kind,
+        str(disk / "pool"),
+        capacity_bytes=4 * MIB if small == "size" else 0,
+        recover=True,
+        cache_bytes=MIB if kind == "dram_pmem" else 0,
+    )
+    with Client.in_process(storage) as client:
+        client.create_table(SPEC)
+        push(client, range(5_000))
+        wanted = rows(client)
+        client.checkpoint(1, wait=True)
+        with pytest.raises(StorageError) as caught:
+            push_many(client)
+        said = str(caught.value)
+        assert str(disk / "pool") in said
+        assert "'t'" in said
+        if small == "disk":
+            assert "No space left on device; free space there" in said
+        else:
+            assert "of 4.0 MiB are in use; raise the storage size of the servers or use more servers" in said
+        assert client.checkpoints() == [1]
+        assert client.recover() == 1
+        assert rows(client) == wanted
+        push(client, range(5_000))
+    with Client.in_process(storage) as client:
+        client.create_table(SPEC)
+        assert client.recover() == 1
+        assert rows(client) == wanted
