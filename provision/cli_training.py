@@ -37,7 +37,9 @@ def launch_training(
     ] = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
-    model: Annotated[str | None, typer.Option(help="deepfm or wdl.", rich_help_panel=_SETTINGS)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="deepfm, dlrm, wdl or xdeepfm.", rich_help_panel=_SETTINGS)
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +79,10 @@ def launch_training(
         typer.Option(min=0, help="Stop after so many steps; 0: at the end.", rich_help_panel=_SETTINGS),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="adagrad, adam, sgd or ftrl.", rich_help_panel=_SETTINGS)
+        str | None,
+        typer.Option(
+            help="adagrad, adam, sgd, ftrl, adamasync, … (the schema has all).", rich_help_panel=_SETTINGS
+        ),
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Learning rate.", rich_help_panel=_SETTINGS)

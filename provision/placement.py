@@ -313,7 +313,8 @@ def _is_loopback(address: str) -> bool:
 
 def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bool) -> ProcessSpec:
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
-    options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps"})
+    options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps", "jit"})
+    options = {name: value for name, value in options.items() if value != ""}
     if training.steps:
         options["steps"] = training.steps
     if training.export:
@@ -327,6 +328,8 @@ def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bo
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
             environment.setdefault(variable, str(host.worker.threads))
     argv = [python_of(host), "-m", "oe_runtime.train", *arguments(options)]
+    if training.jit:
+        argv.append("--jit")
     return ProcessSpec(
         name="worker-0",
         role="worker",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB)?", re.ASCII)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
 SIZE_HELP = "a size such as 512M, 64G or 1.5T (powers of 1024), or a number of bytes"
 
 
@@ -266,7 +267,9 @@ class TrainingSettings(_Settings):
     """The training job; the same for all hosts, so set these under all: vars:."""
 
     prefix: ClassVar[str] = "training_"
-    model: Literal["deepfm", "wdl"] = Field(default="deepfm", description="Model to train.")
+    model: Literal["deepfm", "dlrm", "wdl", "xdeepfm"] = Field(
+        default="deepfm", description="Model to train."
+    )
     data: Text = Field(
         default="", description="Criteo TSV file (.tsv or .tsv.gz), or generate:ROWS or generate:ROWS:SEED."
     )
@@ -274,7 +277,60 @@ class TrainingSettings(_Settings):
     batch_size: int = Field(default=4096, ge=1, description="Rows of a step.")
     epochs: int = Field(default=1, ge=1, description="Passes over the data.")
     steps: int = Field(default=0, ge=0, description="Stop after so many steps; 0: at the end of the epochs.")
-    optimizer: Literal["adagrad", "adam", "sgd", "ftrl"] = Field(default="adagrad", description="Optimizer.")
+    hidden: Text = Field(
+        default="256,128",
+        pattern=_WIDTHS,
+        description="Widths of the layers of the deep part, of DLRM's top.",
+    )
+    cin: Text = Field(
+        default="64,64",
+        pattern=_WIDTHS,
+        description="xdeepfm: feature maps of the layers of its interaction network.",
+    )
+    bottom: Text = Field(
+        default="512,256,64",
+        pattern=_WIDTHS,
+        description="dlrm: widths of the layers over the integers, before one of width training_dim.",
+    )
+    interaction: Literal["dot", "cat"] = Field(
+        default="dot", description="dlrm: inner products of all pairs of fields (dot), or none (cat)."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Of the hidden layers' products; with bfloat16, weights stay in float32.",
+    )
+    index: Literal["array", "hash"] = Field(
+        default="array",
+        description="Tables with a row for each of a field's ids (array), or for any 64-bit id, made when it "
+        "is first trained (hash).",
+    )
+    admission: Text = Field(
+        default="",
+        description="With training_index hash, only ids that came so often get a row: counter:TIMES or "
+        "cbf:TIMES[:MOST_IDS[:PROBABILITY]]; default: all do.",
+    )
+    eviction: Text = Field(
+        default="",
+        description="Rows that go: global_step:STEPS[:EVERY], l2_weight:THRESHOLD[:EVERY], "
+        "ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu], several with commas; default: none.",
+    )
+    jit: bool = Field(default=False, description="Let XLA fuse the operations of a step.")
+    optimizer: Literal[
+        "adadelta",
+        "adagrad",
+        "adagraddecay",
+        "adam",
+        "adamasync",
+        "adamax",
+        "adamw",
+        "amsgrad",
+        "ftrl",
+        "lion",
+        "momentum",
+        "nadam",
+        "rmsprop",
+        "sgd",
+    ] = Field(default="adagrad", description="Optimizer.")
     learning_rate: float = Field(default=0.01, gt=0, description="Learning rate.")
     seed: int = Field(default=0, ge=0, description="Seed of all that is random.")
     max_cardinality: int = Field(

@@ -93,6 +93,7 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         self._nonfinite_gradients = "refuse"
         self._steps: Steps | None = None
         self._workers: Workers | None = None
+        self.xla = False  # whether steps are compiled by XLA
 
     def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
         layers: dict[str, Embedding] = {}
@@ -142,11 +143,12 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
     ) -> None:
         """As keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
 
+        With `jit_compile=True`, XLA compiles the model's call in training and its gradients, for each size of
+        a batch anew; "auto" does not.
+
         Raises ValueError for an optimizer that tables do not support, and SpecMismatch when the servers have
         a table of the same name but, say, another dim or optimizer.
         """
-        if jit_compile is True:
-            raise ValueError("jit_compile=True is not supported: the number of rows in a batch is not fixed")
         if self.dtype_policy.name == "mixed_float16":
             raise ValueError("mixed_float16 scales the loss, which tables do not support; use mixed_bfloat16")
         optimizer = keras.optimizers.get(optimizer)
@@ -162,6 +164,7 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
             for name, layer in self._table_layers.items()
         }
         tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
+        self.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=False, run_eagerly=run_eagerly, **kwargs)
         for name, layer in self._table_layers.items():
             layer.table = tables[name]

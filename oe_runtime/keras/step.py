@@ -213,7 +213,7 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
     with tf.GradientTape() as tape:
         tape.watch([rows, lookups])
         with feeding(supply):
-            y_pred = model(x, training=True)
+            y_pred = _forward(model)(x)
         loss = _loss(model, groups, x, y, y_pred, sample_weight, training=True)
         _track(model, loss, x)
     variables = model.trainable_variables
@@ -241,6 +241,19 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
     else:
         optimizer.iterations.assign_add(1)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, gradients
+
+
+def _forward(model: Any) -> Any:
+    """The model's call in training, and with it its gradients: compiled by XLA if wanted.
+
+    Only the gathered rows of the lookups go in, whose shapes follow from the batch's. That of the unique rows
+    differs from batch to batch, and XLA would compile each anew.
+    """
+
+    def call(x: Any) -> Any:
+        return model(x, training=True)
+
+    return tf.function(call, jit_compile=True, autograph=False) if model.xla else call
 
 
 def _test(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:

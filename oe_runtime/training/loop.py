@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -138,7 +139,9 @@ class Loop:
         return min(limits)
 
     def _step(self, position: Position, batch: Batch) -> Position:
-        self._trainee.train(batch)
+        every = self._options.timeline
+        with self._directory.traced() if every and (position.step + 1) % every == 0 else nullcontext():
+            self._trainee.train(batch)
         self._clock.add(batch.rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)

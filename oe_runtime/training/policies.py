@@ -25,11 +25,11 @@ def admission(text: str) -> dict[str, Any]:
     name, *words = text.split(":")
     policy: dict[str, Any] = {"name": name}
     if name == "counter":
-        _take(policy, text, words, ADMISSION_HELP, filter_freq=int)
+        _take(policy, text, words, ADMISSION_HELP, {"filter_freq": int})
     elif name == "cbf":
         policy["false_positive_probability"] = _FALSE_POSITIVES
         kinds = {"filter_freq": int, "max_element_size": int, "false_positive_probability": float}
-        _take(policy, text, words, ADMISSION_HELP, **kinds)
+        _take(policy, text, words, ADMISSION_HELP, kinds)
     else:
         raise argparse.ArgumentTypeError(f"'{text}' is none of {ADMISSION_HELP}")
     return policy
@@ -53,7 +53,7 @@ def _eviction(text: str) -> dict[str, Any]:
     policy: dict[str, Any] = {"name": name}
     if name == "cap":
         policy["policy"] = "lru"
-    _take(policy, text, words, EVICTION_HELP, **forms[name])
+    _take(policy, text, words, EVICTION_HELP, forms[name])
     return policy
 
 
@@ -64,7 +64,7 @@ def _cap_policy(word: str) -> str:
 
 
 def _take(
-    policy: dict[str, Any], text: str, words: list[str], forms: str, **kinds: Callable[[str], Any]
+    policy: dict[str, Any], text: str, words: list[str], forms: str, kinds: Mapping[str, Callable[[str], Any]]
 ) -> None:
     """Put the words into `policy` under the names of `kinds`; the first is required."""
     if not 1 <= len(words) <= len(kinds):

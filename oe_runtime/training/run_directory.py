@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 from oe_runtime.errors import OeError
 from oe_runtime.training import report
 from oe_runtime.training.options import Options
-from oe_runtime.training.tensorboard import Scalars
+from oe_runtime.training.tensorboard import Scalars, traced
 
 TENSORBOARD = "tensorboard"
 
@@ -56,6 +57,10 @@ class RunDirectory:
         if self._scalars is None:
             self._scalars = Scalars(self.path / TENSORBOARD)
         self._scalars.write(step, values)
+
+    def traced(self) -> contextlib.AbstractContextManager[None]:
+        """Traces what happens inside, for TensorBoard."""
+        return traced(self.path / TENSORBOARD)
 
     def close(self) -> None:
         """Close the metrics and write the report of what is in them."""

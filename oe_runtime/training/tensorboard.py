@@ -1,8 +1,9 @@
-"""Scalars for TensorBoard: `tensorboard --logdir RUN_DIR`."""
+"""Scalars and traces for TensorBoard: `tensorboard --logdir RUN_DIR` (traces: its plugin xprof)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -28,3 +29,16 @@ class Scalars:
     def close(self) -> None:
         """Nothing more comes."""
         self._writer.close()
+
+
+@contextlib.contextmanager
+def traced(directory: Path) -> Iterator[None]:
+    """Traces what TensorFlow and Python do inside, into `directory`/plugins/profile. Imports TensorFlow."""
+    import tensorflow as tf
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=1)
+    tf.profiler.experimental.start(str(directory), options=options)
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()

@@ -156,3 +156,17 @@ def test_seed_decides_the_initial_rows():
     assert (rows[1] != rows[2]).any()
     assert np.abs(rows[1]).max() <= 0.05
     assert len(np.unique(rows[1])) > ROWS
+
+
+def test_xla_trains_the_same():
+    """`jit_compile=True`, with batches of two sizes."""
+    x, y = random_ids(210)
+    stock = two_fields()
+    results = []
+    for jit in (False, True):
+        model = embed.distributed_model(stock)
+        model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy", jit_compile=jit)
+        losses = _fit(model, x, y, batch_size=80, epochs=2)
+        results.append((losses, model.predict(x, verbose=0)))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-4)

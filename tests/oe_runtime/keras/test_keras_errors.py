@@ -186,12 +186,6 @@ def test_two_layers_of_one_name():
         embed.distributed_model(keras.Model(x, [m(x) for m in models]))
 
 
-def test_compile_options():
-    model = embed.distributed_model(two_fields())
-    with pytest.raises(ValueError, match="jit_compile"):
-        model.compile("sgd", "mse", jit_compile=True)
-
-
 def test_sequential_models_and_hidden_embeddings():
     stock = keras.Sequential([keras.Input((3,), dtype="int64"), keras.layers.Embedding(100, 2, name="e")])
     model = embed.distributed_model(stock)

@@ -1,0 +1,111 @@
+"""The trainer's flags for optimizers, tables and TensorFlow, DeepRec's among them (docs/deeprec-flags.md)."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from training_runs import DATA, SMALL, events, losses
+
+from oe_runtime import TableSpec
+from oe_runtime.client import Client
+from oe_runtime.train import main
+from oe_runtime.training.optimizers import LEARNING_RATES
+from oe_runtime.training.options import parse, parser
+from oe_runtime.training.policies import admission, eviction
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def keep_determinism() -> Iterator[None]:
+    yield
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.util import _pywrap_determinism
+
+        _pywrap_determinism.enable(False)
+
+
+def test_policies_are_what_tables_take() -> None:
+    assert admission("counter:3") == {"name": "counter", "filter_freq": 3}
+    assert admission("cbf:3:1000:0.5") == {
+        "name": "cbf", "filter_freq": 3, "max_element_size": 1000, "false_positive_probability": 0.5,
+    }  # fmt: skip
+    rules = eviction("global_step:4000:100,l2_weight:1.5,ttl:60,cap:500:lfu")
+    assert rules == [
+        {"name": "global_step", "steps_to_live": 4000, "every_steps": 100},
+        {"name": "l2_weight", "threshold": 1.5},
+        {"name": "ttl", "seconds": 60},
+        {"name": "cap", "max_rows": 500, "policy": "lfu"},
+    ]
+    with Client.in_process() as client:
+        client.create_table(TableSpec("t", 4, admission=admission("counter:3"), eviction=rules))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "hash", "--admission", "bloom:3"], "'bloom:3' is none of counter:TIMES"),
+        (["--index", "hash", "--admission", "counter:x"], "'x' cannot be filter_freq"),
+        (["--eviction", "cap:10:mru"], "'mru' cannot be policy"),
+        (["--eviction", "ttl"], "'ttl' is none of global_step"),
+        (["--admission", "counter:3"], "--admission goes with --index hash"),
+        (["--interaction", "sum"], "invalid choice: 'sum'"),
+    ],
+)
+def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--data", "generate:10", "--in-process", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_optimizer_is_one_of_tables() -> None:
+    from oe_runtime.keras import distributed_optimizer
+    from oe_runtime.training.optimizers import make
+
+    for name, rate in LEARNING_RATES.items():
+        assert float(distributed_optimizer(make(name, rate)).learning_rate) == pytest.approx(rate)
+    assert make("amsgrad", 0.1).amsgrad
+    assert make("momentum", 0.1).momentum == 0.9
+
+
+def test_a_run_with_many_of_them(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    run = tmp_path / "run"
+    flags = "--model dlrm --interaction cat --bottom 8 --precision bfloat16 --index hash --admission cbf:2"
+    flags += (
+        " --eviction cap:40 --optimizer adamasync --jit --no-eval --timeline 4 --stats-seconds 0 --steps 6"
+    )
+    assert main([*DATA, *SMALL, "--in-process", "--run-dir", str(run), *flags.split()]) == 0
+    assert not events(run, "eval")
+    found = events(run, "servers")
+    assert [e["step"] for e in found] == [1, 2, 3, 4, 5, 6, 6]
+    rows = [e["servers"][0]["rows"] for e in found]
+    assert 0 < rows[0] < rows[1]
+    tables = events(run, "tables")[0]["tables"]
+    assert "C3" in tables
+    assert max(t["rows"] for t in tables.values()) <= 40
+    traces = list(run.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
+    assert len(traces) == 1
+    assert (run / "report.html").read_text().count("<svg") == 10
+    written: dict[str, dict[int, float]] = {}
+    for file in run.glob("tensorboard/events.*"):
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                written.setdefault(value.tag, {})[event.step] = value.simple_value
+    assert written["loss"] == pytest.approx({step: loss for step, (loss, _) in losses(run).items()})
+    assert written["servers/rows"][6] == rows[-1]
+
+
+def test_the_table_of_deeprecs_flags_names_flags_that_exist() -> None:
+    text = (ROOT / "docs/deeprec-flags.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > 25
+    known = {flag for action in parser()._actions for flag in action.option_strings}
+    for row in rows:
+        for flag in re.findall(r"`(--[a-z-]+)", row[2]):
+            assert flag in known, row
