@@ -238,10 +238,10 @@ def main() -> int:
     best = means["ours, to ids"]
     verdict = "met" if best >= ROWS_PER_SECOND or best * mb >= MB_PER_SECOND else "MISSED"
     text = header("Reading Criteo rows")
-    text += f"""{options.data.name} {options.copies} times over, {size / 1e6:,.0f} MB of TSV, from the page cache.
-The median of {options.rounds} rounds in turns, each in a process of its own. MB are those of the rows as
-plain TSV, {mb * 1e6:.0f} bytes a row, also where the file is of another format. `to ids` ends with what a model
-takes: labels, normalised integers and hashed ids; `parse` with columns of numbers and texts.
+    text += f"""{options.data.name} {options.copies} times over, {size / 1e6:,.0f} MB of TSV in the page
+cache. The median of {options.rounds} rounds in turns, each in a process of its own. MB are those of the rows
+as plain TSV, {mb * 1e6:.0f} bytes a row, in other formats too. `to ids` ends with what a model takes: labels,
+normalised integers and hashed ids; `parse` with columns of numbers and texts.
 
 """
     text += table(["reader", "rows/s", "range", "MB/s"], cells)

@@ -215,7 +215,8 @@ def check_data(data: str, worker: Host) -> None:
         if not line:
             raise TrainingError(f"--data: {item} is empty")
         columns = line.count(b"\t") + 1
-        if columns != COLUMNS and item.suffix in (".gz", ".tsv", ".txt", ""):
+        kind = Path(item.stem).suffix if item.suffix == ".gz" else item.suffix
+        if columns != COLUMNS and kind in (".tsv", ".txt", ""):
             raise TrainingError(
                 f"--data: {item} has {columns} tab-separated columns in its first line; Criteo data has "
                 f"{COLUMNS}: a label, 13 numbers and 26 categories"

@@ -1,6 +1,13 @@
 """Criteo-format training data: files, a generator, batches."""
 
-from oe_runtime.data.batches import Source, Split, holdout_batches, open_source, training_batches
+from oe_runtime.data.batches import (
+    Source,
+    Split,
+    holdout_batches,
+    open_source,
+    rank_batches,
+    training_batches,
+)
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
 
@@ -13,5 +20,6 @@ __all__ = [
     "field_rows",
     "holdout_batches",
     "open_source",
+    "rank_batches",
     "training_batches",
 ]

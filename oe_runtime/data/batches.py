@@ -11,6 +11,7 @@ import numpy as np
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.work_queue import Range
 
 
 class Source(Protocol):
@@ -30,6 +31,14 @@ class Source(Protocol):
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """All rows from `start_row` on, in order, in pieces of any size."""
+        ...
+
+    def ranges(self) -> list[Range]:
+        """Parts that share all rows out, for a work queue."""
+        ...
+
+    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
+        """The rows of a range from its row `start_row` on, in order."""
         ...
 
 
@@ -89,6 +98,21 @@ def training_batches(source: Source, split: Split, batch_size: int, skip: int = 
     """
     start = split.row_of(skip * batch_size)
     return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
+
+
+def rank_batches(
+    source: Source, split: Split, batch_size: int, rank: int, workers: int, skip: int = 0
+) -> Iterator[Batch]:
+    """What worker `rank` of `workers` has of `training_batches`, for synchronous training.
+
+    Each batch of `batch_size` rows is cut into a part for each worker. So the workers together see the same
+    rows in the same steps whatever their number is, and a run goes on at the same batch with another number.
+    Parts differ by a row at most; the last batch's may be empty, and its step is done all the same.
+    """
+    if not 0 <= rank < workers:
+        raise ValueError(f"worker {rank} of {workers}: expected 0 up to {workers - 1}")
+    for batch in training_batches(source, split, batch_size, skip):
+        yield batch.slice(batch.rows * rank // workers, batch.rows * (rank + 1) // workers)
 
 
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:

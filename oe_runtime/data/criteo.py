@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import glob
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
 from oe_runtime.data.schema import Batch, field_cardinalities
+from oe_runtime.data.work_queue import Range
+
+RANGE_BYTES = 64 << 20
 
 _COMPRESSED = (".gz", ".zst")
 _KINDS = {
@@ -61,33 +65,67 @@ class CriteoFiles:
         before = 0  # rows in the files that were passed
         self.broken.start()
         for number, path in enumerate(self._files):
-            rows = 0
-            broken = 0
+            pass_ = _Pass(max(0, start_row - before))
             with contextlib.closing(_open(path, self._cardinalities)) as file:
-                if self.broken.limit == 0:  # else which of them are rows must be seen
-                    rows = file.skip(max(0, start_row - before))
-                line = file.first + rows
-                with contextlib.closing(read_ahead(file.pieces())) as pieces:
-                    for batch, problems, read in pieces:
-                        for row, problem in problems:
-                            self.broken.add(path, f"{file.unit} {line + row}", problem)
-                        broken += len(problems)
-                        line += batch.rows + len(problems)
-                        skipped = min(batch.rows, max(0, start_row - before - rows))
-                        rows += batch.rows
-                        self._guess(before + rows, sum(sizes[:number]) + read, sum(sizes))
-                        if skipped < batch.rows:
-                            yield batch.slice(skipped, batch.rows)
-            if rows == 0 and broken == 0:
+                for batch in self._rows(path, file, pass_):
+                    self._guess(before + pass_.rows, sum(sizes[:number]) + pass_.read, sum(sizes))
+                    if batch.rows:
+                        yield batch
+            if pass_.rows == 0 and pass_.broken == 0:
                 raise DataError(f"{path} is empty: it has no row of label, I1 … I13 and C1 … C26")
-            before += rows
+            before += pass_.rows
         if before == 0:
             raise DataError(f"{self._name} has no row that is not broken")
         self._total = before
 
+    def ranges(self, target_bytes: int = RANGE_BYTES) -> list[Range]:
+        """Parts of about `target_bytes` for a work queue: of plain text bytes, of Parquet whole row groups.
+
+        Other files, which can only be read from their begin, are a part each.
+        """
+        found = []
+        for path in self._files:
+            with contextlib.closing(_open(path, self._cardinalities)) as file:
+                found += [Range(str(path), *part) for part in file.parts(target_bytes)]
+        return found
+
+    def read(self, part: Range, start_row: int = 0) -> Generator[Batch, None, None]:
+        """The rows of a range from its row `start_row` on, in order."""
+        path = Path(part.file)
+        with contextlib.closing(_open(path, self._cardinalities)) as file:
+            file.narrow(part.start, part.stop)
+            for batch in self._rows(path, file, _Pass(start_row)):
+                if batch.rows:
+                    yield batch
+
+    def _rows(self, path: Path, file: RowFile, pass_: _Pass) -> Generator[Batch, None, None]:
+        """What follows the first rows, which are passed over; a batch for each piece, which may be empty."""
+        if self.broken.limit == 0:  # else which of them are rows must be seen
+            pass_.rows = file.skip(pass_.start)
+        line = file.first + pass_.rows
+        with contextlib.closing(read_ahead(file.pieces())) as pieces:
+            for batch, problems, pass_.read in pieces:
+                for row, problem in problems:
+                    self.broken.add(path, f"{file.unit} {line + row}", problem)
+                pass_.broken += len(problems)
+                line += batch.rows + len(problems)
+                skipped = min(batch.rows, max(0, pass_.start - pass_.rows))
+                pass_.rows += batch.rows
+                yield batch.slice(skipped, batch.rows)
+
     def _guess(self, rows: int, read: int, size: int) -> None:
         if read:
             self._total = max(rows, rows * size // read)
+
+
+@dataclass
+class _Pass:
+    """How far a file was read."""
+
+    start: int  # the first row that is wanted
+    rows: int = 0
+    broken: int = 0
+    read: int = 0  # bytes
 
 
 def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
+from oe_runtime.data.work_queue import Range
 from oe_runtime.data.write import SCHEMA, write_rows
 
 # Rows are made block by block, each from its own random stream: a resumed run starts at any block at once.
@@ -86,6 +87,20 @@ class Generator:
             block = Batch(dense, raw.ids, raw.labels)
             begin = index * BLOCK_ROWS
             yield block.slice(max(0, start_row - begin), min(BLOCK_ROWS, self.rows - begin))
+
+    def ranges(self, target_rows: int = 8 * BLOCK_ROWS) -> list[Range]:
+        """Parts of about `target_rows` rows for a work queue."""
+        starts = range(0, self.rows, target_rows)
+        return [Range(self.describe(), start, min(self.rows, start + target_rows)) for start in starts]
+
+    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
+        """The rows of a range from its row `start_row` on, in order."""
+        row = part.start + start_row
+        for block in self.blocks(row):
+            if row >= part.stop:
+                return
+            yield block.slice(0, min(block.rows, part.stop - row))
+            row += block.rows
 
     def raw_block(self, index: int) -> RawRows:
         """Rows index·BLOCK_ROWS and on (always a full block)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,11 +22,11 @@ class ParquetRows:
     """An open Parquet file. Categories that are integers are hashed as their decimal text."""
 
     unit = "row"
-    first = 1
 
     def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
         self._path = path
         self._cardinalities = cardinalities
+        self.first = 1
         try:
             self._file = pq.ParquetFile(str(path))
         except (OSError, pa.ArrowInvalid) as error:
@@ -40,28 +41,45 @@ class ParquetRows:
             raise
         self._size = path.stat().st_size
         self._total = self._file.metadata.num_rows
-        self._group = 0  # the row group that is read next
-        self._passed = 0  # rows of it that were passed over
+        self._groups = range(self._file.metadata.num_row_groups)  # what is left to read
+        self._passed = 0  # rows of the first one that were passed over
+
+    def parts(self, target_bytes: int) -> list[tuple[int, int]]:
+        """Rows of one row group after the other, together at least so large."""
+        found, start, stop, size = [], 0, 0, 0
+        for group in self._groups:
+            stop += self._rows_of(group)
+            size += self._file.metadata.row_group(group).total_byte_size
+            if size >= target_bytes or group == self._groups[-1]:
+                found.append((start, stop))
+                start, size = stop, 0
+        return found
+
+    def narrow(self, start: int, stop: int) -> None:
+        """Read only the row groups that begin in these rows."""
+        begins = list(itertools.accumulate((self._rows_of(group) for group in self._groups), initial=0))
+        within = [group for group in self._groups if start <= begins[group] < stop]
+        self._groups = range(within[0], within[-1] + 1) if within else range(0)
+        self.first = 1 + begins[self._groups.start]
 
     def skip(self, count: int) -> int:
         """Pass over `count` rows: row groups by their numbers of rows, which the file's end has."""
-        groups = self._file.metadata
         left = count
-        while self._group < groups.num_row_groups and left >= groups.row_group(self._group).num_rows:
-            left -= groups.row_group(self._group).num_rows
-            self._group += 1
-        if self._group == groups.num_row_groups:
+        while self._groups and left >= self._rows_of(self._groups[0]):
+            left -= self._rows_of(self._groups[0])
+            self._groups = self._groups[1:]
+        if not self._groups:
             return count - left
         self._passed = left
         return count
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
         """Batches of a few thousand rows."""
-        groups = range(self._group, self._file.metadata.num_row_groups)
-        before = sum(self._file.metadata.row_group(g).num_rows for g in range(self._group))
+        before = sum(self._rows_of(group) for group in range(self._groups.start))
         passed = self._passed
+        groups = list(self._groups)
         try:
-            for table in self._file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=self._columns):
+            for table in self._file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=self._columns):
                 before += table.num_rows
                 rest = table.slice(min(passed, table.num_rows))
                 passed -= table.num_rows - rest.num_rows
@@ -70,6 +88,10 @@ class ParquetRows:
                     yield functools.partial(self._convert, rest, read)
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"cannot read {self._path}: {error}") from error
+
+    def _rows_of(self, group: int) -> int:
+        rows: int = self._file.metadata.row_group(group).num_rows
+        return rows
 
     def close(self) -> None:
         """Close the file."""

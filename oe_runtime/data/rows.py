@@ -35,6 +35,14 @@ class RowFile(Protocol):
     unit: str  # what a row is called in messages
     first: int  # the number of the first row in messages
 
+    def parts(self, target_bytes: int) -> list[tuple[int, int]]:
+        """Begins and ends for `narrow`, about `target_bytes` apart, that share all rows out."""
+        ...
+
+    def narrow(self, start: int, stop: int) -> None:
+        """Read only this part; before anything else is read or passed over."""
+        ...
+
     def skip(self, count: int) -> int:
         """Pass over `count` rows without looking into them; how many there were."""
         ...

@@ -34,7 +34,10 @@ class TextFile:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         try:
-            self._head = self._read().removeprefix(_BOM)
+            self._stop: int | None = None  # the byte after which no line begins
+            self._ended = False  # whether that was reached
+            head = self._read()
+            self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
             # A .csv file may be tab-separated all the same, as many are.
             delimiter = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
@@ -42,10 +45,32 @@ class TextFile:
         except BaseException:
             self.close()
             raise
+        self._begin = len(head) - len(self._head)  # of the lines that are rows
         self.first = 1
         if header:
             self.skip(1)
+            self._begin = len(head) - len(self._head)
             self.first = 2
+
+    def parts(self, target_bytes: int) -> list[tuple[int, int]]:
+        """Bytes of a plain file; a compressed one is one part."""
+        size = self._raw.size()
+        step = target_bytes if self._stream is self._raw else max(1, size)
+        return [(start, min(size, start + step)) for start in range(0, size, step)]
+
+    def narrow(self, start: int, stop: int) -> None:
+        """Read only the lines that begin in these bytes; messages count from there."""
+        if self._stream is not self._raw:
+            return
+        self._head = b""
+        self._stop = stop
+        self._ended = stop <= self._begin
+        if start <= self._begin:
+            self._raw.seek(self._begin)
+        else:
+            self._raw.seek(start - 1)
+            self.skip(1)  # the rest of a line that is the former part's; nothing if that ends here
+            self.unit, self.first = f"after byte {start}, line", 1
 
     def skip(self, count: int) -> int:
         """Pass over `count` lines by their ends, which is ten times as fast as parsing them."""
@@ -92,9 +117,24 @@ class TextFile:
 
     def _read(self) -> bytes:
         try:
-            data: bytes = self._stream.read(BLOCK_BYTES)
+            if self._stop is None:
+                data: bytes = self._stream.read(BLOCK_BYTES)
+                return data
+            return self._read_until(self._stop)
         except OSError as error:
             raise DataError(f"cannot read {self._path}: {error}") from error
+
+    def _read_until(self, stop: int) -> bytes:
+        """The next block; the last one ends with the line that has the byte before `stop`."""
+        left = stop - self._raw.tell()
+        if self._ended:
+            return b""
+        data: bytes = self._raw.read(min(left, BLOCK_BYTES) if left > 0 else BLOCK_BYTES)
+        if left > 0:
+            self._ended = left <= BLOCK_BYTES and data.endswith(b"\n")
+        elif end := data.find(b"\n") + 1:
+            self._ended = True
+            data = data[:end]
         return data
 
 

@@ -55,6 +55,13 @@ class RecordFile:
         # Name of the feature and its type, by column.
         self._features = _features(path, itertools.islice(self._drawn(self._records), _LOOKED_AT), tf)
 
+    def parts(self, target_bytes: int) -> list[tuple[int, int]]:
+        """The file, which can only be read from its begin."""
+        return [(0, self._size)]
+
+    def narrow(self, start: int, stop: int) -> None:
+        """The whole file is the only part."""
+
     def skip(self, count: int) -> int:
         """Pass over `count` records; how many there were."""
         if count == 0:

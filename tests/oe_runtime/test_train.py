@@ -216,6 +216,17 @@ def test_a_broken_line_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "run").exists()
 
 
+def test_broken_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (Path(__file__).parent / "data/criteo_200.tsv").read_text().splitlines()
+    path = tmp_path / "rows.tsv"
+    path.write_text("\n".join([*lines[:150], "0\t1", *lines[150:]]) + "\n")
+    arguments = ["--batch-size", "90", "--max-bad-rows", "1"]
+    assert train(tmp_path / "run", *arguments, data=["--data", str(path)]) == 0
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
+    assert shown == [f"left out: {path} line 151: found 2 columns, expected 40"]
+    assert events(tmp_path / "run", "eval")[0]["rows"] == 20
+
+
 def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "--resume") == 1
     assert "nothing to resume" in one_error(capsys)

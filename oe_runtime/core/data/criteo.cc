@@ -24,7 +24,7 @@ struct ChunkMarks {
 ChunkMarks Mark(const char* text, char delimiter, char quote) {
   ChunkMarks marks{0, false};
   __m256i special = _mm256_setzero_si256();
-  for (int half = 0; half < 2; ++half) {
+  for (size_t half = 0; half < 2; ++half) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(text + 32 * half));
     const __m256i found = _mm256_or_si256(_mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(delimiter)),
                                           _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8('\n')));
@@ -258,10 +258,13 @@ bool SplitLine(std::string_view line, const CriteoLayout& layout, std::vector<st
   while (true) {
     if (layout.quotes && at < line.size() && line[at] == '"') {
       const size_t begin = scratch->size();
-      for (++at;; ++at) {
-        if (at == line.size()) return false;
-        if (line[at] == '"' && (++at == line.size() || line[at] != '"')) break;
-        *scratch += line[at];
+      while (true) {  // up to the next quote; two of them stand for one
+        const size_t end = line.find('"', at + 1);
+        if (end == std::string_view::npos) return false;
+        scratch->append(line, at + 1, end - at - 1);
+        at = end + 1;
+        if (at == line.size() || line[at] != '"') break;
+        *scratch += '"';
       }
       fields->emplace_back(scratch->data() + begin, scratch->size() - begin);
       if (at < line.size() && line[at] != layout.delimiter) return false;

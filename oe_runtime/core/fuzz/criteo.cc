@@ -1,6 +1,6 @@
 #include "oe_runtime/core/data/criteo.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "oe_runtime/core/fuzz/targets.h"
 
@@ -60,8 +60,7 @@ void FuzzCriteo(const uint8_t* data, size_t size) {
       Require(all.broken[number].line == line && all.broken[number].problem == one.broken[0].problem);
     } else if (end > at) {
       Require(one.rows == 1 && all.labels[row] == one.labels[0]);
-      Require(std::memcmp(&all.dense[row * kCriteoIntegers], one.dense.data(),
-                          kCriteoIntegers * sizeof(float)) == 0);
+      Require(std::equal(one.dense.begin(), one.dense.end(), &all.dense[row * kCriteoIntegers]));
       for (size_t i = 0; i < kCriteoCategories; ++i) {
         const int64_t id = all.ids[i * all.capacity + row];
         Require(id == one.ids[i] && id >= 0 && static_cast<uint64_t>(id) <= layout.cardinalities[i]);

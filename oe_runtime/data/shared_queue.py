@@ -1,0 +1,129 @@
+"""A work queue in a directory that all workers of a job see: of one machine, or shared with working locks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from oe_runtime.data.errors import DataError
+from oe_runtime.data.work_queue import Range, Work, WorkQueue
+
+
+class SharedWorkQueue:
+    """One worker's end of a WorkQueue; each call reads and writes its state under a lock.
+
+    A worker holds the lock of a file of its own as long as it lives. The kernel lets go of it with the
+    process, however that ends, and the others then take its ranges. So worker processes must not leave forked
+    children behind. The state is written for processes that end, not for machines that do: that is what
+    checkpoints (`save`) are for.
+    """
+
+    def __init__(
+        self, directory: Path, ranges: Sequence[Range], epochs: int = 1, seed: int | None = None
+    ) -> None:
+        self._queue = WorkQueue(ranges, epochs, seed)
+        self._directory = directory
+        self._state = directory / "queue.json"
+        self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._alive = _lock_of(self._alive_file(self.worker), wait=True)
+        except OSError as error:
+            raise DataError(f"cannot keep a work queue in {directory}: {error.strerror}") from error
+
+    def __enter__(self) -> SharedWorkQueue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def take(self, poll_seconds: float = 0.2) -> Work | None:
+        """The next range; None when all are finished but those that this worker has itself.
+
+        Where others have the last ones, waits for these to be finished or to come back.
+        """
+        while True:
+            with self._locked() as queue:
+                work = queue.take(self.worker)
+                if work is None and self._free_lost(queue):
+                    work = queue.take(self.worker)
+                if work is not None or queue.workers() <= {self.worker}:
+                    return work
+            time.sleep(poll_seconds)
+
+    def report(self, work: Work, done: int) -> None:
+        """`done` rows of the range, from its begin, were trained on."""
+        with self._locked() as queue:
+            queue.report(self.worker, work, done)
+
+    def finish(self, work: Work) -> None:
+        """All rows of the range were trained on."""
+        with self._locked() as queue:
+            queue.finish(self.worker, work)
+
+    def save(self) -> dict[str, Any]:
+        """For a checkpoint, as plain JSON. One worker does it for all."""
+        with self._locked() as queue:
+            return queue.save()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state. One worker does it, before any takes a range."""
+        with self._locked() as queue:
+            queue.restore(state)
+
+    def close(self) -> None:
+        """Give back what was not finished."""
+        if self._alive.closed:
+            return
+        with self._locked() as queue:
+            queue.lost(self.worker)
+        self._alive_file(self.worker).unlink(missing_ok=True)
+        self._alive.close()
+
+    def _free_lost(self, queue: WorkQueue) -> bool:
+        """Whether ranges of workers that are gone came back."""
+        freed = False
+        for worker in queue.workers() - {self.worker}:
+            file = self._alive_file(worker)
+            with contextlib.suppress(BlockingIOError):
+                if file.exists():
+                    _lock_of(file, wait=False).close()
+                queue.lost(worker)
+                file.unlink(missing_ok=True)
+                freed = True
+        return freed
+
+    def _alive_file(self, worker: str) -> Path:
+        return self._directory / f"{worker}.alive"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[WorkQueue]:
+        with _lock_of(self._directory / "queue.lock", wait=True):
+            if self._state.exists():
+                self._queue.restore(json.loads(self._state.read_text()))
+            yield self._queue
+            partial = self._state.with_suffix(".part")
+            partial.write_text(json.dumps(self._queue.save(workers=True)))
+            partial.replace(self._state)
+
+
+def _lock_of(path: Path, *, wait: bool) -> IO[str]:
+    """The open file, locked until it is closed; BlockingIOError where another process has the lock."""
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -1,0 +1,258 @@
+"""Ranges of the input for many workers: every row once an epoch, whoever is lost and whenever it is saved."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oe_runtime.data import DataError, Split, open_source, rank_batches, training_batches
+from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
+from oe_runtime.data.schema import COLUMNS, concatenate
+from oe_runtime.data.shared_queue import SharedWorkQueue
+from oe_runtime.data.work_queue import Range, WorkQueue
+
+EXCERPT = Path(__file__).with_name("criteo_200.tsv")
+RANGES = [Range("a.tsv", 0, 100), Range("a.tsv", 100, 180), Range("b.gz", 0, 50)]
+
+
+def test_ranges_are_given_out_once_an_epoch() -> None:
+    queue = WorkQueue(RANGES, epochs=2)
+    works = []
+    while work := queue.take("one"):
+        works.append(work)
+        queue.finish("one", work)
+    assert [work.range for work in works] == RANGES * 2
+    assert [work.epoch for work in works] == [0, 0, 0, 1, 1, 1]
+    assert queue.finished
+
+
+def test_a_seed_shuffles_each_epoch_anew() -> None:
+    ranges = [Range("a.tsv", start, start + 1) for start in range(50)]
+    orders = []
+    for _ in range(2):
+        queue = WorkQueue(ranges, epochs=2, seed=7)
+        orders.append([queue.take("one").range for _ in range(100)])  # type: ignore[union-attr]
+    assert orders[0] == orders[1]
+    first, second = orders[0][:50], orders[0][50:]
+    assert sorted(first) == sorted(second) == ranges
+    assert first != second
+    assert first != ranges
+
+
+def test_what_a_lost_worker_had_comes_back_from_its_last_report() -> None:
+    queue = WorkQueue(RANGES)
+    lost, kept = queue.take("lost"), queue.take("kept")
+    assert lost is not None
+    assert kept is not None
+    queue.report("lost", lost, 30)
+    assert queue.lost("lost") == 1
+    assert queue.lost("lost") == 0
+    again = queue.take("kept")
+    assert again == lost._replace(done=30)
+    with pytest.raises(DataError, match="worker lost has not range 0"):
+        queue.finish("lost", lost)
+    for work in (again, kept, queue.take("kept")):
+        assert work is not None
+        queue.finish("kept", work)
+    assert queue.take("kept") is None
+    assert queue.finished
+
+
+def test_a_saved_queue_goes_on_with_other_workers() -> None:
+    queue = WorkQueue(RANGES, epochs=2, seed=1)
+    first, second = queue.take("one"), queue.take("two")
+    assert first is not None
+    assert second is not None
+    queue.finish("one", first)
+    queue.report("two", second, 5)
+    state = json.loads(json.dumps(queue.save()))
+    other = WorkQueue(RANGES, epochs=2, seed=1)
+    other.restore(state)
+    rest = []
+    while work := other.take("three"):
+        rest.append(work)
+        other.finish("three", work)
+    assert rest[0] == second._replace(done=5)
+    assert Counter([first.range, *(work.range for work in rest)]) == dict.fromkeys(RANGES, 2)
+    with pytest.raises(DataError, match="the saved work queue is of other data"):
+        WorkQueue(RANGES[:2], epochs=2, seed=1).restore(state)
+    with pytest.raises(DataError, match="nothing to read"):
+        WorkQueue([])
+
+
+def lines_of(name: str, count: int) -> bytes:
+    lines = EXCERPT.read_bytes().splitlines()[:count]
+    if name == "rows.csv":
+        table = [",".join(COLUMNS), *(line.decode().replace("\t", ",") for line in lines)]
+        return ("\ufeff" + "".join(line + "\r\n" for line in table)).encode()
+    return b"\n".join(lines)  # no end of the last line
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "target"),
+    [
+        ("rows.tsv", 3, 1),  # a range a byte, most of them without a line
+        ("rows.csv", 3, 1),
+        ("rows.tsv", 40, 242),
+        ("rows.tsv", 200, 7777),
+        ("rows.csv", 200, 7777),
+        ("rows.tsv", 200, 1 << 20),
+        ("rows.tsv.gz", 200, 7777),
+    ],
+)
+def test_ranges_share_all_lines_out(tmp_path: Path, name: str, rows: int, target: int) -> None:
+    path = tmp_path / name
+    text = lines_of(name, rows)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    source = CriteoFiles(str(path))
+    ranges = source.ranges(target)
+    assert (ranges[0].start, ranges[-1].stop) == (0, path.stat().st_size)
+    assert len(ranges) == (1 if path.suffix == ".gz" else -(-len(text) // target))
+    check_ranges(source, ranges, rows)
+
+
+def check_ranges(source: CriteoFiles | Generator, ranges: list[Range], rows: int) -> None:
+    whole = concatenate(list(source.blocks()))
+    assert whole.rows == rows
+    parts = [list(source.read(part)) for part in ranges]
+    np.testing.assert_array_equal(concatenate([b for part in parts for b in part]).ids, whole.ids)
+    for part, batches in zip(ranges, parts, strict=True):
+        if batches:
+            ids = concatenate(batches).ids
+            half = len(ids) // 2
+            np.testing.assert_array_equal(concatenate(list(source.read(part, half))).ids, ids[half:])
+            assert list(source.read(part, len(ids))) == []
+
+
+def test_ranges_of_lines_longer_than_they(tmp_path: Path) -> None:
+    lines = [
+        line.replace(b"\t68fd1e64\t", b"\t" + b"x" * 5000 + b"\t")
+        for line in EXCERPT.read_bytes().splitlines()
+    ]
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    source = CriteoFiles(str(path))
+    check_ranges(source, source.ranges(900), 200)
+
+
+def test_ranges_of_row_groups(tmp_path: Path) -> None:
+    generator = Generator(1000, 1)
+    (batch,) = tables(generator)
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "a.parquet", row_group_size=150)
+    source = CriteoFiles(str(tmp_path))
+    each = source.ranges(1)
+    assert [(part.start, part.stop) for part in each][:2] == [(0, 150), (150, 300)]
+    assert len(each) == 7
+    check_ranges(source, each, 1000)
+    check_ranges(
+        source, source.ranges(pq.ParquetFile(tmp_path / "a.parquet").metadata.serialized_size * 20), 1000
+    )
+    assert source.ranges() == [Range(str(tmp_path / "a.parquet"), 0, 1000)]
+
+
+def test_ranges_of_generated_rows() -> None:
+    generator = Generator(BLOCK_ROWS + 5000, 1)
+    ranges = generator.ranges(20000)
+    assert [part.stop for part in ranges] == [20000, BLOCK_ROWS + 5000]
+    check_ranges(generator, ranges, BLOCK_ROWS + 5000)
+
+
+def test_messages_of_a_range_name_its_begin(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"\n".join(EXCERPT.read_bytes().splitlines()[:20]) + b"\nbroken\n")
+    source = CriteoFiles(str(path))
+    first, second = source.ranges(path.stat().st_size // 2 + 1)
+    assert sum(batch.rows for batch in source.read(first)) > 5
+    with pytest.raises(DataError, match=rf"rows\.tsv after byte {second.start}, line \d+: found 1 columns"):
+        list(source.read(second))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_synchronous_workers_have_the_batches_of_one(workers: int) -> None:
+    source, split = open_source(str(EXCERPT)), Split(0.1)
+    whole = list(training_batches(source, split, 49))
+    assert [batch.rows for batch in whole] == [49, 49, 49, 33]
+    for skip in (0, 2):
+        parts = zip(*(rank_batches(source, split, 49, r, workers, skip) for r in range(workers)), strict=True)
+        for batch, of_ranks in zip(whole[skip:], parts, strict=True):
+            assert max(p.rows for p in of_ranks) - min(p.rows for p in of_ranks) <= 1
+            np.testing.assert_array_equal(concatenate(list(of_ranks)).ids, batch.ids)
+    with pytest.raises(ValueError, match="worker 2 of 2"):
+        next(rank_batches(source, split, 49, 2, 2))
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.shared_queue import SharedWorkQueue
+
+directory, data, log, hang = sys.argv[1:]
+source = CriteoFiles(data)
+with SharedWorkQueue(Path(directory), source.ranges(20000), epochs=2, seed=3) as queue, open(log, "a") as out:
+    while work := queue.take(0.05):
+        done = work.done
+        for batch in source.read(work.range, done):
+            for start in range(0, batch.rows, 50):
+                part = batch.slice(start, start + 50)
+                numbers = np.rint(np.expm1(part.dense[:, 0].astype(float))).astype(int)
+                out.writelines(f"{work.epoch} {number}\\n" for number in numbers)
+                out.flush()
+                done += part.rows
+                queue.report(work, done)
+                if hang == "yes":
+                    print("hanging", flush=True)
+                    time.sleep(600)
+        queue.finish(work)
+"""
+
+
+@pytest.mark.process
+def test_four_processes_of_which_one_is_killed(tmp_path: Path) -> None:
+    data = tmp_path / "rows.tsv"
+    fields = [line.split(b"\t") for line in EXCERPT.read_bytes().splitlines()]
+    numbered = (b"\t".join([f[0], b"%d" % i, *f[2:]]) for i, f in enumerate(fields * 10))
+    data.write_bytes(b"".join(line + b"\n" for line in numbered))
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "queue"), str(data), str(tmp_path / "log")]
+    with subprocess.Popen([*command, "yes"], stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"hanging\n"
+        workers = [subprocess.Popen([*command, "no"]) for _ in range(3)]
+        victim.kill()
+        assert victim.wait() == -signal.SIGKILL
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0, 0]
+    seen = Counter(tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines())
+    assert seen == {(epoch, row): 1 for epoch in (0, 1) for row in range(2000)}
+    ranges = CriteoFiles(str(data)).ranges(20000)
+    with SharedWorkQueue(tmp_path / "queue", ranges, epochs=2, seed=3) as queue:
+        assert queue.take() is None
+        state = queue.save()
+    assert state["open"] == []
+    with SharedWorkQueue(tmp_path / "another", ranges, epochs=2, seed=3) as queue:
+        queue.restore(state)
+        assert queue.take() is None
+
+
+def test_a_shared_queue_takes_back_what_a_closed_worker_had(tmp_path: Path) -> None:
+    one, two = (SharedWorkQueue(tmp_path, RANGES) for _ in range(2))
+    had = one.take()
+    assert had is not None
+    one.report(had, 7)
+    assert [two.take(), two.take()] != [None, None]
+    one.close()
+    one.close()
+    assert two.take() == had._replace(done=7)
+    assert two.take() is None  # all the others are its own
+    two.close()
+    with pytest.raises(DataError, match="cannot keep a work queue in"):
+        SharedWorkQueue(EXCERPT / "queue", RANGES)
