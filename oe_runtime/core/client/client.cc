@@ -23,17 +23,12 @@ struct SumWork {
   size_t table;
 };
 
-void SumTable(const PlannedGroup& group, size_t table, const BatchPlan& plan, const float* gradients,
-              float* sums) {
-  const PlannedTable& planned = group.tables[table];
+void SumTable(const PlannedGroup& group, size_t table, const float* gradients, float* sums, uint8_t* seen) {
   const size_t dim = group.dim;
-  for (uint32_t server = 0; server < plan.servers; ++server) {
-    const size_t rows = plan.keys[planned.keys].on(server);
-    std::fill_n(sums + planned.offsets[server] * dim, rows * dim, 0.0F);
-  }
   for (const PlannedLookup& lookup : group.lookups) {
     if (lookup.table != table) continue;
-    SumByRow(gradients + lookup.offset * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums);
+    SumByRow(gradients + lookup.offset * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums,
+             seen);
   }
 }
 
@@ -196,11 +191,13 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   }
   std::vector<Buffer> sums;
   std::vector<float*> places;
+  std::vector<std::vector<uint8_t>> seen(plan.groups.size());  // of the rows of each group; see SumByRow
   std::vector<SumWork> work;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     sums.emplace_back(plan.groups[g].rows * plan.groups[g].dim * sizeof(float));
     places.push_back(sums.back().as<float>());
     if (summed) std::copy_n(gradients[g].data, plan.groups[g].rows * plan.groups[g].dim, places[g]);
+    if (!summed) seen[g].resize(plan.groups[g].rows);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
   std::vector<TableSpec> tables;
@@ -212,7 +209,7 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
     const size_t g = work[i].group;
     const PlannedGroup& group = plan.groups[g];
     const PlannedTable& planned = group.tables[work[i].table];
-    if (!summed) SumTable(group, work[i].table, plan, gradients[g].data, places[g]);
+    if (!summed) SumTable(group, work[i].table, gradients[g].data, places[g], seen[g].data());
     if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);

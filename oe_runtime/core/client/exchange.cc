@@ -120,11 +120,12 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                         const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls,
                         const std::string& token, double timeout) {
   std::vector<bool> done(peers.size(), false);
+  std::vector<bool> encrypts(peers.size());
   const std::chrono::seconds silence(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
   for (size_t i = 0; i < peers.size(); ++i) {
     Peer* const peer = peers[i].get();
-    const bool encrypt = Encrypts(tls, addresses[i].address());
-    if (encrypt && tls_ == nullptr) {
+    encrypts[i] = Encrypts(tls, addresses[i].address());
+    if (encrypts[i] && tls_ == nullptr) {
       if (token.empty()) {
         throw SpecError("server " + peer->endpoint +
                         " is connected to with encryption, which needs the servers' token (--token-file); "
@@ -135,7 +136,7 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
   }
   for (size_t i = 0; i < peers.size(); ++i) {
     Peer* const peer = peers[i].get();
-    const bool encrypt = Encrypts(tls, addresses[i].address());
+    const bool encrypt = encrypts[i];
     ++pending_;
     peer->stream.socket().async_connect(
         addresses[i], [this, peer, &done, i, silence, encrypt](const asio::error_code& error) {

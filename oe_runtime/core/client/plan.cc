@@ -15,32 +15,32 @@ using Sources = std::vector<uint32_t>;  // the ids arrays that one table is look
 // The unique keys of several ids arrays together. Each array was made unique already; a key may still be in
 // two.
 struct Merged {
-  std::vector<Key> keys;
+  const std::vector<Key>* keys = nullptr;  // `joint`, or those of the only source
+  std::vector<Key> joint;
   std::vector<std::vector<int32_t>>
       places;  // per source: place in its own keys -> place here; empty = the same
 };
 
-Merged Merge(const Sources& sources, const std::vector<UniqueKeys>& uniques) {
-  Merged merged;
-  merged.places.resize(sources.size());
+void Merge(const Sources& sources, const std::vector<UniqueKeys>& uniques, Merged* merged) {
+  merged->places.resize(sources.size());
   if (sources.size() == 1) {
-    merged.keys = uniques[sources[0]].keys;
-    return merged;
+    merged->keys = &uniques[sources[0]].keys;
+    return;
   }
   std::vector<Key> all;
   for (const uint32_t source : sources) {
     all.insert(all.end(), uniques[source].keys.begin(), uniques[source].keys.end());
   }
   UniqueKeys joint = FindUnique(all.data(), all.size());
-  merged.keys = std::move(joint.keys);
+  merged->joint = std::move(joint.keys);
+  merged->keys = &merged->joint;
   size_t begin = 0;
   for (size_t i = 0; i < sources.size(); ++i) {
     const size_t end = begin + uniques[sources[i]].keys.size();
-    merged.places[i].assign(joint.inverse.begin() + static_cast<std::ptrdiff_t>(begin),
-                            joint.inverse.begin() + static_cast<std::ptrdiff_t>(end));
+    merged->places[i].assign(joint.inverse.begin() + static_cast<std::ptrdiff_t>(begin),
+                             joint.inverse.begin() + static_cast<std::ptrdiff_t>(end));
     begin = end;
   }
-  return merged;
 }
 
 // Where every unique key of one Merged went.
@@ -136,7 +136,7 @@ class Planner {
       if (added) merge_sources_.push_back(sources_[table]);
     }
     merged_.resize(merge_sources_.size());
-    pool_->ParallelFor(merged_.size(), [this](size_t i) { merged_[i] = Merge(merge_sources_[i], uniques_); });
+    pool_->ParallelFor(merged_.size(), [this](size_t i) { Merge(merge_sources_[i], uniques_, &merged_[i]); });
   }
 
   void ShareOutKeys() {
@@ -145,7 +145,7 @@ class Planner {
     for (size_t table = 0; table < tables_.size(); ++table) {
       if (sources_[table].empty()) continue;
       const bool array = tables_[table].index == "array";
-      if (array) CheckRange(tables_[table], merged_[merged_of_[table]].keys);
+      if (array) CheckRange(tables_[table], *merged_[merged_of_[table]].keys);
       const auto [found, added] = numbers.emplace(std::pair(merged_of_[table], array), numbers.size());
       set_of_[table] = found->second;
       if (added) sets_.push_back({merged_of_[table], array, {}});
@@ -153,7 +153,7 @@ class Planner {
     plan_.keys.resize(sets_.size());
     pool_->ParallelFor(sets_.size(), [this](size_t i) {
       plan_.keys[i] =
-          ShareOut(merged_[sets_[i].merged].keys, plan_.servers, sets_[i].array, &sets_[i].shared);
+          ShareOut(*merged_[sets_[i].merged].keys, plan_.servers, sets_[i].array, &sets_[i].shared);
     });
   }
 
@@ -209,7 +209,13 @@ class Planner {
         static_cast<size_t>(std::find(of_table.begin(), of_table.end(), source) - of_table.begin());
     const std::vector<int32_t>& places = merged_[merged_of_[table.table]].places[which];
     const Shared& shared = sets_[set_of_[table.table]].shared;
-
+    const std::vector<int32_t>& inverse = uniques_[source].inverse;
+    int32_t* out = group.inverse.data() + lookup.offset;
+    if (places.empty() && shared.server.empty()) {  // rows lie as the unique keys do
+      const auto first = static_cast<int32_t>(table.offsets[0]);
+      for (size_t i = 0; i < inverse.size(); ++i) out[i] = first + inverse[i];
+      return;
+    }
     // From this source's unique keys to rows of the group; then one look-up a position.
     std::vector<int32_t> row(uniques_[source].keys.size());
     for (size_t u = 0; u < row.size(); ++u) {
@@ -218,8 +224,6 @@ class Planner {
                    ? static_cast<int32_t>(table.offsets[0] + place)
                    : static_cast<int32_t>(table.offsets[shared.server[place]]) + shared.place[place];
     }
-    const std::vector<int32_t>& inverse = uniques_[source].inverse;
-    int32_t* out = group.inverse.data() + lookup.offset;
     for (size_t i = 0; i < inverse.size(); ++i) out[i] = row[static_cast<size_t>(inverse[i])];
   }
 

@@ -6,13 +6,22 @@ namespace oe {
 namespace {
 
 constexpr size_t kAhead = 16;  // ids hashed, and their slots fetched, before they are looked at
+constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its next batch
 
+// kDim is 0 where the compiler shall not know it.
 template <size_t kDim>
-void SumFixed(const float* gradients, const int32_t* rows, size_t n, float* sums) {
+void Sum(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen) {
+  const size_t size = kDim == 0 ? dim : kDim;
   for (size_t i = 0; i < n; ++i) {
-    float* to = sums + static_cast<size_t>(rows[i]) * kDim;
-    const float* from = gradients + i * kDim;
-    for (size_t d = 0; d < kDim; ++d) to[d] += from[d];
+    const auto row = static_cast<size_t>(rows[i]);
+    float* __restrict to = sums + row * size;
+    const float* __restrict from = gradients + i * size;
+    if (seen[row] != 0) {
+      for (size_t d = 0; d < size; ++d) to[d] += from[d];
+    } else {
+      seen[row] = 1;
+      for (size_t d = 0; d < size; ++d) to[d] = from[d];
+    }
   }
 }
 
@@ -25,11 +34,9 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
   unsigned bits = 4;
   while ((size_t{1} << bits) < 2 * n) ++bits;
   const size_t mask = (size_t{1} << bits) - 1;
-  struct Slot {
-    Key key;
-    int32_t place;  // -1: empty
-  };
-  std::vector<Slot> slots(mask + 1, Slot{0, -1});
+  // Places in result.keys; -1 is an empty slot. They stay: new memory would cost as much as the search.
+  static thread_local std::vector<int32_t> slots;
+  slots.assign(mask + 1, -1);
   // Multiplying spreads strided keys; the high bits are the good ones.
   const auto home = [bits](Key key) {
     return static_cast<size_t>((key * 0x9E3779B97F4A7C15ULL) >> (64 - bits));
@@ -40,33 +47,33 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
     if (i + kAhead < n) __builtin_prefetch(&slots[home(ids[i + kAhead])], 1);
     const Key key = ids[i];
     size_t at = home(key);
-    while (slots[at].place >= 0 && slots[at].key != key) at = (at + 1) & mask;
-    if (slots[at].place < 0) {
-      slots[at] = Slot{key, static_cast<int32_t>(result.keys.size())};
+    while (slots[at] >= 0 && result.keys[static_cast<size_t>(slots[at])] != key) at = (at + 1) & mask;
+    if (slots[at] < 0) {
+      slots[at] = static_cast<int32_t>(result.keys.size());
       result.keys.push_back(key);
     }
-    result.inverse[i] = slots[at].place;
+    result.inverse[i] = slots[at];
   }
+  if (slots.size() > kMostSlots) slots = {};
   return result;
 }
 
-void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums) {
+void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen) {
   switch (dim) {
     case 1:
-      return SumFixed<1>(gradients, rows, n, sums);
+      return Sum<1>(gradients, rows, n, dim, sums, seen);
     case 8:
-      return SumFixed<8>(gradients, rows, n, sums);
+      return Sum<8>(gradients, rows, n, dim, sums, seen);
     case 9:
-      return SumFixed<9>(gradients, rows, n, sums);
+      return Sum<9>(gradients, rows, n, dim, sums, seen);
     case 16:
-      return SumFixed<16>(gradients, rows, n, sums);
+      return Sum<16>(gradients, rows, n, dim, sums, seen);
+    case 32:
+      return Sum<32>(gradients, rows, n, dim, sums, seen);
+    case 64:
+      return Sum<64>(gradients, rows, n, dim, sums, seen);
     default:
-      break;
-  }
-  for (size_t i = 0; i < n; ++i) {
-    float* to = sums + static_cast<size_t>(rows[i]) * dim;
-    const float* from = gradients + i * dim;
-    for (size_t d = 0; d < dim; ++d) to[d] += from[d];
+      return Sum<0>(gradients, rows, n, dim, sums, seen);
   }
 }
 

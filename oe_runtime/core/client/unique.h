@@ -18,7 +18,8 @@ struct UniqueKeys {
 UniqueKeys FindUnique(const Key* ids, size_t n);
 
 // sums[rows[i] * dim ...] += gradients[i * dim ...], in the order of the positions, so that the same batch
-// gives the same bits on every run and for every number of servers and threads.
-void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums);
+// gives the same bits on every run and for every number of servers and threads. A row that is not in `seen`,
+// one byte a row, is set and not read, and is in it afterwards.
+void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen);
 
 }  // namespace oe

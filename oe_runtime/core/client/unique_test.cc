@@ -60,8 +60,9 @@ TEST_P(SumTest, InOrderOfPositions) {
   std::vector<float> gradients(rows.size() * dim);
   for (int32_t& row : rows) row = static_cast<int32_t>(random() % 20);
   for (float& gradient : gradients) gradient = normal(random);
-  std::vector<float> sums(20 * dim, 0.0F);
-  SumByRow(gradients.data(), rows.data(), rows.size(), dim, sums.data());
+  std::vector<float> sums(20 * dim, std::numeric_limits<float>::quiet_NaN());
+  std::vector<uint8_t> seen(20);
+  SumByRow(gradients.data(), rows.data(), rows.size(), dim, sums.data(), seen.data());
   for (size_t row = 0; row < 20; ++row) {
     for (size_t d = 0; d < dim; ++d) {
       float wanted = 0;

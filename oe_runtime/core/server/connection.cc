@@ -99,6 +99,7 @@ void Connection::LookAtProgress() {
       TakeBuffers();
       body_ = Buffer();
       reply_ = Buffer();
+      Buffer::FreeSpare();
     } else if (moved_ - seen_moved_ < context_->limits.least_bytes) {
       context_->refusals.Count(Refusal::kSlow);
       return Close();

@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <utility>
 
 namespace oe {
@@ -12,6 +10,10 @@ namespace oe {
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;  // one cache line; what TensorFlow asks of memory it does not copy
+  // Large blocks that buffers let go of wait for the next ones, up to so many bytes in a process, and the
+  // oldest go first: the kernel clears every page of new memory, which takes longer than to fill it with
+  // rows.
+  static constexpr size_t kMostSpare = size_t{256} << 20;
 
   Buffer() = default;
   explicit Buffer(size_t size) { Resize(size); }
@@ -27,22 +29,13 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { Free(); }
 
   // The old content is lost. Memory is kept unless the new size needs less than a quarter of a large block,
   // so that one huge request does not hold its memory for the life of a connection.
   void Resize(size_t size) {
     const bool wasteful = capacity_ > kKeep && size < capacity_ / 4;
-    if (size > capacity_ || wasteful) {
-      std::free(data_);
-      data_ = nullptr;
-      size_ = capacity_ = 0;
-      const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
-      if (rounded < size) throw std::bad_alloc();
-      data_ = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded));
-      if (data_ == nullptr) throw std::bad_alloc();
-      capacity_ = rounded;
-    }
+    if (size > capacity_ || wasteful) Allocate(size);
     size_ = size;
   }
 
@@ -60,8 +53,16 @@ class Buffer {
     return reinterpret_cast<const T*>(data_);
   }
 
+  // Bytes that wait for the next buffers of this process.
+  static size_t Spare();
+  // Gives them back to the system.
+  static void FreeSpare();
+
  private:
   static constexpr size_t kKeep = size_t{8} << 20;
+  void Allocate(size_t size);
+  void Free() noexcept;
+
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
   size_t capacity_ = 0;

@@ -39,6 +39,38 @@ Buffer SampleBatch() {
   return head;
 }
 
+TEST(BufferTest, LargeBlocksAreUsedAgain) {
+  Buffer::FreeSpare();
+  const uint8_t* block = nullptr;
+  {
+    Buffer first(size_t{10} << 20);
+    block = first.data();
+    first.data()[first.size() - 1] = 1;
+  }
+  EXPECT_GE(Buffer::Spare(), size_t{10} << 20);
+  const Buffer again((size_t{10} << 20) - 12345);
+  EXPECT_EQ(again.data(), block);
+  EXPECT_EQ(Buffer::Spare(), 0U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(again.data()) % Buffer::kAlignment, 0U);
+  {
+    const Buffer small(1000);
+  }
+  EXPECT_EQ(Buffer::Spare(), 0U);
+}
+
+TEST(BufferTest, SpareBlocksAreBounded) {
+  Buffer::FreeSpare();
+  {
+    std::vector<Buffer> many;
+    for (size_t size = 1; size <= 48; ++size) many.emplace_back(size << 20);
+    const Buffer huge(Buffer::kMostSpare + 1);
+  }
+  EXPECT_LE(Buffer::Spare(), Buffer::kMostSpare);
+  EXPECT_GE(Buffer::Spare(), Buffer::kMostSpare / 2);
+  Buffer::FreeSpare();
+  EXPECT_EQ(Buffer::Spare(), 0U);
+}
+
 TEST(FrameTest, HeaderRoundTrip) {
   const FrameHeader header{Op::kPush, 0x0123456789ABCDEFULL, 1234};
   const FrameHeader read = DecodeHeader(EncodeHeader(header), kMaxBody);
