@@ -15,8 +15,9 @@ from oe_runtime.errors import (
     SpecError,
     SpecMismatch,
     StorageError,
+    WorkerLost,
 )
-from oe_runtime.spec import StorageSpec, TableSpec
+from oe_runtime.spec import StorageSpec, TableSpec, Worker
 
 __all__ = [
     "AuthError",
@@ -34,4 +35,6 @@ __all__ = [
     "StorageError",
     "StorageSpec",
     "TableSpec",
+    "Worker",
+    "WorkerLost",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from oe_runtime import _core
 from oe_runtime._core import Group, Pulled
-from oe_runtime.errors import SpecError
-from oe_runtime.spec import StorageSpec, TableSpec
+from oe_runtime.errors import OeError, SpecError
+from oe_runtime.spec import StorageSpec, TableSpec, Worker
 
 __all__ = ["TRANSFERS", "Client", "Group", "Pulled"]
 
@@ -41,6 +42,7 @@ class Client:
         checkpoint_transfer: str = "shared",
         tls: str = "auto",
         job: str = "",
+        worker: Worker | None = None,
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -52,7 +54,8 @@ class Client:
         encrypts connections to all servers but those on loopback; the keys are made from the token, which
         then must have 16 bytes and does not cross the network. ``job`` names the tables that this client
         works on, and is part of no file: several jobs or models may use the same servers, each with tables
-        and checkpoints of its own. Raises ``ServerLost``, ``AuthError``,
+        and checkpoints of its own. ``worker`` says which one of several that train the job this is; each has
+        its own rank and its own part of every batch. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -64,7 +67,15 @@ class Client:
         wire = checkpoint_transfer == "wire"
         self._job = job
         self._connect: Callable[[], _core.Client] | None = partial(
-            _core.Client.connect, list(endpoints), token, timeout, threads, wire, tls, job
+            _core.Client.connect,
+            list(endpoints),
+            token,
+            timeout,
+            threads,
+            wire,
+            tls,
+            job,
+            worker.to_json() if worker else "",
         )
         self._core = self._connect()
         self._tables = 0
@@ -89,8 +100,9 @@ class Client:
 
         A server that was started again has no rows, or those of its newest checkpoint, and the others may
         have taken a push that it has not: go back to one checkpoint of all by ``recover`` or ``restore``.
-        What was pulled before cannot be pushed any more. Raises what a new client and ``create_table`` may
-        raise; then it can be called again.
+        What was pulled before cannot be pushed any more. Of several workers all must reconnect, and then go
+        back to the same one. Raises what a new client and ``create_table`` may raise; then it can be called
+        again.
         """
         if self._connect is None:
             raise SpecError("a client in one process has no servers to connect to")
@@ -137,8 +149,9 @@ class Client:
 
         Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
         ``gradients[i]`` has the shape of ``groups[i].rows``. ``learning_rate`` is one number, or one per
-        group. Returns when every server has applied its part; when it raises, some may have and others not,
-        so go on from the last checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
+        group. Returns when every server has applied its part, or, of several synchronous workers
+        (``Worker``), has taken it; when it raises, some may have and others not, so go on from the last
+        checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
         arrays = [np.ascontiguousarray(gradient, dtype=np.float32) for gradient in gradients]
@@ -185,7 +198,8 @@ class Client:
 
         An increment needs what it was made on: name all saves in their order, that of all rows first (of
         published checkpoints, ``oe_runtime.checkpoint.chain`` finds them). A server changes nothing before
-        all files were verified. Raises ``CheckpointError``.
+        all files were verified. Several workers all restore the same; it is done once, when the last has
+        asked (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
         self._core.restore([str(Path(directory).absolute()) for directory in directories])
 
@@ -195,8 +209,9 @@ class Client:
         For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for
         microseconds, and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be
         above that of the last one. The newest few are kept (``StorageSpec.kept_checkpoints``). Call it
-        between pushes.
-        Raises ``SpecError`` for a storage that keeps none, ``StorageError``.
+        between pushes; of several synchronous workers one calls it, and it is of the batch that this one
+        pushed last, with all workers' shares. Raises ``SpecError`` for a storage that keeps none,
+        ``StorageError``.
         """
         self._core.checkpoint(batch, wait)
 
@@ -208,8 +223,9 @@ class Client:
         """Go back to a checkpoint in the servers' storage: ``batch``, or the newest that all have.
 
         Create the tables first; servers that were started again find their rows with ``StorageSpec.recover``.
-        Pushes after the checkpoint are gone. Returns its batch. Raises ``CheckpointError`` if not all have
-        it; then nothing has changed.
+        Pushes after the checkpoint are gone. Several workers all recover the same; it is done once, when the
+        last has asked. Returns its batch. Raises ``CheckpointError`` if not all have it; then nothing has
+        changed.
         """
         return self._core.recover(batch)
 
@@ -234,6 +250,14 @@ class Client:
             server["jobs"], server["tables"] = jobs, jobs[self._job]
         return {"servers": servers}
 
+    def leave(self) -> None:
+        """Of several workers, this one has pushed its last batch: the others go on without it.
+
+        What it has pushed still counts, and it may still pull and save. A ``with`` block that ends without an
+        exception leaves; a client that is only closed is lost to the others (``Worker.on_lost``).
+        """
+        self._core.leave()
+
     def shutdown(self) -> None:
         """End the servers, for all jobs, and this client."""
         self._core.shutdown()
@@ -248,6 +272,9 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            with contextlib.suppress(OeError):  # it is closed, or its server is gone
+                self.leave()
         self.close()
 
 

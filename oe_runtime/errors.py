@@ -39,6 +39,10 @@ class ProtocolError(OeError):
     """A peer that does not speak this protocol or this version of it."""
 
 
+class WorkerLost(OeError):
+    """Another worker of the job is lost, or was waited for too long; the message names the ranks."""
+
+
 class ServerLost(OeError):
     """A server that does not answer any more; `endpoint` is its host:port, or "" in one process."""
 

@@ -93,6 +93,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.one(
         "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
     )
+    _workers(page, stats["workers"])
     times = stats["times"]
     page.histogram("oe_pull_duration_seconds", "Time in which a pull is served.", times["pull"])
     page.histogram("oe_push_duration_seconds", "Time in which a push is served.", times["push"])
@@ -158,6 +159,42 @@ def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
             "counter",
             "Keys of pushes that got no row: not admitted yet, or no place under the cap.",
             refused,
+        )
+
+
+def _workers(page: _Page, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """Of the jobs that several workers train."""
+    if not jobs:
+        return
+    of_jobs = [({"training_job": job["job"]}, job) for job in jobs]
+    page.add(
+        "oe_job_workers",
+        "gauge",
+        "Workers that train a job; of all, those that are connected and those that were lost.",
+        [
+            ({**labels, "state": state}, job[field])
+            for labels, job in of_jobs
+            for state, field in (("all", "of"), ("connected", "connected"), ("lost", "lost"))
+        ],
+    )
+    page.add(
+        "oe_worker_batches_total",
+        "counter",
+        "Batches of all workers that were applied, each table's counted.",
+        [(labels, job["batches"]) for labels, job in of_jobs],
+    )
+    page.add(
+        "oe_worker_waiting_requests",
+        "gauge",
+        "Requests that wait for other workers.",
+        [({**labels, "kind": kind}, n) for labels, job in of_jobs for kind, n in job["waiting"].items()],
+    )
+    for field, what in (("pushes", "Pushes"), ("bytes", "Memory of pushes")):
+        page.add(
+            f"oe_worker_held_{field}",
+            "gauge",
+            f"{what} that are held until those of other workers are there.",
+            [(labels, job["held"][field]) for labels, job in of_jobs],
         )
 
 

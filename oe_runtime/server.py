@@ -30,6 +30,10 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)
     queue               requests that wait to be served, bytes of requests and replies under way, and how
                         many are waiting_for_memory
+    workers[]           of each job that several workers train: job, of (so many), mode, connected, lost,
+                        left, batches (that were applied, each table's counted), held (pushes and bytes that
+                        wait for the other workers'), waiting (requests that do: pulls, pushes, checkpoints,
+                        going_back)
     times               pull, push (being served) and queue_wait (from a request's last byte to the beginning
                         of its service): bounds in seconds, counts of each bucket (the last has no
                         bound), sum_seconds
@@ -167,7 +171,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(1 << 20, 2**63 - 1),
         default=4 << 30,
         metavar="BYTES",
-        help="memory for requests under way, and as much for replies; who exceeds it waits (default 4 GiB)",
+        help="memory for requests under way, as much for replies, and as much for what waits for other "
+        "workers; who exceeds it waits, or is refused where only others could make room (default 4 GiB)",
     )
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
     parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")

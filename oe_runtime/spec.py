@@ -13,7 +13,7 @@ from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["STORAGES", "TLS", "StorageSpec", "TableSpec"]
+__all__ = ["STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
 
 # Whether connections are encrypted; auto: those that leave the machine.
 TLS = ("auto", "on", "off")
@@ -124,3 +124,36 @@ class StorageSpec:
     def to_json(self) -> str:
         """The storage as a JSON object."""
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which worker of a job a client is: ``rank``, from 0, of ``of``. All must say the same but for ``wait``.
+
+    ``mode`` is ``"sync"``: the servers hold each worker's push of a batch until those of all are there, sum
+    them by key in the order of the ranks, and apply them as one push, so that the rows are those of one
+    worker with the whole batch, and the same bits whoever comes first. What a worker asks of those rows after
+    its own push waits for that: the next pull, a save, a checkpoint. A worker that has nothing in a batch
+    pulls and pushes empty arrays. Or it is ``"async"``: a push is applied when it comes, and with
+    ``staleness`` s a pull waits until no other worker is more than s pushes behind.
+
+    ``on_lost`` says what happens when a worker's connection ends without ``Client.leave``: with ``"stop"``
+    the others get ``WorkerLost`` when they wait for it or push, until all go back to a checkpoint together;
+    with ``"continue"`` they go on without it, and (``"sync"``) it takes part again when all go back to a
+    checkpoint. ``wait`` is how many seconds a request may wait for other workers before it raises
+    ``WorkerLost``.
+    """
+
+    rank: int
+    of: int
+    mode: str = "sync"
+    staleness: int | None = None
+    on_lost: str = "stop"
+    wait: float = 600.0
+
+    def to_json(self) -> str:
+        """The worker as a JSON object; ``SpecError`` if a value has no JSON form."""
+        try:
+            return json.dumps(asdict(self), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"worker {self.rank!r}: {error}") from None

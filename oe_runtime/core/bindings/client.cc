@@ -102,11 +102,12 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
                                 double timeout, unsigned threads, bool wire_checkpoints,
-                                const std::string& tls, const std::string& job) {
+                                const std::string& tls, const std::string& job, const std::string& worker) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;
   options.job = job;
+  if (!worker.empty()) options.worker = WorkerSpecFromJsonText(worker);
   options.tls = ParseTlsMode(tls);
   options.timeout = timeout;
   options.wire_checkpoints = wire_checkpoints;
@@ -155,7 +156,8 @@ void BindClient(py::module_& module) {
   py::class_<Client>(module, "Client", "See oe_runtime.Client.")
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
-                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"))
+                  py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"),
+                  py::arg("worker"))
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {
@@ -183,6 +185,7 @@ void BindClient(py::module_& module) {
                          std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
       .def("evict", [](Client& client) { return Released([&] { return client.Evict(); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
+      .def("leave", [](Client& client) { Released([&] { client.Leave(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });
 }

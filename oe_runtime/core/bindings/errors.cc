@@ -36,6 +36,8 @@ void Translate(std::exception_ptr pointer) {
     Raise("CheckpointError", error.what());
   } catch (const AuthError& error) {
     Raise("AuthError", error.what());
+  } catch (const WorkerLost& error) {
+    Raise("WorkerLost", error.what());
   } catch (const ProtocolError& error) {
     Raise("ProtocolError", error.what());
   } catch (const Error& error) {

@@ -12,6 +12,7 @@
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/messages.h"
 #include "oe_runtime/core/wire/tls_mode.h"
+#include "oe_runtime/core/wire/worker_spec.h"
 
 namespace oe {
 
@@ -44,6 +45,7 @@ class Backend {
   virtual void Recover(uint64_t id) = 0;
   virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
+  virtual void Leave() = 0;            // this worker pushes no more: the others go on without it
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client
 };
@@ -58,8 +60,9 @@ struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
   std::string token;
   std::string job;               // whose tables this client works on; the servers' other jobs have their own
+  WorkerSpec worker;             // which of the job's workers this is
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
-  double timeout = 60;           // seconds that a server may take to answer
+  double timeout = 60;  // seconds that a server may take to answer, besides waiting for other workers
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;
   // Called about five times a second during a wait; may throw to end it, which closes the connections.

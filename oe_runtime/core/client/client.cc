@@ -317,6 +317,11 @@ uint64_t Client::Evict() {
   return backend_->Evict();
 }
 
+void Client::Leave() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Leave();
+}
+
 void Client::Shutdown() {
   const std::lock_guard<std::mutex> request(request_mutex_);
   backend_->Shutdown();

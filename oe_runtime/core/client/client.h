@@ -48,7 +48,8 @@ class Client {
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
   // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
-  // otherwise it throws, and some may have; none has after GradientError.
+  // otherwise it throws, and some may have; none has after GradientError. With several workers, synchronous:
+  // every server has its part, and applies it once it has the other workers' (server/workers.h).
   void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
             const std::vector<double>& learning_rates, bool summed = false);
   // The rows of the keys as they come, duplicates included, into out[n * dim].
@@ -69,6 +70,8 @@ class Client {
   // Table::Evict of every table on every server; how many rows went.
   uint64_t Evict();
   nlohmann::json Stats();
+  // Of a job with several workers: this one pushes no more, and the others' batches are complete without it.
+  void Leave();
   void Shutdown();
   void Close();
 

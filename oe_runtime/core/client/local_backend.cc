@@ -120,6 +120,7 @@ class LocalBackend : public Backend {
     return all;
   }
 
+  void Leave() override { CheckOpen(); }
   void Shutdown() override { Close(); }
   void Close() override { stores_.clear(); }
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "oe_runtime/core/client/unique.h"
+#include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/spec.h"
 

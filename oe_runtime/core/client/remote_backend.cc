@@ -50,12 +50,16 @@ class RemoteBackend : public Backend {
  public:
   RemoteBackend(const RemoteOptions& options, ThreadPool* pool)
       : timeout_(options.timeout),
+        worker_(options.worker),
+        patience_(timeout_ + (worker_.of > 1 ? worker_.wait : 0)),
+        long_patience_(patience_ + std::max(0.0, kLongTimeout - timeout_)),
         wire_checkpoints_(options.wire_checkpoints),
         pool_(pool),
         exchanger_(&io_, options.check_interrupt) {
     if (!std::isfinite(timeout_) || timeout_ <= 0) throw SpecError("the timeout must be more than 0 seconds");
     if (options.token.size() > 1024) throw SpecError("the token is longer than 1024 bytes");
     CheckJobName(options.job);
+    (void)WorkerSpecFromJsonText(ToJsonText(worker_));  // throws for one that cannot be
     if (options.endpoints.empty()) throw SpecError("no server is given");
     std::vector<HostPort> places;
     for (const std::string& endpoint : options.endpoints) {
@@ -102,7 +106,7 @@ class RemoteBackend : public Backend {
       calls[s].exact = true;
       for (const auto& [data, size] : Pieces(batches[s])) calls[s].into.push_back(asio::buffer(data, size));
     }
-    Run(Op::kPull, &calls, timeout_);
+    Run(Op::kPull, &calls, patience_);
     RaiseErrors(calls, false);
   }
 
@@ -119,7 +123,7 @@ class RemoteBackend : public Backend {
         if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
       }
     }
-    Run(Op::kPush, &calls, timeout_);
+    Run(Op::kPush, &calls, patience_);
     RaiseErrors(calls, true);
   }
 
@@ -129,7 +133,7 @@ class RemoteBackend : public Backend {
     for (const uint32_t id : ids) bodies.push_back(EncodeKeysRequest({id, part}));
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
-    Run(Op::kKeys, &calls, timeout_);
+    Run(Op::kKeys, &calls, patience_);
     RaiseErrors(calls, false);
     std::vector<Key> all;
     for (const Call& call : calls) {
@@ -147,14 +151,13 @@ class RemoteBackend : public Backend {
       for (const auto& [name, spec] : tables_) tables.push_back(name);
       request["since"] = TableChecksums(since, tables);
     }
-    const double timeout = std::max(timeout_, kLongTimeout);
     std::vector<json> replies;
     if (!wire_checkpoints_) {
       request["directory"] = directory;
-      replies = AskAll(Op::kSave, request.dump(), timeout);
+      replies = AskAll(Op::kSave, request.dump(), long_patience_);
     } else {
       Transfer([&](const Ask& ask) {
-        replies = AskAll(Op::kSave, request.dump(), timeout);
+        replies = AskAll(Op::kSave, request.dump(), long_patience_);
         FetchTables(replies, directory, ask, pool_);
       });
     }
@@ -166,19 +169,19 @@ class RemoteBackend : public Backend {
   }
 
   void Restore(const std::vector<std::string>& directories) override {
-    const double timeout = std::max(timeout_, kLongTimeout);
     if (!wire_checkpoints_) {
-      AskAll(Op::kRestore, json{{"directories", directories}}.dump(), timeout);
+      AskAll(Op::kRestore, json{{"directories", directories}}.dump(), long_patience_);
       return;
     }
     Transfer([&](const Ask& ask) {
-      SendTables(tables_, directories, servers(), ask, pool_);
-      AskAll(Op::kRestore, "{}", timeout);
+      // Of several workers one sends for all.
+      if (worker_.rank == 0) SendTables(tables_, directories, servers(), ask, pool_);
+      AskAll(Op::kRestore, "{}", long_patience_);
     });
   }
 
   void Checkpoint(uint64_t id, bool wait) override {
-    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), std::max(timeout_, kLongTimeout));
+    AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), long_patience_);
   }
 
   std::vector<uint64_t> Checkpoints() override {
@@ -190,13 +193,11 @@ class RemoteBackend : public Backend {
     return CommonIds(lists);
   }
 
-  void Recover(uint64_t id) override {
-    AskAll(Op::kRecover, json{{"id", id}}.dump(), std::max(timeout_, kLongTimeout));
-  }
+  void Recover(uint64_t id) override { AskAll(Op::kRecover, json{{"id", id}}.dump(), long_patience_); }
 
   uint64_t Evict() override {
     uint64_t evicted = 0;
-    for (const json& reply : AskAll(Op::kEvict, "", std::max(timeout_, kLongTimeout))) {
+    for (const json& reply : AskAll(Op::kEvict, "", long_patience_)) {
       if (!reply.is_number_unsigned()) throw ProtocolError("the number of evicted rows is not a number");
       evicted += reply.get<uint64_t>();
     }
@@ -204,6 +205,10 @@ class RemoteBackend : public Backend {
   }
 
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
+
+  void Leave() override {
+    if (worker_.of > 1) AskAll(Op::kLeave, "", timeout_);
+  }
 
   void Shutdown() override {
     AskAll(Op::kShutdown, "", timeout_);
@@ -259,8 +264,9 @@ class RemoteBackend : public Backend {
 
   void SayHello(const std::string& token, const std::string& job) {
     // Over an encrypted connection the token has been proven, and stays here.
-    const std::string clear = EncodeHello({kProtocolVersion, token, job});
-    const std::string encrypted = EncodeHello({kProtocolVersion, "", job});
+    const std::string worker = worker_.of > 1 ? ToJsonText(worker_) : "";
+    const std::string clear = EncodeHello({kProtocolVersion, token, job, worker});
+    const std::string encrypted = EncodeHello({kProtocolVersion, "", job, worker});
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};
@@ -339,6 +345,10 @@ class RemoteBackend : public Backend {
   }
 
   const double timeout_;
+  const WorkerSpec worker_;
+  // Seconds for requests that may wait for other workers, and for those that move whole tables.
+  const double patience_;
+  const double long_patience_;
   const bool wire_checkpoints_;
   ThreadPool* const pool_;
   asio::io_context io_{1};

@@ -4,6 +4,7 @@
 
 #include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/worker_spec.h"
 
 namespace oe {
 namespace {
@@ -65,7 +66,7 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
   EncodeBatch({{0, 0, 0.0}, {1, 1, 0.5}, {2, 0, 0.5}}, {{keys.data(), 3}, {keys.data(), 1}}, &batch);
   const std::string pull = TextOf(batch);
   const std::vector<std::pair<Op, std::string>> frames = {
-      {Op::kHello, EncodeHello({kProtocolVersion, "a token", "a-job"})},
+      {Op::kHello, EncodeHello({kProtocolVersion, "a token", "a-job", ToJsonText(WorkerSpec())})},
       {Op::kError, EncodeError({ErrorCode::kSpec, "the field 'dim' is missing"})},
       {Op::kPull, pull},
       {Op::kPush, pull + std::string(7 * sizeof(float), '\1')},

@@ -16,6 +16,13 @@ std::optional<Budget::Share> Budget::Ask(uint64_t amount, Grant later) {
   return Share(this, amount);
 }
 
+std::optional<Budget::Share> Budget::Try(uint64_t amount) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!waiters_.empty() || !Fits(amount)) return std::nullopt;
+  used_ += amount;
+  return Share(this, amount);
+}
+
 void Budget::GiveBack(uint64_t amount) {
   std::vector<Waiter> granted;
   {

@@ -47,6 +47,9 @@ class Budget {
   // budget gets all of it, alone.
   std::optional<Share> Ask(uint64_t amount, Grant later);
 
+  // The same without a line to wait in.
+  std::optional<Share> Try(uint64_t amount);
+
   // Forgets those who wait.
   void Clear();
 

@@ -43,13 +43,14 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);
 }
 
 Connection::~Connection() {
+  if (session_.worker) session_.workers->End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   context_->open.fetch_sub(1);
 }
@@ -235,6 +236,59 @@ void Connection::Answer() {
       SetReply(context_->stats());
       return Reply(Op::kStats, false);
     }
+    const bool ready =
+        Ready(session_, header_.op, {body_.data(), body_.size()},
+              [self = shared_from_this()](const std::exception_ptr& error) {
+                asio::post(self->stream_.get_executor(), [self, error] { self->Resume(error); });
+              });
+    if (ready) return Admit();
+  } catch (const std::exception&) {
+    return AnswerFailure();
+  }
+  Park();
+}
+
+void Connection::Park() {
+  parked_ = true;
+  request_share_.Release();  // or what is waited for might not be read
+  WatchForEnd();
+  deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(worker_wait_));
+  deadline_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
+    const auto self = weak.lock();
+    if (!error && self != nullptr && self->parked_) self->session_.workers->GiveUp(self->session_.client);
+  });
+}
+
+void Connection::Resume(const std::exception_ptr& error) {
+  parked_ = false;
+  deadline_.cancel();
+  asio::error_code ignored;
+  stream_.socket().cancel(ignored);
+  read_ = steady_clock::now();
+  if (error == nullptr) return Admit();
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception&) {
+    AnswerFailure();
+  }
+}
+
+// A worker that ends while its request waits is lost at once.
+void Connection::WatchForEnd() {
+  stream_.socket().async_wait(
+      asio::ip::tcp::socket::wait_read, [weak = weak_from_this()](const asio::error_code& error) {
+        const auto self = weak.lock();
+        if (error || self == nullptr || !self->parked_) return;
+        uint8_t first = 0;
+        const ssize_t got =
+            ::recv(self->stream_.socket().native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd();
+        if (got <= 0) self->session_.workers->End(self->session_.client);
+      });
+}
+
+void Connection::Admit() {
+  try {
     const uint64_t bytes = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
     context_->queued.fetch_add(1, std::memory_order_relaxed);
     if (bytes <= kSmall) return AwaitSlot({});
@@ -255,7 +309,7 @@ void Connection::ServeOne(Budget::Share slot) {
   context_->queue_wait.Add(start - read_);
   try {
     if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
-    Serve(session_, header_.op, {body_.data(), body_.size()}, &reply_);
+    Serve(session_, header_.op, &body_, &reply_);
   } catch (const std::exception&) {
     slot.Release();
     return AnswerFailure();
@@ -294,7 +348,15 @@ void Connection::Hello() {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
-  session_.store = context_->jobs->Get(hello.job);
+  Job* const job = context_->jobs->Get(hello.job);
+  session_.store = &job->store;
+  session_.workers = &job->workers;
+  if (!hello.worker.empty()) {
+    const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
+    session_.workers->Join(session_.client, spec);
+    session_.worker = true;
+    worker_wait_ = std::chrono::duration<double>(spec.wait);
+  }
   greeted_ = true;
   deadline_.cancel();
   Watch();

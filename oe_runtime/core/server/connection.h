@@ -6,6 +6,7 @@
 #include <asio/steady_timer.hpp>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -82,6 +83,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ReadHeader();
   void ReadBody(Budget::Share share);
   void Answer();
+  // A worker's request waits for other workers; their pushes or the deadline resume it.
+  void Park();
+  void Resume(const std::exception_ptr& error);
+  void WatchForEnd();
+  void Admit();
   void AwaitSlot(Budget::Share share);
   void ServeOne(Budget::Share slot);
   void AnswerFailure();
@@ -100,8 +106,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Stream stream_;
   ConnectionContext* const context_;
   Session session_;
+  std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
+  bool parked_ = false;
   bool may_have_files_ = false;  // in the scratch directory
-  asio::steady_timer deadline_;  // for the hello, and for the farewell
+  asio::steady_timer deadline_;  // for the hello, for what is parked, and for the farewell
   asio::steady_timer watch_;     // for progress
   bool greeted_ = false;
   bool clear_ = false;  // on a server that encrypts

@@ -22,32 +22,45 @@ void CheckJobName(const std::string& job) {
                   (job.size() > 64 ? std::to_string(job.size()) + " bytes" : "another character"));
 }
 
-Jobs::Jobs(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool)
-    : storage_(std::move(storage)), shard_(shard), pool_(pool) {
+Jobs::Jobs(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, uint64_t held_bytes,
+           Workers::Post post)
+    : storage_(std::move(storage)),
+      shard_(shard),
+      pool_(pool),
+      held_(held_bytes),
+      post_(post ? std::move(post) : [](const std::function<void()>& task) { task(); }) {
   Get("");
 }
 
-Store* Jobs::Get(const std::string& job) {
+Job* Jobs::Get(const std::string& job) {
   CheckJobName(job);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = stores_.find(job);
-  if (found != stores_.end()) return found->second.get();
-  if (stores_.size() > kMost) {
+  const auto found = jobs_.find(job);
+  if (found != jobs_.end()) return found->second.get();
+  if (jobs_.size() > kMost) {
     throw SpecError("job '" + job + "': this server has " + std::to_string(kMost) +
                     " jobs already, which is the most it takes");
   }
-  return (stores_[job] = std::make_unique<Store>(storage_, shard_, pool_, job)).get();
+  return (jobs_[job] = std::make_unique<Job>(storage_, shard_, pool_, job, &held_, &post_)).get();
+}
+
+std::vector<Job*> Jobs::All() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Job*> all;
+  for (const auto& [name, job] : jobs_) all.push_back(job.get());
+  return all;
 }
 
 nlohmann::json Jobs::Stats() const {
-  std::vector<const Store*> stores;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [job, store] : stores_) stores.push_back(store.get());
-  }
-  nlohmann::json all = stores.front()->Stats();
-  for (size_t i = 1; i < stores.size(); ++i) {
-    const nlohmann::json stats = stores[i]->Stats();
+  const std::vector<Job*> jobs = All();
+  nlohmann::json all = jobs.front()->store.Stats();
+  all["workers"] = nlohmann::json::array();
+  for (const Job* job : jobs) {
+    if (nlohmann::json workers = job->workers.Stats(); !workers.is_null()) {
+      all["workers"].push_back(std::move(workers));
+    }
+    if (job == jobs.front()) continue;
+    const nlohmann::json stats = job->store.Stats();
     for (const nlohmann::json& table : stats["tables"]) all["tables"].push_back(table);
     for (const char* pointer : {"/memory/dram", "/memory/pmem", "/memory/index", "/pulls/requests",
                                 "/pulls/keys", "/pushes/requests", "/pushes/keys"}) {
@@ -56,6 +69,10 @@ nlohmann::json Jobs::Stats() const {
     }
   }
   return all;
+}
+
+void Jobs::Stop() {
+  for (Job* job : All()) job->workers.Stop();
 }
 
 }  // namespace oe

@@ -1,13 +1,18 @@
 // The jobs of one server: each has tables of its own, under names of its own, in the storage that they share.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "oe_runtime/core/server/budget.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/server/workers.h"
 
 namespace oe {
 
@@ -15,28 +20,45 @@ namespace oe {
 // is that of clients that say none.
 void CheckJobName(const std::string& job);
 
+struct Job {
+  Job(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, const std::string& name,
+      Budget* held, const Workers::Post* post)
+      : store(std::move(storage), shard, pool, name), workers(name, &store, held, post) {}
+  Store store;
+  Workers workers;
+};
+
 // Thread-safe.
 class Jobs {
  public:
   static constexpr size_t kMost = 1000;
 
-  // `pool` must outlive the jobs.
-  Jobs(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool);
+  // `pool` must outlive the jobs. `held_bytes` bounds what waits for other workers, and `post` runs tasks for
+  // Workers (workers.h); without it they run at once.
+  Jobs(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool,
+       uint64_t held_bytes = std::numeric_limits<uint64_t>::max(), Workers::Post post = nullptr);
 
-  // The tables of a job, which stay for the life of the server. Throws SpecError for a name that cannot be
-  // one and for a job more than kMost.
-  Store* Get(const std::string& job);
+  // The tables and workers of a job, which stay for the life of the server. Throws SpecError for a name that
+  // cannot be one and for a job more than kMost.
+  Job* Get(const std::string& job);
 
-  // As Store::Stats, of the tables of all jobs.
+  // As Store::Stats, of the tables of all jobs; and "workers", Workers::Stats of the jobs that have some.
   nlohmann::json Stats() const;
 
+  // Workers::Stop of all jobs.
+  void Stop();
+
  private:
+  std::vector<Job*> All() const;
+
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
   ThreadPool* const pool_;
+  Budget held_;
+  const Workers::Post post_;
 
   mutable std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<Store>> stores_;
+  std::map<std::string, std::unique_ptr<Job>> jobs_;
 };
 
 }  // namespace oe

@@ -107,7 +107,7 @@ TEST(JobsTest, NamesThatCannotBeAreRefusedOnBothSides) {
 TEST(JobsTest, AServerTakesSoManyAndNoMore) {
   ThreadPool pool(1);
   Jobs jobs(Storage::Open({}), {0, 1}, &pool);
-  Store* const first = jobs.Get("0");
+  Job* const first = jobs.Get("0");
   for (size_t i = 1; i < Jobs::kMost; ++i) (void)jobs.Get(std::to_string(i));
   EXPECT_THROW((void)jobs.Get("one-more"), SpecError);
   EXPECT_EQ(jobs.Get("0"), first);

@@ -10,7 +10,7 @@ struct ServerLimits {
   uint64_t connections = 1024;
   // Of the requests that are being read or served, and as many of the replies to them. Whoever does not fit
   // waits, and is not read from meanwhile. Memory that idle connections keep for their next request is
-  // bounded by as much again.
+  // bounded by as much again, and so is what waits for other workers (workers.h).
   uint64_t bytes = uint64_t{4} << 30;
   // For the encryption and the hello together.
   std::chrono::milliseconds hello = std::chrono::seconds(10);

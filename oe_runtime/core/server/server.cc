@@ -7,6 +7,7 @@
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
+#include <asio/post.hpp>
 #include <asio/steady_timer.hpp>
 #include <asio/strand.hpp>
 #include <cerrno>
@@ -47,7 +48,8 @@ class Server::Impl {
     // The address first: a port that is taken must not cost the cleaning of a directory.
     Bind(options);
     storage_ = Storage::Open(options.storage);
-    jobs_ = std::make_unique<Jobs>(storage_, options.shard, &pool_);
+    jobs_ = std::make_unique<Jobs>(storage_, options.shard, &pool_, options.limits.bytes,
+                                   [this](std::function<void()> task) { asio::post(io_, std::move(task)); });
     if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
     context_.jobs = jobs_.get();
     context_.scratch = scratch_.get();
@@ -107,6 +109,7 @@ class Server::Impl {
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
+    jobs_->Stop();
     // Connections that wait in line hold on to themselves.
     for (Budget* budget : {&context_.request_bytes, &context_.reply_bytes, &context_.slots}) budget->Clear();
   }

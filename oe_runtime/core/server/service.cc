@@ -59,8 +59,9 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
   store->Pull(parts);
 }
 
-void ServePush(Store* store, Bytes body, Buffer* reply) {
-  const BatchView batch = ParseBatch(body);
+void ServePush(const Session& session, Buffer* body, Buffer* reply) {
+  Store* const store = session.store;
+  const BatchView batch = ParseBatch({body->data(), body->size()});
   const size_t floats = CountFloats(*store, batch);
   uint64_t counts_size = 0;
   for (const BatchEntry& entry : batch.entries) {
@@ -85,7 +86,12 @@ void ServePush(Store* store, Bytes body, Buffer* reply) {
     }
     gradients += block.size * store->Dim(entry.table);
   }
-  store->Push(parts);
+  if (session.worker) {
+    session.workers->Push(session.client, parts, body);
+  } else {
+    session.workers->RequireNone();
+    store->Push(parts);
+  }
   reply->Resize(0);
 }
 
@@ -129,14 +135,21 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   Put(saved.dump(), reply);
 }
 
+// All workers of a job go back together.
+void GoBack(const Session& session, const std::function<void()>& go) {
+  if (session.worker) return session.workers->GoBack(session.client, go);
+  session.workers->RequireNone();
+  go();
+}
+
 void ServeRestore(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   if (request.contains("directories")) {
     std::vector<std::string> directories;
     for (const json& directory : request["directories"]) directories.push_back(AbsolutePath(directory));
-    session.store->Restore(directories);
+    GoBack(session, [&] { session.store->Restore(directories); });
   } else {
-    ScratchOf(session)->Restore(session.client, session.store);
+    GoBack(session, [&] { ScratchOf(session)->Restore(session.client, session.store); });
   }
   Put("{}", reply);
 }
@@ -164,18 +177,49 @@ void ServeWriteFile(const Session& session, Bytes body, Buffer* reply) {
 
 }  // namespace
 
+bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
+  if (!session.worker) return true;
+  WorkerRequest request;
+  request.bytes = body.size;
+  switch (op) {
+    case Op::kPull:
+    case Op::kPush:
+      request.kind = op == Op::kPull ? WorkerRequest::Kind::kPull : WorkerRequest::Kind::kPush;
+      for (const BatchEntry& entry : ParseBatch(body).entries) request.tables.push_back(entry.table);
+      break;
+    case Op::kKeys:
+    case Op::kSave:
+    case Op::kCheckpoint:
+    case Op::kEvict:
+      request.kind = WorkerRequest::Kind::kState;
+      break;
+    case Op::kRecover:
+      request.kind = WorkerRequest::Kind::kGoBack;
+      request.target = "checkpoint " + std::to_string(IdOf(ObjectOf(body)));
+      break;
+    case Op::kRestore:
+      request.kind = WorkerRequest::Kind::kGoBack;
+      request.target = ObjectOf(body).value("directories", json("the files that worker 0 sends")).dump();
+      break;
+    default:
+      return true;
+  }
+  return session.workers->Ready(session.client, std::move(request), std::move(later));
+}
+
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   if (op != Op::kPull) return 0;
   return CountFloats(*session.store, ParseBatch(body)) * sizeof(float);
 }
 
-void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
+void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
   Store* store = session.store;
+  const Bytes body{request->data(), request->size()};
   switch (op) {
     case Op::kPull:
       return ServePull(store, body, reply);
     case Op::kPush:
-      return ServePush(store, body, reply);
+      return ServePush(session, request, reply);
     case Op::kCreateTable:
       return Put(json(store->CreateTable(TableSpecFromJsonText(TextOf(body)))).dump(), reply);
     case Op::kSave:
@@ -198,10 +242,13 @@ void Serve(const Session& session, Op op, Bytes body, Buffer* reply) {
     case Op::kCheckpoints:
       return Put(json(store->Checkpoints()).dump(), reply);
     case Op::kRecover:
-      store->Recover(IdOf(ObjectOf(body)));
+      GoBack(session, [&, id = IdOf(ObjectOf(body))] { store->Recover(id); });
       return Put("{}", reply);
     case Op::kEvict:
       return Put(json(store->Evict()).dump(), reply);
+    case Op::kLeave:
+      if (session.worker) session.workers->Leave(session.client);
+      return Put("{}", reply);
     case Op::kError:
     case Op::kHello:
     case Op::kStats:

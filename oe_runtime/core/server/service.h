@@ -3,6 +3,7 @@
 
 #include "oe_runtime/core/server/scratch.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/server/workers.h"
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
 
@@ -13,15 +14,20 @@ struct Session {
   Store* store = nullptr;      // that of the client's job
   Scratch* scratch = nullptr;  // nullptr: the server has none
   uint64_t client = 0;         // the number of the connection, from 1
+  Workers* workers = nullptr;  // those of the job
+  bool worker = false;         // whether the client is one of them
 };
+
+// Workers::Ready for what the request is; true for clients that are no workers. Throws as Serve does.
+bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
 
 // How many bytes the reply to a pull will have; 0 for other requests, of which most have short ones. Throws
 // as Serve does.
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 
-// Answers one request into *reply, which lies on the connection and is used again. Throws the errors of
-// Store and Scratch, and ProtocolError for a body that makes no sense; then nothing has changed. kHello,
-// kStats and kShutdown are the connection's own.
-void Serve(const Session& session, Op op, Bytes body, Buffer* reply);
+// Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be
+// taken. Throws the errors of Store, Scratch and Workers, and ProtocolError for a body that makes no sense;
+// then nothing has changed. kHello, kStats and kShutdown are the connection's own.
+void Serve(const Session& session, Op op, Buffer* body, Buffer* reply);
 
 }  // namespace oe

@@ -13,6 +13,8 @@
 #include <system_error>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
+#include "oe_runtime/core/common/params.h"
+#include "oe_runtime/core/server/summed_push.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -39,8 +41,10 @@ uint64_t ResidentBytes() {
 void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard, Executor* executor) {
   const TableSpec& spec = table.spec();
   table.CheckGradients(part.keys, part.size, part.values, executor);
-  if (!std::isfinite(part.learning_rate)) {
-    throw SpecError("table '" + spec.name + "': the learning rate is not a finite number");
+  if (!std::isfinite(static_cast<float>(part.learning_rate)) || part.learning_rate < 0) {
+    throw SpecError("table '" + spec.name +
+                    "': the learning rate must be a finite number of at least 0, not " +
+                    NumberText(part.learning_rate));
   }
   const bool array = spec.index == "array";
   if (!array && shard.servers == 1) return;
@@ -158,10 +162,9 @@ void Store::Pull(const std::vector<PullPart>& parts) {
 }
 
 void Store::Push(const std::vector<PushPart>& parts) {
+  Check(parts);
   std::vector<Table*> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
-  pool_->ParallelFor(parts.size(), [&](size_t i) { CheckPush(*tables[i], parts[i], shard_, pool_); });
-
   std::atomic<size_t> pushed{0};
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
@@ -177,6 +180,21 @@ void Store::Push(const std::vector<PushPart>& parts) {
   }
   pushes_.fetch_add(1, std::memory_order_relaxed);
   pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
+}
+
+void Store::Check(const std::vector<PushPart>& parts) const {
+  pool_->ParallelFor(parts.size(),
+                     [&](size_t i) { CheckPush(Get(parts[i].table), parts[i], shard_, pool_); });
+}
+
+void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
+  std::vector<SummedPush> sums(tables.size());
+  std::vector<PushPart> parts(tables.size());
+  pool_->ParallelFor(tables.size(), [&](size_t i) {
+    const uint32_t table = tables[i].front().table;
+    parts[i] = sums[i].Sum(tables[i], Dim(table), Counts(table));
+  });
+  Push(parts);
 }
 
 void Store::Upkeep() noexcept {

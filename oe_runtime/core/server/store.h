@@ -49,6 +49,11 @@ class Store {
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
   // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);
+  // What Push checks before any table changes; throws as it does.
+  void Check(const std::vector<PushPart>& parts) const;
+  // Each element has the pushes of several workers to one table, in the order of their ranks: their gradients
+  // and counts are summed by key, in this order, and applied as one push.
+  void PushSums(const std::vector<std::vector<PushPart>>& tables);
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;

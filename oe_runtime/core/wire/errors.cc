@@ -11,6 +11,7 @@ ErrorCode CodeOf(const std::exception& error) {
   if (dynamic_cast<const AuthError*>(&error) != nullptr) return ErrorCode::kAuth;
   if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return ErrorCode::kProtocol;
   if (dynamic_cast<const GradientError*>(&error) != nullptr) return ErrorCode::kGradient;
+  if (dynamic_cast<const WorkerLost*>(&error) != nullptr) return ErrorCode::kWorker;
   return ErrorCode::kInternal;
 }
 
@@ -32,6 +33,8 @@ void ThrowAs(ErrorCode code, const std::string& message) {
       throw ProtocolError(message);
     case ErrorCode::kGradient:
       throw GradientError(message);
+    case ErrorCode::kWorker:
+      throw WorkerLost(message);
     case ErrorCode::kInternal:
       break;
   }

@@ -29,6 +29,12 @@ class ProtocolError : public Error {
   using Error::Error;
 };
 
+// A worker of the job is lost, or did not do in time what this one waits for; the message names the ranks.
+class WorkerLost : public Error {
+ public:
+  using Error::Error;
+};
+
 // A server does not answer, or its connection broke.
 class ServerLost : public Error {
  public:
@@ -50,6 +56,7 @@ enum class ErrorCode : uint32_t {
   kAuth = 7,
   kProtocol = 8,
   kGradient = 9,
+  kWorker = 10,
 };
 
 ErrorCode CodeOf(const std::exception& error);

@@ -18,7 +18,7 @@
 
 namespace oe {
 
-constexpr uint16_t kProtocolVersion = 3;
+constexpr uint16_t kProtocolVersion = 4;
 constexpr size_t kHeaderBytes = 24;
 constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
 
@@ -46,8 +46,9 @@ enum class Op : uint16_t {
   kCheckpoints = 15,  // Store::Checkpoints, a JSON array
   kRecover = 16,      // {"id"}: Store::Recover
   kEvict = 17,        // Store::Evict, a JSON number
+  kLeave = 18,        // this worker has no more batches; the others go on without it
 };
-constexpr uint16_t kLastOp = 17;
+constexpr uint16_t kLastOp = 18;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;

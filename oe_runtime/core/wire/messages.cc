@@ -60,7 +60,7 @@ void Append(std::string* out, T value) {
 std::string EncodeHello(const Hello& hello) {
   std::string body;
   Append(&body, hello.version);
-  for (const std::string* text : {&hello.token, &hello.job}) {
+  for (const std::string* text : {&hello.token, &hello.job, &hello.worker}) {
     Append(&body, static_cast<uint16_t>(text->size()));
     body += *text;
   }
@@ -77,6 +77,7 @@ Hello ParseHello(Bytes body) {
   };
   hello.token = text("token");
   hello.job = text("job");
+  hello.worker = text("worker");
   reader.End();
   return hello;
 }

@@ -15,7 +15,8 @@ namespace oe {
 struct Hello {
   uint16_t version = 0;
   std::string token;
-  std::string job;  // whose tables this connection sees
+  std::string job;          // whose tables this connection sees
+  std::string worker = {};  // of a job with several: ToJsonText (wire/worker_spec.h); otherwise empty
 };
 std::string EncodeHello(const Hello& hello);
 Hello ParseHello(Bytes body);
@@ -40,7 +41,8 @@ ErrorBody ParseError(Bytes body);
 //   was
 //              in the client's batch
 //
-// The reply to a pull is, for each entry, keys x dim floats; the reply to a push is empty.
+// The reply to a pull is, for each entry, keys x dim floats; the reply to a push is empty. A worker's may
+// wait for other workers' (server/workers.h).
 struct BatchEntry {
   uint32_t table = 0;
   uint32_t block = 0;

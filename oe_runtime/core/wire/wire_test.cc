@@ -114,10 +114,11 @@ TEST(FrameTest, LengthIsBounded) {
 }
 
 TEST(MessageTest, HelloRoundTripAndTruncation) {
-  const std::string body = EncodeHello({kProtocolVersion, "secret", "job"});
+  const std::string body = EncodeHello({kProtocolVersion, "secret", "job", "worker"});
   const auto* data = reinterpret_cast<const uint8_t*>(body.data());
   EXPECT_EQ(ParseHello({data, body.size()}).token, "secret");
   EXPECT_EQ(ParseHello({data, body.size()}).job, "job");
+  EXPECT_EQ(ParseHello({data, body.size()}).worker, "worker");
   for (size_t size = 0; size < body.size(); ++size) EXPECT_THROW(ParseHello({data, size}), ProtocolError);
   const std::string longer = body + "x";
   EXPECT_THROW(ParseHello({reinterpret_cast<const uint8_t*>(longer.data()), longer.size()}), ProtocolError);
@@ -137,6 +138,7 @@ TEST(MessageTest, ErrorsKeepTheirClass) {
   EXPECT_THROW(round_trip(CheckpointError("x")), CheckpointError);
   EXPECT_THROW(round_trip(AuthError("x")), AuthError);
   EXPECT_THROW(round_trip(ProtocolError("x")), ProtocolError);
+  EXPECT_THROW(round_trip(WorkerLost("x")), WorkerLost);
   EXPECT_THROW(round_trip(std::bad_alloc()), Error);
   const uint8_t from_the_future[] = {57, 48, 0, 0, '?'};
   EXPECT_THROW(ThrowAs(ParseError({from_the_future, 5}).code, "x"), Error);

@@ -1,4 +1,4 @@
-#include "oe_runtime/core/client/unique.h"
+#include "oe_runtime/core/common/unique.h"
 
 #include <gtest/gtest.h>
 

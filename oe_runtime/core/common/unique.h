@@ -1,4 +1,4 @@
-// What a client does to a batch before and after the servers: duplicates out, gradients of duplicates summed.
+// Duplicates out of a batch, and the gradients of duplicates summed.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,45 @@
+#include "oe_runtime/core/server/summed_push.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "oe_runtime/core/common/unique.h"
+
+namespace oe {
+
+PushPart SummedPush::Sum(const std::vector<PushPart>& parts, size_t dim, bool counted) {
+  size_t all = 0;
+  const PushPart* only = &parts.front();
+  for (const PushPart& part : parts) {
+    all += part.size;
+    if (part.size > 0) only = &part;
+  }
+  if (only->size == all) return *only;
+  if (all >= size_t{1} << 31) throw SpecError("a batch has " + std::to_string(all) + " keys of all workers");
+
+  std::vector<Key> keys;
+  keys.reserve(all);
+  for (const PushPart& part : parts) keys.insert(keys.end(), part.keys, part.keys + part.size);
+  UniqueKeys unique = FindUnique(keys.data(), all);
+  keys_ = std::move(unique.keys);
+
+  values_.Resize(keys_.size() * dim * sizeof(float));
+  auto* sums = values_.as<float>();
+  std::fill_n(sums, keys_.size() * dim, 0.0F);
+  if (counted) counts_.assign(keys_.size(), 0);
+  size_t first = 0;
+  for (const PushPart& part : parts) {
+    const int32_t* rows = unique.inverse.data() + first;
+    SumByRow(part.values, rows, part.size, dim, sums);
+    for (size_t i = 0; counted && i < part.size; ++i) {
+      uint32_t& count = counts_[static_cast<size_t>(rows[i])];
+      const uint32_t more = part.counts == nullptr ? 1 : part.counts[i];
+      count += std::min(more, std::numeric_limits<uint32_t>::max() - count);
+    }
+    first += part.size;
+  }
+  return {only->table, keys_.data(),        keys_.size(),
+          sums,        only->learning_rate, counted ? counts_.data() : nullptr};
+}
+
+}  // namespace oe
