@@ -7,12 +7,33 @@ namespace {
 
 constexpr size_t kAhead = 16;  // ids hashed, and their slots fetched, before they are looked at
 
-template <size_t kDim>
-void SumFixed(const float* gradients, const int32_t* rows, size_t n, float* sums) {
+template <size_t kDim, typename T>
+void SumFixed(const T* gradients, const int32_t* rows, size_t n, T* sums) {
   for (size_t i = 0; i < n; ++i) {
-    float* to = sums + static_cast<size_t>(rows[i]) * kDim;
-    const float* from = gradients + i * kDim;
+    T* to = sums + static_cast<size_t>(rows[i]) * kDim;
+    const T* from = gradients + i * kDim;
     for (size_t d = 0; d < kDim; ++d) to[d] += from[d];
+  }
+}
+
+template <typename T>
+void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* sums) {
+  switch (dim) {
+    case 1:
+      return SumFixed<1>(gradients, rows, n, sums);
+    case 8:
+      return SumFixed<8>(gradients, rows, n, sums);
+    case 9:
+      return SumFixed<9>(gradients, rows, n, sums);
+    case 16:
+      return SumFixed<16>(gradients, rows, n, sums);
+    default:
+      break;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    T* to = sums + static_cast<size_t>(rows[i]) * dim;
+    const T* from = gradients + i * dim;
+    for (size_t d = 0; d < dim; ++d) to[d] += from[d];
   }
 }
 
@@ -51,23 +72,11 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
 }
 
 void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums) {
-  switch (dim) {
-    case 1:
-      return SumFixed<1>(gradients, rows, n, sums);
-    case 8:
-      return SumFixed<8>(gradients, rows, n, sums);
-    case 9:
-      return SumFixed<9>(gradients, rows, n, sums);
-    case 16:
-      return SumFixed<16>(gradients, rows, n, sums);
-    default:
-      break;
-  }
-  for (size_t i = 0; i < n; ++i) {
-    float* to = sums + static_cast<size_t>(rows[i]) * dim;
-    const float* from = gradients + i * dim;
-    for (size_t d = 0; d < dim; ++d) to[d] += from[d];
-  }
+  Sum(gradients, rows, n, dim, sums);
+}
+
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums) {
+  Sum(gradients, rows, n, dim, sums);
 }
 
 }  // namespace oe

@@ -20,5 +20,6 @@ UniqueKeys FindUnique(const Key* ids, size_t n);
 // sums[rows[i] * dim ...] += gradients[i * dim ...], in the order of the positions, so that the same batch
 // gives the same bits on every run and for every number of servers and threads.
 void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums);
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums);
 
 }  // namespace oe
