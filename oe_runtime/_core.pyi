@@ -1,16 +1,17 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 class Group:
-    """The rows of all tables of one dim that a pull brought."""
+    """The rows of all tables of one dim, float64 or not, that a pull brought."""
 
     @property
     def dim(self) -> int: ...
     @property
-    def rows(self) -> NDArray[np.float32]:
-        """(unique keys, dim), a view of C++ memory aligned to 64 bytes."""
+    def rows(self) -> NDArray[Any]:
+        """(unique keys, dim), float64 of float64 tables, else float32; a view of C++ memory."""
     @property
     def inverse(self) -> NDArray[np.int32]:
         """Position -> row, for the ids of all lookups of this group, one after the other."""
@@ -49,11 +50,11 @@ class Client:
     def push(
         self,
         pulled: Pulled,
-        gradients: Sequence[NDArray[np.float32]],
+        gradients: Sequence[NDArray[Any]],
         learning_rates: Sequence[float],
         summed: bool,
     ) -> None: ...
-    def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.float32]: ...
+    def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]: ...
     def keys(self, table: int) -> NDArray[np.int64]: ...
     def save(self, directory: str, since: str) -> str: ...
     def restore(self, directories: Sequence[str]) -> None: ...

@@ -139,7 +139,7 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
         if "base" in found:
             yield f"  an increment on the file with checksum {found['base']}"
             yield f"  {found['tombstones']} tombstones"
-        yield f"  {found['rows']} rows of {found['row_floats']} floats, {found['bytes']} bytes"
+        yield f"  {found['rows']} rows of {found['row_bytes']} bytes, {found['bytes']} bytes"
         yield f"  {_spec(found['spec'])}"
     elif "checkpoints" in found:
         rows: list[Sequence[str]] = [("checkpoint", "step", "tables", "rows", "servers", "bytes", "")]

@@ -130,7 +130,8 @@ class Client:
         """The rows of a batch: for each lookup ``(table id, index into ids)``, one message per server.
 
         ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
-        distinct dim, ascending; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
+        distinct dim, ascending, first those of float64 tables (whose rows are float64; of all other dtypes
+        they are float32), then of all others; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
         the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing, and
         counts nothing for admission and eviction.
         Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
@@ -140,12 +141,14 @@ class Client:
     def push(
         self,
         pulled: Pulled,
-        gradients: Sequence[NDArray[np.float32]],
+        gradients: Sequence[NDArray[Any]],
         learning_rate: float | Sequence[float],
         *,
         summed: bool = False,
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
+
+        Its dtype is that of ``groups[i].rows``; another one is refused.
 
         Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
         ``gradients[i]`` has the shape of ``groups[i].rows``. ``learning_rate`` is one number, or one per
@@ -154,22 +157,25 @@ class Client:
         checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
-        arrays = [np.ascontiguousarray(gradient, dtype=np.float32) for gradient in gradients]
+        arrays = [np.ascontiguousarray(gradient) for gradient in gradients]
         self._core.push(pulled, arrays, [float(rate) for rate in rates], summed)
 
-    def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included."""
+    def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.
+
+        float64 of a float64 table, float32 of all others.
+        """
         return self._core.pull_rows(table, _keys(keys, "keys"))
 
-    def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """All keys of a table that have a row, ``(n,)`` in no order, and their weights ``(n, dim)``.
 
         Optimizer slots are left out. Meant for a table that nobody pushes to meanwhile.
         """
         keys = self._core.keys(table)
         dim = self.spec(table).dim
-        rows = np.empty((len(keys), dim), np.float32)
-        piece = max(1, (64 << 20) // (4 * dim))  # one message holds no more than 2 GiB
+        rows = np.empty((len(keys), dim), self._core.pull_rows(table, keys[:0]).dtype)
+        piece = max(1, (64 << 20) // (8 * dim))  # one message holds no more than 2 GiB
         for begin in range(0, len(keys), piece):
             rows[begin : begin + piece] = self._core.pull_rows(table, keys[begin : begin + piece])
         return keys, rows

@@ -13,10 +13,13 @@ from typing import Any
 
 from oe_runtime.errors import SpecError
 
-__all__ = ["STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
+__all__ = ["DTYPES", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
 
 # Whether connections are encrypted; auto: those that leave the machine.
 TLS = ("auto", "on", "off")
+
+# Of weights; see TableSpec.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 # Kinds of memory for rows; see StorageSpec.
 STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
@@ -40,6 +43,11 @@ class TableSpec:
     ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
     changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
     the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
+
+    ``dtype`` is that of the weights, one of ``DTYPES``. float64 rows are trained in float64 from gradients in
+    float64; pulls and gradients of all others are float32. bfloat16 and float16 rows keep the optimizer's
+    state in float32, and are updated in float32 and rounded stochastically (reproducibly, from the seed), so
+    that updates smaller than their resolution count.
 
     ``admission`` says which keys get a row: ``{"name": "counter", "filter_freq": n}`` those that were in
     pushed batches n times, duplicates in a batch included, and ``{"name": "cbf", "filter_freq": n,

@@ -15,7 +15,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras import feed
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
-from oe_runtime.spec import TableSpec
+from oe_runtime.spec import DTYPES, TableSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Table:
     number: int
     spec: TableSpec
 
-    def rows(self, ids: NDArray[Any]) -> NDArray[np.float32]:
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
         """The rows of ids of any shape: ids.shape + (dim,)."""
         keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
         return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
@@ -44,7 +44,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     servers; the table has the layer's name.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
-    (output_dim,).
+    (output_dim,). Rows have the policy's variable dtype, float32, float64, bfloat16 or float16, the last two
+    with the optimizer's state in float32 (`oe_runtime.TableSpec`).
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         check_regularizer(self.embeddings_regularizer, self.name)
         check_constraint(embeddings_constraint, self.name)
-        if self.variable_dtype != "float32":
+        if self.variable_dtype not in DTYPES:
             raise ValueError(
-                f"layer '{self.name}': rows on parameter servers are float32, but the layer's dtype policy "
-                f"keeps variables as {self.variable_dtype}"
+                f"layer '{self.name}': rows on parameter servers are {', '.join(DTYPES)}, but the layer's "
+                f"dtype policy keeps variables as {self.variable_dtype}"
             )
         self.input_dim = input_dim
         self.output_dim = output_dim
@@ -93,6 +94,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.autocast = False  # ids must not become float16
         self.table: Table | None = None
         self.built = True
+
+    @property
+    def rows_dtype(self) -> str:
+        """Of rows and their gradients as they come from the servers and go there."""
+        return "float64" if self.variable_dtype == "float64" else "float32"
 
     def initializer_spec(self, seed: int) -> dict[str, Any]:
         """How rows begin; `seed` is for an initializer without one of its own."""
@@ -107,6 +113,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return TableSpec(
             name=name,
             dim=self.output_dim,
+            dtype=self.variable_dtype,
             index="hash" if self.input_dim == -1 else "array",
             input_dim=max(self.input_dim, 0),
             optimizer=optimizer,
@@ -145,7 +152,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             )
         if tf.executing_eagerly():
             return to_tensor(table.rows(to_numpy(ids)))
-        rows = tf.numpy_function(table.rows, [ids], tf.float32, stateful=True)
+        rows = tf.numpy_function(table.rows, [ids], self.rows_dtype, stateful=True)
         rows.set_shape((*ids.shape, self.output_dim))
         return rows
 

@@ -65,7 +65,7 @@ def _fill(layer: Any, table: Table) -> None:
     step = max(1, _PIECE // (4 * table.spec.dim))
     for begin in range(0, table.spec.input_dim, step):
         keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
-        rows[begin : begin + len(keys)].assign(table.rows(keys))
+        rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
 
 
 class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
@@ -88,13 +88,13 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
         order = np.argsort(keys)
         keys, rows = keys[order], np.asarray(rows)[order]
         if not len(keys):  # a search needs something to search in
-            keys, rows = np.zeros(1, np.int64), np.full((1, self._dim), self._default, np.float32)
+            keys, rows = np.zeros(1, np.int64), np.full((1, self._dim), self._default, rows.dtype)
         self.keys = self.add_weight(
             shape=keys.shape, dtype="int64", initializer="zeros", trainable=False, name="keys"
         )
         self.rows = self.add_weight(
             shape=rows.shape,
-            dtype="float32",
+            dtype=rows.dtype.name,
             initializer="zeros",
             trainable=False,
             autocast=False,

@@ -20,7 +20,7 @@ class Feed(Protocol):
     """Answers the lookups of a model's call."""
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns the float32 embeddings of `ids`, of shape ids.shape + (dim,)."""
+        """Returns the embeddings of `ids` as they come from servers, of shape ids.shape + (dim,)."""
         ...
 
 
@@ -52,7 +52,7 @@ class Collect:
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Returns zeros: nothing that is computed from them is kept."""
-        answer = tf.zeros(tf.concat([tf.shape(ids), [layer.output_dim]], 0), tf.float32)
+        answer = tf.zeros(tf.concat([tf.shape(ids), [layer.output_dim]], 0), layer.rows_dtype)
         answer.set_shape((*ids.shape, layer.output_dim))
         self.layers.append(layer)
         self.ids.append(ids)

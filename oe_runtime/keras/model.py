@@ -53,8 +53,8 @@ def distributed_model(
     An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
 
     Raises ValueError naming the layer for what tables do not support: other regularizers, constraints, LoRA,
-    quantization, other initializers, other dtypes than float32, two layers of one name; and
-    compile() with several workers for clipping and regularizers, which are about the gradients of all.
+    quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
+    several workers for clipping and regularizers, which are about the gradients of all.
     """
     if tf.distribute.has_strategy():
         raise ValueError("distributed_model does not work inside a tf.distribute strategy; call it outside")

@@ -169,9 +169,9 @@ class _Program:
             self._data,
             self._present,
         )
-        # For every group, its dim and its lookups as the plan numbers them.
+        # For every group, its rows and its lookups as the plan numbers them.
         groups = [
-            (group.dim, [lookups[i] for i in group.lookups])
+            (tf.TensorSpec([None, group.dim], group.rows.dtype), [lookups[i] for i in group.lookups])
             for lookups, pulled in zip(self._pulls, pulls, strict=True)
             for group in pulled.groups
         ]
@@ -199,7 +199,7 @@ class _Program:
         if self._eager:
             return function
         return tf.function(function, autograph=False).get_concrete_function(
-            *(tf.TensorSpec([None, dim], tf.float32) for dim, _ in groups),
+            *(unique for unique, _ in groups),
             *(tf.TensorSpec([None], tf.int32) for _ in groups),
             *(tf.TensorSpec([len(lookups)], tf.int32) for _, lookups in groups),
             *self.specs,
@@ -235,7 +235,7 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
         zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
         dense, gradients = weighted_mean(model._workers, zeros, gradients, examples)
     # The rate of this step: applying the gradients moves the schedule on.
-    rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float32)
+    rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float64)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
@@ -274,7 +274,7 @@ def _loss(
 ) -> Any:
     """Keras's loss, and that of the tables' regularizers."""
     loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
-    return tf.add_n([loss, *regularization(groups)])
+    return tf.add_n([loss, *(tf.cast(term, loss.dtype) for term in regularization(groups))])
 
 
 def _track(model: Any, loss: Any, x: Any) -> None:

@@ -116,7 +116,7 @@ def test_another_table_of_that_name_is_refused(tmp_path):
     with (
         Client.in_process(storage) as client,
         pytest.raises(
-            StorageError, match=r"super\.pool: 'row_bytes' is 16 in this pool, but table 't' has 32"
+            StorageError, match=r"super\.pool: 'table.dim' is 4 in this pool, but table 't' has 8"
         ),
     ):
         client.create_table(TableSpec("t", 8, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))

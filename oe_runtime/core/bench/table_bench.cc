@@ -1,6 +1,6 @@
 // Millions of keys a second through one table on one thread: pulls and pushes of unique keys, as a server
 // gets them.
-//   table_bench [rows=1000000] [directory: also measures pmem_libpmem there]
+//   table_bench [rows=1000000] [dtype=float32] [directory: also measures pmem_libpmem there]
 
 #include <algorithm>
 #include <chrono>
@@ -57,35 +57,45 @@ double MillionsPerSecond(const std::vector<std::vector<Key>>& batches, const Wor
   return static_cast<double>(keys) / seconds / 1e6;
 }
 
-void Measure(const oe::StorageSpec& storage, const std::string& index, uint32_t dim, uint64_t rows) {
+void Measure(const oe::StorageSpec& storage, const std::string& dtype, const std::string& index, uint32_t dim,
+             uint64_t rows) {
   oe::TableSpec spec;
+  spec.dtype = dtype;
   spec.name = "bench";
   spec.dim = dim;
   spec.index = index;
   spec.input_dim = index == "array" ? rows : 0;
   auto table = oe::Table::Create(spec, storage);
-  std::vector<float> values(kIdsABatch * dim, 0.01F);
+  std::vector<double> buffer(kIdsABatch * dim, 0.01);  // of any dtype
+  float* const floats = reinterpret_cast<float*>(buffer.data());
+  const auto fill_gradients = [&] {
+    if (dtype == "float64") return std::fill(buffer.begin(), buffer.end(), 0.01);
+    std::fill_n(floats, kIdsABatch * dim, 0.01F);
+  };
+  fill_gradients();
+  void* const values = buffer.data();
   std::vector<Key> keys;
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   for (Key key = 0; key < rows;) {
     keys.clear();
     for (; keys.size() < kIdsABatch && key < rows; ++key) keys.push_back(key);
-    table->Push(keys.data(), keys.size(), values.data(), 0.01);
+    table->Push(keys.data(), keys.size(), values, 0.01);
   }
   const double fill =
       static_cast<double>(rows) / std::chrono::duration<double>(Clock::now() - start).count() / 1e6;
   for (const bool skewed : {true, false}) {
     const auto batches = MakeBatches(rows, skewed);
     const double pull = MillionsPerSecond(
-        batches, [&](const auto& batch) { table->Pull(batch.data(), batch.size(), values.data()); });
-    std::fill(values.begin(), values.end(), 0.01F);
+        batches, [&](const auto& batch) { table->Pull(batch.data(), batch.size(), values); });
+    fill_gradients();
     const double push = MillionsPerSecond(batches, [&](const auto& batch) {
-      table->CheckGradients(batch.data(), batch.size(), values.data());
-      table->Push(batch.data(), batch.size(), values.data(), 0.01);
+      table->CheckGradients(batch.data(), batch.size(), values);
+      table->Push(batch.data(), batch.size(), values, 0.01);
     });
-    std::printf("%-13s %-6s %4u %-8s %10zu %8.1f %8.1f %8.1f %8.1f\n", storage.type.c_str(), index.c_str(),
-                dim, skewed ? "skewed" : "uniform", batches[0].size(), fill, pull, push,
+    std::printf("%-13s %-6s %4u %-8s %10zu %8zu %8.1f %8.1f %8.1f %8.1f\n", storage.type.c_str(),
+                index.c_str(), dim, skewed ? "skewed" : "uniform", batches[0].size(), table->row_bytes(),
+                fill, pull, push,
                 static_cast<double>(table->index_bytes()) / static_cast<double>(table->rows()));
     (void)std::fflush(stdout);
   }
@@ -95,13 +105,16 @@ void Measure(const oe::StorageSpec& storage, const std::string& index, uint32_t 
 
 int main(int argc, char** argv) {
   const uint64_t rows = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1000000;
-  std::printf("%llu rows, adagrad, one thread; Mkeys/s\n", static_cast<unsigned long long>(rows));
-  std::printf("storage       index   dim ids      keys/batch   insert     pull     push  index B/key\n");
+  const std::string dtype = argc > 2 ? argv[2] : "float32";
+  std::printf("%llu rows of %s, adagrad, one thread; Mkeys/s\n", static_cast<unsigned long long>(rows),
+              dtype.c_str());
+  std::printf(
+      "storage       index   dim ids      keys/batch  B/row   insert     pull     push  index B/key\n");
   std::vector<oe::StorageSpec> storages = {{"dram", "", 0}};
-  if (argc > 2) storages.push_back({"pmem_libpmem", argv[2], 0});
+  if (argc > 3) storages.push_back({"pmem_libpmem", argv[3], 0});
   for (const auto& storage : storages) {
     for (const std::string index : {"hash", "array"}) {
-      for (const uint32_t dim : {1U, 9U, 64U}) Measure(storage, index, dim, rows);
+      for (const uint32_t dim : {1U, 9U, 64U}) Measure(storage, dtype, index, dim, rows);
     }
   }
   return 0;

@@ -22,7 +22,7 @@ json ToJson(const TableFileInfo& info) {
   json object = {{"spec", info.spec},           {"table", info.spec.name},
                  {"server", info.shard.server}, {"servers", info.shard.servers},
                  {"format", info.base ? 2 : 1}, {"version", info.version},
-                 {"rows", info.rows},           {"row_floats", info.row_floats},
+                 {"rows", info.rows},           {"row_bytes", info.row_bytes},
                  {"bytes", info.bytes},         {"checksum", HexText(info.checksum)}};
   if (info.base) {
     object["base"] = HexText(*info.base);
@@ -34,7 +34,7 @@ json ToJson(const TableFileInfo& info) {
 std::vector<TableChain> Chains(const std::vector<std::string>& directories, const std::string& table) {
   const std::vector<TableChain> chains = FindTableChains(directories, table);
   const TableFileInfo info = ReadTableFileInfo(chains.front().back());
-  (void)CheckChains(info.spec, info.row_floats, chains);
+  (void)CheckChains(info.spec, info.row_bytes, chains);
   return chains;
 }
 
@@ -42,7 +42,7 @@ std::string Compare(const std::vector<TableChain>& before, const std::vector<Tab
                     size_t memory) {
   const TableDifference found = CompareTables(before, after, memory);
   // JSON has no infinity.
-  const auto number = [](float value) { return std::isinf(value) ? json("inf") : json(value); };
+  const auto number = [](double value) { return std::isinf(value) ? json("inf") : json(value); };
   return json{{"rows", {found.before, found.after}}, {"only_before", found.only_before},
               {"only_after", found.only_after},      {"changed", found.changed},
               {"weights", number(found.weights)},    {"state", number(found.state)}}

@@ -19,7 +19,6 @@ namespace oe {
 namespace {
 
 using Ids = py::array_t<int64_t, py::array::c_style>;
-using Floats = py::array_t<float, py::array::c_style>;
 
 // One group of a pull. The arrays are views of C++ memory that stays while any of them does.
 struct GroupView {
@@ -32,8 +31,9 @@ struct GroupView {
     return {owner, [](void* pointer) { delete static_cast<std::shared_ptr<PulledBatch>*>(pointer); }};
   }
   py::array Rows() const {
-    return py::array_t<float>({group().rows, static_cast<size_t>(group().dim)},
-                              batch->rows[number].as<float>(), Owner());
+    const std::vector<size_t> shape = {group().rows, static_cast<size_t>(group().dim)};
+    if (group().is_float64) return py::array_t<double>(shape, batch->rows[number].as<double>(), Owner());
+    return py::array_t<float>(shape, batch->rows[number].as<float>(), Owner());
   }
   py::array Inverse() const {
     return py::array_t<int32_t>(static_cast<py::ssize_t>(group().inverse.size()), group().inverse.data(),
@@ -56,15 +56,38 @@ std::shared_ptr<PulledBatch> Pull(Client& client, const std::vector<Ids>& ids,
   return client.Pull(views, lookups);
 }
 
-void Push(Client& client, const PulledBatch& pulled, const std::vector<Floats>& gradients,
+// A float64 array where float32 is expected is no small matter that a cast could settle: it is a mistake in
+// the model's dtypes, or costs a pass over the memory in each step.
+void CheckDtype(const Client& client, const PulledBatch& pulled, size_t g, const py::array& gradients) {
+  if (g >= pulled.plan.groups.size()) return;  // Client::Push refuses it
+  const PlannedGroup& group = pulled.plan.groups[g];
+  const char* wanted = group.is_float64 ? "float64" : "float32";
+  if (group.is_float64 ? py::isinstance<py::array_t<double>>(gradients)
+                       : py::isinstance<py::array_t<float>>(gradients)) {
+    return;
+  }
+  std::string tables;
+  for (const PlannedTable& table : group.tables) {
+    const TableSpec spec = client.Spec(table.table);
+    tables += (tables.empty() ? "'" : ", '") + spec.name + "' of " + spec.dtype;
+  }
+  throw SpecError("gradients of group " + std::to_string(g) + " are " +
+                  py::str(gradients.dtype()).cast<std::string>() + "; expected " + wanted + " (table " +
+                  tables + ")");
+}
+
+void Push(Client& client, const PulledBatch& pulled, const std::vector<py::array>& gradients,
           const std::vector<double>& learning_rates, bool summed) {
   std::vector<GradientView> views;
+  std::vector<py::array> arrays;
   for (size_t g = 0; g < gradients.size(); ++g) {
+    CheckDtype(client, pulled, g, gradients[g]);
+    arrays.push_back(py::array::ensure(gradients[g], py::array::c_style));
     if (gradients[g].ndim() != 2) {
       throw SpecError("gradients of group " + std::to_string(g) + " have " +
                       std::to_string(gradients[g].ndim()) + " dimensions; expected two");
     }
-    views.push_back({gradients[g].data(), static_cast<size_t>(gradients[g].shape(0)),
+    views.push_back({arrays[g].data(), static_cast<size_t>(gradients[g].shape(0)),
                      static_cast<size_t>(gradients[g].shape(1))});
   }
   const py::gil_scoped_release release;
@@ -72,16 +95,18 @@ void Push(Client& client, const PulledBatch& pulled, const std::vector<Floats>& 
 }
 
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
-  const size_t dim = client.Spec(table).dim;
+  const TableSpec spec = client.Spec(table);
   const auto n = static_cast<size_t>(keys.size());
-  py::array_t<float> rows({n, dim});
-  float* out = rows.mutable_data();
+  const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
+  py::array rows(is_float64 ? py::dtype::of<double>() : py::dtype::of<float>(),
+                 std::vector<size_t>{n, spec.dim});
+  void* out = rows.mutable_data();
   const auto* data = reinterpret_cast<const Key*>(keys.data());
   {
     const py::gil_scoped_release release;
     client.PullRows(table, data, n, out);
   }
-  return std::move(rows);
+  return rows;
 }
 
 py::array KeysOf(Client& client, uint32_t table) {

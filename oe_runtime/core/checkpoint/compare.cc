@@ -8,21 +8,45 @@
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/common/half.h"
+#include "oe_runtime/core/table/row_format.h"
 
 namespace oe {
 namespace {
 
 constexpr size_t kRowOverhead = 40;  // of the index, at its emptiest, and a mark
 
-float Distance(const float* left, const float* right, size_t n) {
-  float largest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (left[i] == right[i] || (std::isnan(left[i]) && std::isnan(right[i]))) continue;
-    const float distance = std::fabs(left[i] - right[i]);
-    largest = std::isnan(distance) ? std::numeric_limits<float>::infinity() : std::max(largest, distance);
+template <typename T>
+T ReadAs(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+double WeightOf(const std::byte* row, const RowFormat& format, size_t d) {
+  const std::byte* from = row + d * WeightBytes(format.dtype);
+  switch (format.dtype) {
+    case Dtype::kFloat64:
+      return ReadAs<double>(from);
+    case Dtype::kBfloat16:
+      return static_cast<double>(Bfloat16::ToFloat(ReadAs<uint16_t>(from)));
+    case Dtype::kFloat16:
+      return static_cast<double>(Float16::ToFloat(ReadAs<uint16_t>(from)));
+    case Dtype::kFloat32:
+      break;
   }
-  return largest;
+  return static_cast<double>(ReadAs<float>(from));
+}
+
+double StateOf(const std::byte* row, const RowFormat& format, size_t i) {
+  const std::byte* from = row + format.state_at + i * ValueBytes(format.dtype);
+  return format.dtype == Dtype::kFloat64 ? ReadAs<double>(from) : static_cast<double>(ReadAs<float>(from));
+}
+
+double Distance(double left, double right) {
+  if (left == right || (std::isnan(left) && std::isnan(right))) return 0;
+  const double distance = std::fabs(left - right);
+  return std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance;
 }
 
 // The rows of the keys that fall into one of `parts`.
@@ -35,48 +59,52 @@ struct Part {
 
 class Rows {
  public:
-  Rows(const std::vector<const TableChain*>& chains, const Part& part, uint64_t expected, size_t floats)
-      : index_(NewHashIndex()), floats_(floats) {
-    rows_.reserve(expected * floats);
+  Rows(const std::vector<const TableChain*>& chains, const Part& part, uint64_t expected, size_t bytes)
+      : index_(NewHashIndex()), bytes_(bytes) {
+    rows_.reserve(expected * bytes);
     for (const TableChain* chain : chains) {
       TableChainReader reader(*chain);
       while (const size_t n = reader.NextBlock()) {
         for (size_t i = 0; i < n; ++i) {
-          if (part.Has(reader.keys()[i])) Add(reader.keys()[i], reader.rows() + i * floats);
+          if (part.Has(reader.keys()[i])) Add(reader.keys()[i], reader.rows() + i * bytes);
         }
       }
     }
   }
 
-  uint64_t size() const { return rows_.size() / floats_; }
-  const float* Find(Key key) const {
+  uint64_t size() const { return rows_.size() / bytes_; }
+  const std::byte* Find(Key key) const {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
-    return number == kNoRow ? nullptr : &rows_[number * floats_];
+    return number == kNoRow ? nullptr : &rows_[number * bytes_];
   }
 
  private:
-  void Add(Key key, const float* row) {
+  void Add(Key key, const std::byte* row) {
     index_->Reserve(key);
     index_->Add(key, static_cast<uint32_t>(size()));
-    rows_.insert(rows_.end(), row, row + floats_);
+    rows_.insert(rows_.end(), row, row + bytes_);
   }
 
   const std::unique_ptr<Index> index_;
-  const size_t floats_;
-  std::vector<float> rows_;
+  const size_t bytes_;
+  std::vector<std::byte> rows_;
 };
 
 class Comparison {
  public:
   Comparison(const TableFileInfo& before, const TableFileInfo& after, size_t memory)
-      : before_(before), after_(after), memory_(std::max<size_t>(memory, 1)) {
-    if (before.spec.dim == after.spec.dim) weights_ = before.spec.dim;
-    // Behind the optimizer's state lies what policies know of the row, which is not floats.
-    const size_t floats = Optimizer::Create(before.spec.optimizer, before.spec.dim)->row_floats();
-    if (weights_ > 0 && before.spec.optimizer.name == after.spec.optimizer.name &&
-        Optimizer::Create(after.spec.optimizer, after.spec.dim)->row_floats() == floats) {
-      all_ = floats;
+      : before_(before),
+        after_(after),
+        before_format_(FormatOf(before.spec)),
+        after_format_(FormatOf(after.spec)),
+        memory_(std::max<size_t>(memory, 1)) {
+    if (before.spec.dim != after.spec.dim) return;
+    weights_ = before.spec.dim;
+    // Behind the optimizer's state lies what policies know of the row, which is not compared.
+    if (before.spec.optimizer.name == after.spec.optimizer.name &&
+        before_format_.state_values == after_format_.state_values) {
+      state_ = before_format_.state_values;
     }
   }
 
@@ -85,12 +113,12 @@ class Comparison {
     for (const TableChain* chain : before) {
       for (const std::string& file : *chain) rows += ReadTableFileInfo(file).rows;
     }
-    const uint64_t row_bytes = before_.row_floats * sizeof(float) + kRowOverhead;
+    const uint64_t row_bytes = before_.row_bytes + kRowOverhead;
     Part part;
     // A row's number has 32 bits, and one of them says that there is none.
     part.parts = 1 + std::max(rows * row_bytes / memory_, rows >> 31);
     for (part.number = 0; part.number < part.parts; ++part.number) {
-      ComparePart(Rows(before, part, rows / part.parts, before_.row_floats), after, part);
+      ComparePart(Rows(before, part, rows / part.parts, before_.row_bytes), after, part);
     }
   }
 
@@ -106,13 +134,13 @@ class Comparison {
           const Key key = reader.keys()[i];
           if (!part.Has(key)) continue;
           ++result_.after;
-          const float* row = before.Find(key);
+          const std::byte* row = before.Find(key);
           if (row == nullptr) {
             ++result_.only_after;
             continue;
           }
           ++common;
-          CompareRow(row, reader.rows() + i * after_.row_floats);
+          CompareRow(row, reader.rows() + i * after_.row_bytes);
         }
       }
     }
@@ -120,27 +148,43 @@ class Comparison {
     result_.only_before += before.size() - common;
   }
 
-  void CompareRow(const float* before, const float* after) {
-    const size_t floats = std::max(weights_, all_);
-    if (floats == 0 || std::memcmp(before, after, floats * sizeof(float)) == 0) return;
-    ++result_.changed;
-    result_.weights = std::max(result_.weights, Distance(before, after, weights_));
-    if (all_ == 0) return;
-    result_.state = std::max(result_.state, Distance(before + weights_, after + weights_, all_ - weights_));
+  void CompareRow(const std::byte* before, const std::byte* after) {
+    if (weights_ == 0) return;
+    if (before_format_.dtype == after_format_.dtype) {
+      const size_t bytes =
+          state_ > 0 ? before_format_.facts_at : weights_ * WeightBytes(before_format_.dtype);
+      if (std::memcmp(before, after, bytes) == 0) return;
+      ++result_.changed;
+    }
+    double of_weights = 0;
+    double of_state = 0;
+    for (size_t d = 0; d < weights_; ++d) {
+      of_weights = std::max(of_weights,
+                            Distance(WeightOf(before, before_format_, d), WeightOf(after, after_format_, d)));
+    }
+    for (size_t i = 0; i < state_; ++i) {
+      of_state =
+          std::max(of_state, Distance(StateOf(before, before_format_, i), StateOf(after, after_format_, i)));
+    }
+    if (before_format_.dtype != after_format_.dtype && std::max(of_weights, of_state) > 0) ++result_.changed;
+    result_.weights = std::max(result_.weights, of_weights);
+    result_.state = std::max(result_.state, of_state);
   }
 
   const TableFileInfo before_;
   const TableFileInfo after_;
+  const RowFormat before_format_;
+  const RowFormat after_format_;
   const size_t memory_;
-  size_t weights_ = 0;  // floats that are compared; 0 for those of other meaning
-  size_t all_ = 0;
+  size_t weights_ = 0;  // numbers of a row that are compared; 0 for those of other meaning
+  size_t state_ = 0;
   TableDifference result_;
 };
 
 TableFileInfo Check(const std::vector<TableChain>& chains) {
   if (chains.empty()) throw CheckpointError("there is no file of a table");
   const TableFileInfo info = ReadTableFileInfo(chains.front().back());
-  return CheckChains(info.spec, info.row_floats, chains).front();
+  return CheckChains(info.spec, info.row_bytes, chains).front();
 }
 
 std::vector<const TableChain*> Pointers(const std::vector<TableChain>& chains) {
@@ -153,14 +197,14 @@ std::vector<const TableChain*> Pointers(const std::vector<TableChain>& chains) {
 // A file that is written in whole blocks.
 class Output {
  public:
-  explicit Output(const TableFileInfo& info) : floats_(info.row_floats), writer_(info) {
+  explicit Output(const TableFileInfo& info) : bytes_(info.row_bytes), writer_(info) {
     keys_.reserve(writer_.block_rows());
-    rows_.reserve(writer_.block_rows() * floats_);
+    rows_.reserve(writer_.block_rows() * bytes_);
   }
 
-  void Add(Key key, const float* row) {
+  void Add(Key key, const std::byte* row) {
     keys_.push_back(key);
-    rows_.insert(rows_.end(), row, row + floats_);
+    rows_.insert(rows_.end(), row, row + bytes_);
     if (keys_.size() == writer_.block_rows()) Write();
   }
   TableFileInfo Finish() {
@@ -175,10 +219,10 @@ class Output {
     rows_.clear();
   }
 
-  const size_t floats_;
+  const size_t bytes_;
   TableFileWriter writer_;
   std::vector<Key> keys_;
-  std::vector<float> rows_;
+  std::vector<std::byte> rows_;
 };
 
 }  // namespace
@@ -223,7 +267,7 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
     while (const size_t n = reader.NextBlock()) {
       for (size_t i = 0; i < n; ++i) {
         const Key key = reader.keys()[i];
-        outputs[server_of(key, servers, array)]->Add(key, reader.rows() + i * info.row_floats);
+        outputs[server_of(key, servers, array)]->Add(key, reader.rows() + i * info.row_bytes);
       }
     }
   }

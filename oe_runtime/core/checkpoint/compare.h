@@ -14,11 +14,11 @@ struct TableDifference {
   uint64_t after = 0;
   uint64_t only_before = 0;  // keys with a row in one of them
   uint64_t only_after = 0;
-  uint64_t changed = 0;  // rows in which a bit differs, of those that are compared
-  // The largest absolute difference of two weights and of two floats of the optimizer's state; infinity where
-  // one of them is not a number.
-  float weights = 0;
-  float state = 0;
+  uint64_t changed = 0;  // rows in which a bit differs (of tables of two dtypes: a number), of those compared
+  // The largest absolute difference of two weights and of two numbers of the optimizer's state; infinity
+  // where one of them is not a number.
+  double weights = 0;
+  double state = 0;
 };
 
 // Compares two saves of a table, of any numbers of servers. Weights are compared when both have the same dim,

@@ -17,7 +17,7 @@ namespace {
                         other_value + "; they are of different checkpoints");
 }
 
-void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_floats) {
+void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes) {
   TableSpec saved = info.spec;
   // How it goes on, not what is in the file.
   saved.nonfinite_gradients = spec.nonfinite_gradients;
@@ -30,19 +30,19 @@ void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_floa
                           " when table '" + info.spec.name + "' was saved, but table '" + spec.name +
                           "' has " + difference->right);
   }
-  if (info.row_floats != row_floats) {
-    throw CheckpointError(info.file + ": 'row_floats' is " + std::to_string(info.row_floats) +
-                          ", but table '" + spec.name + "' has " + std::to_string(row_floats));
+  if (info.row_bytes != row_bytes) {
+    throw CheckpointError(info.file + ": 'row_bytes' is " + std::to_string(info.row_bytes) + ", but table '" +
+                          spec.name + "' has " + std::to_string(row_bytes));
   }
 }
 
 // Checks that each increment of a chain follows the file before it; the newest one's header.
-TableFileInfo CheckChain(const TableSpec& spec, size_t row_floats, const TableChain& chain) {
+TableFileInfo CheckChain(const TableSpec& spec, size_t row_bytes, const TableChain& chain) {
   TableFileInfo newest;
   uint64_t rows = 0;
   for (const std::string& file : chain) {
     TableFileInfo info = ReadTableFileInfo(file);
-    CheckSpec(info, spec, row_floats);
+    CheckSpec(info, spec, row_bytes);
     if (newest.file.empty() && info.base) {
       throw CheckpointError(file + " is an increment on the file with the checksum " + HexText(*info.base) +
                             ", which is missing; restore them together, the full checkpoint first");
@@ -70,13 +70,13 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains) {
   return files;
 }
 
-std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_floats,
+std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains) {
   if (chains.empty()) throw CheckpointError("table '" + spec.name + "': there is no file to restore it from");
   std::vector<TableFileInfo> infos;
   std::set<uint32_t> seen;
   for (const TableChain& chain : chains) {
-    infos.push_back(CheckChain(spec, row_floats, chain));
+    infos.push_back(CheckChain(spec, row_bytes, chain));
     const TableFileInfo& info = infos.back();
     const TableFileInfo& first = infos.front();
     if (info.shard.servers != first.shard.servers) {
@@ -131,7 +131,7 @@ void TableChainReader::Hide(const Key* keys, size_t n) {
 
 // Copies the rows of the block whose keys no newer file has.
 size_t TableChainReader::TakeNew(size_t n) {
-  const uint64_t floats = reader_->info().row_floats;
+  const uint64_t bytes = reader_->info().row_bytes;
   new_keys_.clear();
   new_rows_.clear();
   for (size_t i = 0; i < n; ++i) {
@@ -142,9 +142,9 @@ size_t TableChainReader::TakeNew(size_t n) {
       throw CheckpointError(reader_->info().file + ": key " + std::to_string(key) + " is in it twice");
     }
     if (file != kNoRow) continue;
-    const float* row = reader_->rows() + i * floats;
+    const std::byte* row = reader_->rows() + i * bytes;
     new_keys_.push_back(key);
-    new_rows_.insert(new_rows_.end(), row, row + floats);
+    new_rows_.insert(new_rows_.end(), row, row + bytes);
   }
   if (at_ > 0) Hide(new_keys_.data(), new_keys_.size());
   keys_ = new_keys_.data();

@@ -19,10 +19,10 @@ using TableChain = std::vector<std::string>;
 std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 
 // The headers of the newest file of each chain, `rows` being at most so many as the chain has, after checking
-// that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_floats`
-// floats, and that each increment follows its base. Throws CheckpointError naming the file and the field with
+// that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_bytes`
+// bytes, and that each increment follows its base. Throws CheckpointError naming the file and the field with
 // both values.
-std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_floats,
+std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains);
 
 // Reads the rows that a chain leaves, block by block: the newest file first, and of older ones what no newer
@@ -39,7 +39,7 @@ class TableChainReader {
   // be trusted until then.
   size_t NextBlock();
   const Key* keys() const { return keys_; }
-  const float* rows() const { return rows_; }
+  const std::byte* rows() const { return rows_; }
 
  private:
   void Open();
@@ -52,9 +52,9 @@ class TableChainReader {
   std::unique_ptr<TableFileReader> reader_;
   std::unique_ptr<Index> seen_;  // keys of newer files, with the number of the file
   std::vector<Key> new_keys_;
-  std::vector<float> new_rows_;
+  std::vector<std::byte> new_rows_;
   const Key* keys_ = nullptr;
-  const float* rows_ = nullptr;
+  const std::byte* rows_ = nullptr;
 };
 
 // Adds how many of the chain's rows each of rows->size() servers would have, after comparing every checksum.

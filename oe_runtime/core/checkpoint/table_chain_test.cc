@@ -180,7 +180,7 @@ TEST_F(TableChainTest, TombstonesHideOlderRows) {
     ++info.version;
     TableFileWriter writer(info);
     writer.WriteTombstones(erased.data(), erased.size());
-    const std::vector<float> rows(keys.size() * info.row_floats, 0.25F);
+    const std::vector<std::byte> rows(keys.size() * info.row_bytes);
     writer.WriteBlock(keys.data(), rows.data(), keys.size());
     EXPECT_EQ(writer.Finish().bytes, TableFileBytes(info));
     return ReadTableFileInfo(info.file);

@@ -25,6 +25,7 @@ constexpr uint32_t kIncrement = 2;
 constexpr uint32_t kLargestHeader = 1U << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr size_t kLargestBlockBytes = size_t{64} << 20;
+constexpr uint64_t kLargestRowBytes = uint64_t{16} * kLargestDim * sizeof(double);
 
 std::string ErrnoText(int number) { return std::strerror(number); }
 
@@ -32,7 +33,7 @@ std::string ErrnoText(int number) { return std::strerror(number); }
   throw CheckpointError(file + " is damaged: " + what + "; restore from another checkpoint");
 }
 
-size_t RowBytes(const TableFileInfo& info) { return sizeof(Key) + info.row_floats * sizeof(float); }
+size_t RowBytes(const TableFileInfo& info) { return sizeof(Key) + info.row_bytes; }
 
 size_t BlockRows(const TableFileInfo& info) { return std::max<size_t>(1, kBlockBytes / RowBytes(info)); }
 
@@ -42,10 +43,19 @@ uint64_t FileSize(int descriptor, const std::string& file) {
   return static_cast<uint64_t>(status.st_size);
 }
 
+uint64_t RowBytesOf(const json& header, const TableSpec& spec) {
+  if (DtypeOf(spec) != Dtype::kFloat32) return header.at("row_bytes").get<uint64_t>();
+  return std::min(header.at("row_floats").get<uint64_t>(), kLargestRowBytes) * sizeof(float);
+}
+
 std::string HeaderText(const TableFileInfo& info, uint64_t block_rows) {
   json header = {{"table", info.spec},      {"server", info.shard.server}, {"servers", info.shard.servers},
-                 {"version", info.version}, {"rows", info.rows},           {"row_floats", info.row_floats},
-                 {"block_rows", block_rows}};
+                 {"version", info.version}, {"rows", info.rows},           {"block_rows", block_rows}};
+  if (DtypeOf(info.spec) == Dtype::kFloat32) {
+    header["row_floats"] = info.row_bytes / sizeof(float);
+  } else {
+    header["row_bytes"] = info.row_bytes;
+  }
   if (info.base) {
     header["base"] = *info.base;
     header["tombstones"] = info.tombstones;
@@ -121,9 +131,9 @@ void TableFileEncoder::Write(const void* data, size_t size) {
   sink_(data, size);
 }
 
-void TableFileEncoder::WriteBlock(const Key* keys, const float* rows, size_t n) {
+void TableFileEncoder::WriteBlock(const Key* keys, const std::byte* rows, size_t n) {
   Write(keys, n * sizeof(Key));
-  Write(rows, n * info_.row_floats * sizeof(float));
+  Write(rows, n * info_.row_bytes);
 }
 
 TableFileInfo TableFileEncoder::Finish() {
@@ -196,7 +206,7 @@ TableFileReader::TableFileReader(const std::string& file)
     info_.shard.servers = fields.at("servers").get<uint32_t>();
     info_.version = fields.at("version").get<uint64_t>();
     info_.rows = fields.at("rows").get<uint64_t>();
-    info_.row_floats = fields.at("row_floats").get<uint64_t>();
+    info_.row_bytes = RowBytesOf(fields, info_.spec);
     block_rows_ = fields.at("block_rows").get<uint64_t>();
     if (format == kIncrement) {
       info_.base = fields.at("base").get<uint64_t>();
@@ -207,7 +217,8 @@ TableFileReader::TableFileReader(const std::string& file)
   }
   // The header's checksum is right, so what follows guards against a writer's mistake, not against damage.
   if (info_.shard.servers == 0 || info_.shard.server >= info_.shard.servers ||
-      info_.row_floats < info_.spec.dim || info_.row_floats > uint64_t{16} * kLargestDim ||
+      info_.row_bytes < info_.spec.dim * WeightBytes(DtypeOf(info_.spec)) ||
+      info_.row_bytes > kLargestRowBytes || info_.row_bytes % ValueBytes(DtypeOf(info_.spec)) != 0 ||
       block_rows_ == 0 || block_rows_ > kLargestBlockBytes / RowBytes(info_)) {
     Damaged(file, "its header contradicts itself");
   }
@@ -228,7 +239,7 @@ TableFileReader::TableFileReader(const std::string& file)
   left_ = info_.rows;
   left_tombstones_ = info_.tombstones;
   keys_.resize(std::min(block_rows_, std::max(left_, left_tombstones_)));
-  rows_.resize(std::min(block_rows_, left_) * info_.row_floats);
+  rows_.resize(std::min(block_rows_, left_) * info_.row_bytes);
 }
 
 void TableFileReader::Read(void* data, size_t size) {
@@ -270,7 +281,7 @@ size_t TableFileReader::NextBlock() {
   }
   const auto n = static_cast<size_t>(std::min(block_rows_, left_));
   Read(keys_.data(), n * sizeof(Key));
-  Read(rows_.data(), n * static_cast<size_t>(info_.row_floats) * sizeof(float));
+  Read(rows_.data(), n * static_cast<size_t>(info_.row_bytes));
   left_ -= n;
   return n;
 }

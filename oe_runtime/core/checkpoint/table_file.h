@@ -23,14 +23,15 @@ namespace oe {
 //   "OETABLE\n"           8 bytes
 //   format                u32, 1 (all rows) or 2 (an increment)
 //   header size           u32
-//   header                JSON: {"table": spec, "server", "servers", "version", "rows", "row_floats",
-//                         "block_rows"}, and in an increment "base", the checksum of the file that it
-//                         follows, and "tombstones", how many keys were erased since
+//   header                JSON: {"table": spec, "server", "servers", "version", "rows", "row_bytes",
+//                         "block_rows"} (for float32, "row_floats", a quarter, instead of row_bytes: the
+//                         first version of this reader knew no other dtype), and in an increment "base", the
+//                         checksum of the file that it follows, and "tombstones", how many keys were erased
+//                         since
 //   header checksum       u64, XXH3-64 of all bytes before it
 //   tombstones            u64 each: keys of the base that may have a row there and have none now
 //   blocks                of block_rows rows, the last one shorter: keys (u64 each), then the rows
-//   (row_floats
-//                         float32 each: weights, then the optimizer's slots)
+//                         (row_bytes each: table/row_format.h)
 //   checksum              u64, XXH3-64 of all bytes before it
 //
 // The size of the file follows from the header. Rows are in no particular order. Files without a base are
@@ -41,7 +42,7 @@ struct TableFileInfo {
   ShardInfo shard;
   uint64_t version = 0;  // pushes when it was saved
   uint64_t rows = 0;     // in the file
-  uint64_t row_floats = 0;
+  uint64_t row_bytes = 0;
   std::optional<uint64_t> base;  // of an increment: the checksum of the file that it follows
   uint64_t tombstones = 0;       // of an increment: keys erased since
   uint64_t bytes = 0;            // of the file
@@ -77,7 +78,7 @@ class TableFileEncoder {
   size_t block_rows() const { return block_rows_; }
   // All info.tombstones of them, before the first block.
   void WriteTombstones(const Key* keys, size_t n) { Write(keys, n * sizeof(Key)); }
-  void WriteBlock(const Key* keys, const float* rows, size_t n);
+  void WriteBlock(const Key* keys, const std::byte* rows, size_t n);
   // Ends with the checksum; bytes and checksum of the result are set.
   TableFileInfo Finish();
 
@@ -101,7 +102,7 @@ class TableFileWriter {
 
   size_t block_rows() const { return encoder_->block_rows(); }
   void WriteTombstones(const Key* keys, size_t n) { encoder_->WriteTombstones(keys, n); }
-  void WriteBlock(const Key* keys, const float* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
+  void WriteBlock(const Key* keys, const std::byte* rows, size_t n) { encoder_->WriteBlock(keys, rows, n); }
   TableFileInfo Finish();
 
  private:
@@ -128,7 +129,7 @@ class TableFileReader {
   // before may be trusted until then.
   size_t NextBlock();
   const Key* keys() const { return keys_.data(); }
-  const float* rows() const { return rows_.data(); }
+  const std::byte* rows() const { return rows_.data(); }
 
  private:
   void Read(void* data, size_t size);
@@ -141,7 +142,7 @@ class TableFileReader {
   uint64_t left_ = 0;             // rows not yet read
   bool finished_ = false;
   std::vector<Key> keys_;
-  std::vector<float> rows_;
+  std::vector<std::byte> rows_;
 };
 
 }  // namespace oe

@@ -71,7 +71,7 @@ TEST_F(TableFileTest, InfoTellsWhatIsInIt) {
     EXPECT_EQ(TableFileBytes(info), content_.size());
     EXPECT_EQ(info.rows, 40U);
     EXPECT_EQ(info.version, 1U);
-    EXPECT_EQ(info.row_floats, 3 * kDim);
+    EXPECT_EQ(info.row_bytes, 3 * kDim * sizeof(float));
     EXPECT_EQ(info.bytes, content_.size());
     EXPECT_FALSE(Difference(info.spec, table_->spec()));
     uint64_t last = 0;

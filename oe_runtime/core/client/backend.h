@@ -20,8 +20,8 @@ namespace oe {
 struct ServerBatch {
   std::vector<BatchEntry> entries;
   std::vector<KeyBlock> blocks;
-  std::vector<float*> values;           // per entry: where its rows go (pull), where its gradients are (push)
-  std::vector<size_t> floats;           // per entry: how many
+  std::vector<std::byte*> values;       // per entry: where its rows go (pull), where its gradients are (push)
+  std::vector<size_t> bytes;            // per entry: how many
   std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
 };
 

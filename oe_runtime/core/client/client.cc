@@ -23,7 +23,10 @@ struct SumWork {
   size_t table;
 };
 
-void SumTable(const PlannedGroup& group, size_t table, const float* gradients, float* sums, uint8_t* seen) {
+template <typename T>
+void SumTable(const PlannedGroup& group, size_t table, const void* of_ids, std::byte* of_rows, uint8_t* seen) {
+  const auto* gradients = static_cast<const T*>(of_ids);
+  auto* sums = reinterpret_cast<T*>(of_rows);
   const size_t dim = group.dim;
   for (const PlannedLookup& lookup : group.lookups) {
     if (lookup.table != table) continue;
@@ -34,13 +37,13 @@ void SumTable(const PlannedGroup& group, size_t table, const float* gradients, f
 
 // Asks what a server will ask of its own part, so that a push is refused before any of them takes it.
 void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const BatchPlan& plan,
-               const TableSpec& spec, const float* sums) {
+               const TableSpec& spec, const std::byte* sums) {
   if (spec.nonfinite_gradients != "refuse") return;
   const ShardedKeys& keys = plan.keys[planned.keys];
   for (uint32_t server = 0; server < plan.servers; ++server) {
-    const float* of_server = sums + planned.offsets[server] * group.dim;
+    const std::byte* of_server = sums + planned.offsets[server] * group.row_bytes();
     const size_t n = keys.on(server);
-    if (AllFinite(of_server, n * group.dim)) continue;
+    if (AllFinite(spec, of_server, n)) continue;
     throw Nonfinite(spec, keys.keys.data() + keys.bounds[server], n, of_server);
   }
 }
@@ -85,7 +88,7 @@ TableSpec Client::Spec(uint32_t table) const {
   return tables_[table];
 }
 
-std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<float*>& groups,
+std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
                                          const std::vector<double>& learning_rates) const {
   const std::lock_guard<std::mutex> lock(tables_mutex_);
   std::vector<ServerBatch> batches(plan.servers);
@@ -99,8 +102,8 @@ std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vecto
       for (const PlannedTable& table : group.tables) {
         batch.entries.push_back(
             {server_ids_[table.table][server], static_cast<uint32_t>(table.keys), learning_rates[g]});
-        batch.values.push_back(groups[g] + table.offsets[server] * group.dim);
-        batch.floats.push_back(plan.keys[table.keys].on(server) * group.dim);
+        batch.values.push_back(groups[g] + table.offsets[server] * group.row_bytes());
+        batch.bytes.push_back(plan.keys[table.keys].on(server) * group.row_bytes());
       }
     }
   }
@@ -154,10 +157,10 @@ std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
   auto pulled = std::make_shared<PulledBatch>();
   pulled->client = this;
   pulled->plan = MakePlan(tables, ids, lookups, servers_, &pool_);
-  std::vector<float*> rows;
+  std::vector<std::byte*> rows;
   for (const PlannedGroup& group : pulled->plan.groups) {
-    pulled->rows.emplace_back(group.rows * group.dim * sizeof(float));
-    rows.push_back(pulled->rows.back().as<float>());
+    pulled->rows.emplace_back(group.rows * group.row_bytes());
+    rows.push_back(pulled->rows.back().as<std::byte>());
   }
   const std::vector<double> no_rates(rows.size(), 0.0);
   const std::vector<ServerBatch> batches = Batches(pulled->plan, rows, no_rates);
@@ -190,13 +193,14 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
     }
   }
   std::vector<Buffer> sums;
-  std::vector<float*> places;
+  std::vector<std::byte*> places;
   std::vector<std::vector<uint8_t>> seen(plan.groups.size());  // of the rows of each group; see SumByRow
   std::vector<SumWork> work;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
-    sums.emplace_back(plan.groups[g].rows * plan.groups[g].dim * sizeof(float));
-    places.push_back(sums.back().as<float>());
-    if (summed) std::copy_n(gradients[g].data, plan.groups[g].rows * plan.groups[g].dim, places[g]);
+    const size_t bytes = plan.groups[g].rows * plan.groups[g].row_bytes();
+    sums.emplace_back(bytes);
+    places.push_back(sums.back().as<std::byte>());
+    if (summed && bytes > 0) std::memcpy(places[g], gradients[g].data, bytes);
     if (!summed) seen[g].resize(plan.groups[g].rows);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
@@ -209,7 +213,8 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
     const size_t g = work[i].group;
     const PlannedGroup& group = plan.groups[g];
     const PlannedTable& planned = group.tables[work[i].table];
-    if (!summed) SumTable(group, work[i].table, gradients[g].data, places[g], seen[g].data());
+    const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
+    if (!summed) sum(group, work[i].table, gradients[g].data, places[g], seen[g].data());
     if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
@@ -218,10 +223,10 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   backend_->Push(batches);
 }
 
-void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
+void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   const TableSpec spec = Spec(table);
   const bool array = spec.index == "array";
-  const size_t dim = spec.dim;
+  const size_t row_bytes = spec.dim * ValueBytes(DtypeOf(spec));
   std::vector<std::vector<Key>> parts(servers_);
   std::vector<std::vector<size_t>> positions(servers_);
   for (size_t i = 0; i < n; ++i) {
@@ -236,13 +241,13 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
   std::vector<Buffer> rows;
   std::vector<ServerBatch> batches(servers_);
   for (uint32_t s = 0; s < servers_; ++s) {
-    const size_t floats = parts[s].size() * dim;
-    rows.emplace_back(floats * sizeof(float));
+    const size_t bytes = parts[s].size() * row_bytes;
+    rows.emplace_back(bytes);
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     batches[s].entries = {{server_ids_[table][s], 0, 0.0}};
     batches[s].blocks = {{parts[s].data(), parts[s].size()}};
-    batches[s].values = {rows.back().as<float>()};
-    batches[s].floats = {floats};
+    batches[s].values = {rows.back().as<std::byte>()};
+    batches[s].bytes = {bytes};
   }
   {
     const std::lock_guard<std::mutex> request(request_mutex_);
@@ -250,7 +255,8 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, float* out) {
   }
   for (uint32_t s = 0; s < servers_; ++s) {
     for (size_t i = 0; i < positions[s].size(); ++i) {
-      std::memcpy(out + positions[s][i] * dim, rows[s].as<float>() + i * dim, dim * sizeof(float));
+      std::memcpy(static_cast<std::byte*>(out) + positions[s][i] * row_bytes,
+                  rows[s].as<std::byte>() + i * row_bytes, row_bytes);
     }
   }
 }

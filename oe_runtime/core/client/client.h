@@ -20,12 +20,12 @@ namespace oe {
 // What a pull brought. Immutable once it is handed out, but for the rows, which belong to the caller.
 struct PulledBatch {
   BatchPlan plan;
-  std::vector<Buffer> rows;      // per group: rows x dim floats
+  std::vector<Buffer> rows;      // per group: rows x dim floats, or doubles
   const void* client = nullptr;  // who made it; table ids mean nothing to another
 };
 
 struct GradientView {
-  const float* data = nullptr;
+  const void* data = nullptr;  // rows x dim floats, or doubles for a group of float64 tables
   size_t rows = 0;
   size_t dim = 0;
 };
@@ -52,8 +52,8 @@ class Client {
   // every server has its part, and applies it once it has the other workers' (server/workers.h).
   void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
             const std::vector<double>& learning_rates, bool summed = false);
-  // The rows of the keys as they come, duplicates included, into out[n * dim].
-  void PullRows(uint32_t table, const Key* keys, size_t n, float* out);
+  // The rows of the keys as they come, duplicates included, into out[n * dim], doubles of a float64 table.
+  void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
 
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
@@ -79,7 +79,7 @@ class Client {
   explicit Client(unsigned threads);
   // The entries of every server in the order of the groups; `values` points into the given array of each
   // group.
-  std::vector<ServerBatch> Batches(const BatchPlan& plan, const std::vector<float*>& groups,
+  std::vector<ServerBatch> Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
                                    const std::vector<double>& learning_rates) const;
   // Adds to `batches` how often each key is in the lookups, for the tables that count; returns what they
   // point to.

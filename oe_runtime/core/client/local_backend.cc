@@ -9,9 +9,9 @@
 namespace oe {
 namespace {
 
-template <typename Float>
-std::vector<TablePart<Float>> PartsOf(const ServerBatch& batch) {
-  std::vector<TablePart<Float>> parts;
+template <typename Value>
+std::vector<TablePart<Value>> PartsOf(const ServerBatch& batch) {
+  std::vector<TablePart<Value>> parts;
   parts.reserve(batch.entries.size());
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BatchEntry& entry = batch.entries[i];
@@ -45,7 +45,7 @@ class LocalBackend : public Backend {
 
   void Pull(const std::vector<ServerBatch>& batches) override {
     CheckOpen();
-    for (size_t i = 0; i < stores_.size(); ++i) stores_[i]->Pull(PartsOf<float>(batches[i]));
+    for (size_t i = 0; i < stores_.size(); ++i) stores_[i]->Pull(PartsOf<void>(batches[i]));
   }
 
   // As with servers, one that fails does not keep the others from their part.
@@ -54,7 +54,7 @@ class LocalBackend : public Backend {
     std::exception_ptr error;
     for (size_t i = 0; i < stores_.size(); ++i) {
       try {
-        stores_[i]->Push(PartsOf<const float>(batches[i]));
+        stores_[i]->Push(PartsOf<const void>(batches[i]));
       } catch (const Error&) {
         if (!error) error = std::current_exception();
       }

@@ -158,10 +158,11 @@ class Planner {
   }
 
   void LayOutGroups() {
-    std::map<uint32_t, PlannedGroup> groups;
+    std::map<std::pair<bool, uint32_t>, PlannedGroup> groups;  // not float64, dim
     for (size_t number = 0; number < lookups_.size(); ++number) {
       const auto& [table, source] = lookups_[number];
-      PlannedGroup& group = groups[tables_[table].dim];
+      const bool is_float64 = DtypeOf(tables_[table]) == Dtype::kFloat64;
+      PlannedGroup& group = groups[{!is_float64, tables_[table].dim}];
       const auto same = [id = table](const PlannedTable& planned) { return planned.table == id; };
       auto planned = std::find_if(group.tables.begin(), group.tables.end(), same);
       if (planned == group.tables.end()) {
@@ -173,8 +174,9 @@ class Planner {
       if (!group.lookups.empty()) offset = group.lookups.back().offset + group.lookups.back().size;
       group.lookups.push_back({number, place, ids_[source].size, offset});
     }
-    for (auto& [dim, group] : groups) {
-      group.dim = dim;
+    for (auto& [kind, group] : groups) {
+      group.is_float64 = !kind.first;
+      group.dim = kind.second;
       for (PlannedTable& table : group.tables) table.offsets.resize(plan_.servers);
       for (uint32_t server = 0; server < plan_.servers; ++server) {
         for (PlannedTable& table : group.tables) {

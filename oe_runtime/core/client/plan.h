@@ -1,9 +1,9 @@
 // How one batch is asked for: unique keys, shared out among the servers, and the layout of the rows that come
 // back.
 //
-// Tables of one dim form a group; its rows lie in one array, ordered by server, then table, then first
-// occurrence of the key. So what one server sends for one group is one contiguous piece of that array, and is
-// read straight from the socket into it; the summed gradients go out the same way.
+// Tables of one dim, float64 or not, form a group; its rows lie in one array, ordered by server, then table,
+// then first occurrence of the key. So what one server sends for one group is one contiguous piece of that
+// array, and is read straight from the socket into it; the summed gradients go out the same way.
 #pragma once
 
 #include <cstdint>
@@ -45,16 +45,20 @@ struct PlannedLookup {
 
 struct PlannedGroup {
   uint32_t dim = 0;
+  bool is_float64 = false;  // dtype of its rows and gradients; otherwise float32
   size_t rows = 0;
   std::vector<PlannedTable> tables;
   std::vector<PlannedLookup> lookups;
   std::vector<int32_t> inverse;  // all ids of all lookups, one after the other -> row
+
+  size_t row_bytes() const { return dim * (is_float64 ? sizeof(double) : sizeof(float)); }
 };
 
 struct BatchPlan {
   uint32_t servers = 0;
   std::vector<ShardedKeys> keys;
-  std::vector<PlannedGroup> groups;  // one per distinct dim, ascending
+  // One per distinct dim, ascending: first those of float64 tables (wire/messages.h), then of all others.
+  std::vector<PlannedGroup> groups;
 };
 
 // lookups: (index into `tables`, index into `ids`), both in range. Throws KeyRangeError naming the table and

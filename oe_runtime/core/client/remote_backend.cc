@@ -225,18 +225,18 @@ class RemoteBackend : public Backend {
 
  private:
   // Parts that lie one after the other in memory, as those of one group do, become one.
-  static std::vector<std::pair<float*, size_t>> Pieces(const ServerBatch& batch) {
-    std::vector<std::pair<float*, size_t>> pieces;
-    const float* end = nullptr;
+  static std::vector<std::pair<std::byte*, size_t>> Pieces(const ServerBatch& batch) {
+    std::vector<std::pair<std::byte*, size_t>> pieces;
+    const std::byte* end = nullptr;
     for (size_t i = 0; i < batch.values.size(); ++i) {
-      if (batch.floats[i] == 0) continue;
-      const size_t bytes = batch.floats[i] * sizeof(float);
+      const size_t bytes = batch.bytes[i];
+      if (bytes == 0) continue;
       if (!pieces.empty() && batch.values[i] == end) {
         pieces.back().second += bytes;
       } else {
         pieces.emplace_back(batch.values[i], bytes);
       }
-      end = batch.values[i] + batch.floats[i];
+      end = batch.values[i] + bytes;
     }
     return pieces;
   }

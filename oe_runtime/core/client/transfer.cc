@@ -143,7 +143,7 @@ void Publish(const Incoming& file) {
 
 // One table's files, of which every row goes to its server.
 struct Source {
-  TableFileInfo info;              // spec, version and row_floats, which all files share
+  TableFileInfo info;              // spec, version and row_bytes, which all files share
   std::vector<TableChain> chains;  // in the order of the servers that wrote them
   std::vector<uint64_t> rows;      // for each server that shall have them
   // For each server, the file with its keys' counts of the filter; nothing where none were saved.
@@ -156,12 +156,12 @@ class Part {
  public:
   Part(const Source& source, uint32_t server)
       : name_(TableFileName(source.info.spec.name, {0, 1})),
-        row_floats_(source.info.row_floats),
+        row_bytes_(source.info.row_bytes),
         encoder_(InfoOf(source, server), [this](const void* data, size_t size) {
           out_.append(static_cast<const char*>(data), size);
         }) {
     keys_.reserve(encoder_.block_rows());
-    rows_.reserve(encoder_.block_rows() * row_floats_);
+    rows_.reserve(encoder_.block_rows() * row_bytes_);
   }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
@@ -176,9 +176,9 @@ class Part {
     return info;
   }
 
-  void Add(Key key, const float* row) {
+  void Add(Key key, const std::byte* row) {
     keys_.push_back(key);
-    rows_.insert(rows_.end(), row, row + row_floats_);
+    rows_.insert(rows_.end(), row, row + row_bytes_);
     if (keys_.size() == encoder_.block_rows()) WriteBlock();
   }
 
@@ -211,9 +211,9 @@ class Part {
   }
 
   const std::string name_;
-  const size_t row_floats_;
+  const size_t row_bytes_;
   std::vector<Key> keys_;
-  std::vector<float> rows_;
+  std::vector<std::byte> rows_;
   std::string out_;
   size_t sending_ = 0;
   uint64_t sent_ = 0;
@@ -230,8 +230,8 @@ Source Open(const TableSpec& spec, const std::vector<std::string>& directories, 
             ThreadPool* pool) {
   Source source;
   source.chains = FindTableChains(directories, spec.name);
-  const size_t row_floats = ReadTableFileInfo(source.chains.front().back()).row_floats;
-  source.info = CheckChains(spec, row_floats, source.chains).front();
+  const size_t row_bytes = ReadTableFileInfo(source.chains.front().back()).row_bytes;
+  source.info = CheckChains(spec, row_bytes, source.chains).front();
   source.rows.resize(servers);
   std::vector<std::vector<uint64_t>> counts(source.chains.size(), std::vector<uint64_t>(servers));
   pool->ParallelFor(source.chains.size(), [&](size_t i) { AddRowsByServer(source.chains[i], &counts[i]); });
@@ -303,7 +303,7 @@ void SendTable(const Source& source, uint32_t servers, const Ask& ask) {
       more = more || n > 0;
       for (size_t i = 0; i < n; ++i) {
         const Key key = reader->keys()[i];
-        const float* row = reader->rows() + i * source.info.row_floats;
+        const std::byte* row = reader->rows() + i * source.info.row_bytes;
         parts[OwnerOf(key, source.info.spec, servers)]->Add(key, row);
       }
       Send(&parts, chunk, chunk, ask);

@@ -9,19 +9,39 @@ constexpr size_t kAhead = 16;  // ids hashed, and their slots fetched, before th
 constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its next batch
 
 // kDim is 0 where the compiler shall not know it.
-template <size_t kDim>
-void Sum(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen) {
+template <size_t kDim, typename T>
+void SumFixed(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* sums, uint8_t* seen) {
   const size_t size = kDim == 0 ? dim : kDim;
   for (size_t i = 0; i < n; ++i) {
     const auto row = static_cast<size_t>(rows[i]);
-    float* __restrict to = sums + row * size;
-    const float* __restrict from = gradients + i * size;
+    T* __restrict to = sums + row * size;
+    const T* __restrict from = gradients + i * size;
     if (seen[row] != 0) {
       for (size_t d = 0; d < size; ++d) to[d] += from[d];
     } else {
       seen[row] = 1;
       for (size_t d = 0; d < size; ++d) to[d] = from[d];
     }
+  }
+}
+
+template <typename T>
+void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* sums, uint8_t* seen) {
+  switch (dim) {
+    case 1:
+      return SumFixed<1>(gradients, rows, n, dim, sums, seen);
+    case 8:
+      return SumFixed<8>(gradients, rows, n, dim, sums, seen);
+    case 9:
+      return SumFixed<9>(gradients, rows, n, dim, sums, seen);
+    case 16:
+      return SumFixed<16>(gradients, rows, n, dim, sums, seen);
+    case 32:
+      return SumFixed<32>(gradients, rows, n, dim, sums, seen);
+    case 64:
+      return SumFixed<64>(gradients, rows, n, dim, sums, seen);
+    default:
+      return SumFixed<0>(gradients, rows, n, dim, sums, seen);
   }
 }
 
@@ -59,22 +79,11 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
 }
 
 void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen) {
-  switch (dim) {
-    case 1:
-      return Sum<1>(gradients, rows, n, dim, sums, seen);
-    case 8:
-      return Sum<8>(gradients, rows, n, dim, sums, seen);
-    case 9:
-      return Sum<9>(gradients, rows, n, dim, sums, seen);
-    case 16:
-      return Sum<16>(gradients, rows, n, dim, sums, seen);
-    case 32:
-      return Sum<32>(gradients, rows, n, dim, sums, seen);
-    case 64:
-      return Sum<64>(gradients, rows, n, dim, sums, seen);
-    default:
-      return Sum<0>(gradients, rows, n, dim, sums, seen);
-  }
+  Sum(gradients, rows, n, dim, sums, seen);
+}
+
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums, uint8_t* seen) {
+  Sum(gradients, rows, n, dim, sums, seen);
 }
 
 }  // namespace oe

@@ -4,6 +4,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/fuzz/targets.h"
+#include "oe_runtime/core/table/row_format.h"
 
 namespace oe {
 namespace {
@@ -32,7 +33,7 @@ void Read(const std::string& file) {
     while (const size_t n = reader.NextBlock()) {
       rows += n;
       // All of a block is there.
-      volatile float last = reader.rows()[n * reader.info().row_floats - 1];
+      volatile std::byte last = reader.rows()[n * reader.info().row_bytes - 1];
       volatile Key key = reader.keys()[n - 1];
       (void)last;
       (void)key;
@@ -48,10 +49,12 @@ void Read(const std::string& file) {
   }
 }
 
-TableSpec SpecOf(const std::string& name, uint32_t dim, const std::string& optimizer) {
+TableSpec SpecOf(const std::string& name, uint32_t dim, const std::string& optimizer,
+                 const std::string& dtype) {
   TableSpec spec;
   spec.name = name;
   spec.dim = dim;
+  spec.dtype = dtype;
   spec.optimizer.name = optimizer;
   spec.initializer.name = "uniform";
   return Complete(spec);
@@ -72,27 +75,30 @@ void FuzzTableFile(const uint8_t* data, size_t size) {
 
 std::vector<std::pair<std::string, std::string>> TableFileSeeds() {
   std::vector<std::pair<std::string, std::string>> seeds;
-  for (const auto& [name, dim, optimizer, rows, tombstones] :
-       {std::tuple<const char*, uint32_t, const char*, uint64_t, uint64_t>{"adagrad", 2, "adagrad", 3, 0},
-        {"adam", 1, "adam", 1, 0},
-        {"empty", 4, "sgd", 0, 0},
-        {"increment", 2, "sgd", 1, 2}}) {
+  using Seed = std::tuple<const char*, uint32_t, const char*, uint64_t, uint64_t, const char*>;
+  for (const auto& [name, dim, optimizer, rows, tombstones, dtype] :
+       {Seed{"adagrad", 2, "adagrad", 3, 0, "float32"},
+        {"adam", 1, "adam", 1, 0, "float32"},
+        {"empty", 4, "sgd", 0, 0, "float32"},
+        {"increment", 2, "sgd", 1, 2, "float32"},
+        {"double", 2, "adagrad", 2, 0, "float64"},
+        {"half", 3, "adagrad", 2, 0, "bfloat16"}}) {
     TableFileInfo info;
-    info.spec = SpecOf(name, dim, optimizer);
+    info.spec = SpecOf(name, dim, optimizer, dtype);
     info.shard = {0, 2};
     info.version = 7;
     info.rows = rows;
     if (tombstones > 0) info.base = 0x0123456789abcdef;
     info.tombstones = tombstones;
-    info.row_floats = Optimizer::Create(info.spec.optimizer, dim)->row_floats();
+    info.row_bytes = FormatOf(info.spec).facts_at;
     std::string content;
     TableFileEncoder encoder(info, [&content](const void* from, size_t bytes) {
       content.append(static_cast<const char*>(from), bytes);
     });
     const std::vector<Key> keys = {5, 6, 7};
-    const std::vector<float> values(rows * info.row_floats, 0.5F);
+    const std::vector<float> values(rows * info.row_bytes / sizeof(float), 0.5F);
     encoder.WriteTombstones(keys.data() + rows, tombstones);
-    if (rows > 0) encoder.WriteBlock(keys.data(), values.data(), rows);
+    if (rows > 0) encoder.WriteBlock(keys.data(), reinterpret_cast<const std::byte*>(values.data()), rows);
     (void)encoder.Finish();
     seeds.emplace_back(name, content);
   }

@@ -15,14 +15,17 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ULL;
 
 class Constant final : public Initializer {
  public:
-  explicit Constant(double value) : value_(static_cast<float>(value)) {}
+  explicit Constant(double value) : value_(value) {}
 
   void Fill(Key /*key*/, float* weights, uint32_t dim) const noexcept override {
+    std::fill_n(weights, dim, static_cast<float>(value_));
+  }
+  void Fill(Key /*key*/, double* weights, uint32_t dim) const noexcept override {
     std::fill_n(weights, dim, value_);
   }
 
  private:
-  const float value_;
+  const double value_;
 };
 
 // Initializers whose element is a function of 32 random bits.
@@ -33,27 +36,35 @@ class Random final : public Initializer {
       : stream_(Mix64(Mix64(seed + kGolden) ^ XXH3_64bits(table.data(), table.size()))),
         from_bits_(from_bits) {}
 
-  void Fill(Key key, float* weights, uint32_t dim) const noexcept override {
+  void Fill(Key key, float* weights, uint32_t dim) const noexcept override { FillAs(key, weights, dim); }
+  void Fill(Key key, double* weights, uint32_t dim) const noexcept override { FillAs(key, weights, dim); }
+
+ private:
+  template <typename T>
+  void FillAs(Key key, T* weights, uint32_t dim) const noexcept {
     uint64_t state = Mix64(stream_ + kGolden * (key + 1));
     for (uint32_t d = 0; d < dim; d += 2) {
       state += kGolden;
       const uint64_t word = Mix64(state);
-      weights[d] = from_bits_(static_cast<uint32_t>(word));
-      if (d + 1 < dim) weights[d + 1] = from_bits_(static_cast<uint32_t>(word >> 32));
+      from_bits_(static_cast<uint32_t>(word), &weights[d]);
+      if (d + 1 < dim) from_bits_(static_cast<uint32_t>(word >> 32), &weights[d + 1]);
     }
   }
 
- private:
   const uint64_t stream_;
   const FromBits from_bits_;
 };
 
-// 24 bits are all that a float in [0, 1) holds.
 struct UniformFromBits {
-  float low;
-  float range;
-  float operator()(uint32_t bits) const noexcept {
-    return low + range * (static_cast<float>(bits >> 8) * 0x1p-24F);
+  double low;
+  double range;
+  // 24 bits are all that a float in [0, 1) holds.
+  void operator()(uint32_t bits, float* weight) const noexcept {
+    *weight =
+        static_cast<float>(low) + static_cast<float>(range) * (static_cast<float>(bits >> 8) * 0x1p-24F);
+  }
+  void operator()(uint32_t bits, double* weight) const noexcept {
+    *weight = low + range * (static_cast<double>(bits) * 0x1p-32);
   }
 };
 
@@ -103,8 +114,9 @@ double Symmetric(uint32_t bits) noexcept { return (static_cast<double>(bits) + 0
 struct NormalFromBits {
   double mean;
   double deviation;
-  float operator()(uint32_t bits) const noexcept {
-    return static_cast<float>(mean + deviation * NormalQuantile(Symmetric(bits)));
+  template <typename T>
+  void operator()(uint32_t bits, T* weight) const noexcept {
+    *weight = static_cast<T>(mean + deviation * NormalQuantile(Symmetric(bits)));
   }
 };
 
@@ -113,10 +125,11 @@ struct NormalFromBits {
 struct TruncatedNormalFromBits {
   double mean;
   double deviation;
-  float operator()(uint32_t bits) const noexcept {
+  template <typename T>
+  void operator()(uint32_t bits, T* weight) const noexcept {
     constexpr double kWithinTwo = 0.9544997361036416;  // erf(2 / sqrt(2)): the share of what is left
     const double z = NormalQuantile(kWithinTwo * Symmetric(bits));
-    return static_cast<float>(mean + deviation * std::clamp(z, -2.0, 2.0));
+    *weight = static_cast<T>(mean + deviation * std::clamp(z, -2.0, 2.0));
   }
 };
 
@@ -149,8 +162,8 @@ std::unique_ptr<Initializer> Initializer::Create(const InitializerSpec& spec, co
   const InitializerSpec complete = Complete(spec);
   const Params& params = complete.params;
   if (spec.name == "uniform") {
-    const auto low = static_cast<float>(params.at("minval"));
-    const auto range = static_cast<float>(params.at("maxval") - params.at("minval"));
+    const double low = params.at("minval");
+    const double range = params.at("maxval") - low;
     return std::make_unique<Random<UniformFromBits>>(spec.seed, table, UniformFromBits{low, range});
   }
   if (spec.name == "normal") {

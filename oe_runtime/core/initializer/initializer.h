@@ -26,7 +26,8 @@ struct InitializerSpec {
 // Generator: start = Mix64(Mix64(Mix64(seed + G) ^ XXH3_64(table name)) + G·(key + 1)); word j of a row is
 // Mix64(start + G·(j + 1)) with G = 2^64/φ (a SplitMix64 stream a row); its low half makes element 2j, its
 // high half element 2j + 1. Only IEEE additions, multiplications, divisions and square roots follow, no libm,
-// so the bits do not depend on the machine either.
+// so the bits do not depend on the machine either. As float64 an element is the same function of the same 32
+// bits with more digits: the float32 of it differs from the float32 element by rounding only.
 class Initializer {
  public:
   // Throws SpecError for an unknown name, an unsupported parameter or a value out of range.
@@ -39,6 +40,7 @@ class Initializer {
 
   // Writes the `dim` weights of `key`'s new row.
   virtual void Fill(Key key, float* weights, uint32_t dim) const noexcept = 0;
+  virtual void Fill(Key key, double* weights, uint32_t dim) const noexcept = 0;
 };
 
 }  // namespace oe

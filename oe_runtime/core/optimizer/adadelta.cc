@@ -10,31 +10,31 @@ namespace {
 // Adadelta (Zeiler, 2012), with a learning rate as in Keras:
 //   G = rho·G + (1 - rho)·g²;  u = sqrt(D + epsilon)·g / sqrt(G + epsilon)
 //   D = rho·D + (1 - rho)·u²;  w -= lr·u
-class Adadelta final : public Optimizer {
+template <typename T>
+class Adadelta final : public Optimizer<T> {
  public:
   Adadelta(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, 2 * size_t{dim}),
-        rho_(static_cast<float>(params.at("rho"))),
-        one_minus_rho_(static_cast<float>(1.0 - params.at("rho"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))) {}
+      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+        rho_(static_cast<T>(params.at("rho"))),
+        one_minus_rho_(static_cast<T>(1.0 - params.at("rho"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), 2 * dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
-    const size_t size = dim();
-    const float rho = rho_;
-    const float rate = one_minus_rho_;
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict gradients = rows[i] + size;
-      float* __restrict updates = rows[i] + 2 * size;
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    const size_t size = this->dim();
+    const T rho = rho_;
+    const T rate = one_minus_rho_;
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict gradients = rows.states[i];
+      T* __restrict updates = rows.states[i] + size;
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float sum = rho * gradients[d] + rate * (g * g);
-        const float update = (std::sqrt(updates[d] + epsilon) * g) / std::sqrt(sum + epsilon);
+        const T g = gradient[d];
+        const T sum = rho * gradients[d] + rate * (g * g);
+        const T update = (std::sqrt(updates[d] + epsilon) * g) / std::sqrt(sum + epsilon);
         gradients[d] = sum;
         updates[d] = rho * updates[d] + rate * (update * update);
         weight[d] -= learning_rate * update;
@@ -43,9 +43,9 @@ class Adadelta final : public Optimizer {
   }
 
  private:
-  const float rho_;
-  const float one_minus_rho_;
-  const float epsilon_;
+  const T rho_;
+  const T one_minus_rho_;
+  const T epsilon_;
 };
 
 }  // namespace
@@ -59,8 +59,11 @@ Params CompleteAdadelta(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewAdadelta(const Params& params, uint32_t dim) {
-  return std::make_unique<Adadelta>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdadelta(const Params& params, uint32_t dim) {
+  return std::make_unique<Adadelta<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewAdadelta(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewAdadelta(const Params& params, uint32_t dim);
 
 }  // namespace oe

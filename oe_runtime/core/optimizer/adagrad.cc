@@ -8,26 +8,26 @@ namespace oe {
 namespace {
 
 // accumulator += g²;  w -= lr·g / sqrt(accumulator + epsilon)
-class Adagrad final : public Optimizer {
+template <typename T>
+class Adagrad final : public Optimizer<T> {
  public:
   Adagrad(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, dim),
-        initial_(static_cast<float>(params.at("initial_accumulator_value"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))) {}
+      : Optimizer<T>(params, dim, dim),
+        initial_(static_cast<T>(params.at("initial_accumulator_value"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), dim(), initial_); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->dim(), initial_); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
-    const size_t size = dim();
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict accumulator = rows[i] + size;
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    const size_t size = this->dim();
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict accumulator = rows.states[i];
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float sum = accumulator[d] + g * g;
+        const T g = gradient[d];
+        const T sum = accumulator[d] + g * g;
         accumulator[d] = sum;
         weight[d] -= (learning_rate * g) / std::sqrt(sum + epsilon);
       }
@@ -35,8 +35,8 @@ class Adagrad final : public Optimizer {
   }
 
  private:
-  const float initial_;
-  const float epsilon_;
+  const T initial_;
+  const T epsilon_;
 };
 
 }  // namespace
@@ -50,8 +50,11 @@ Params CompleteAdagrad(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewAdagrad(const Params& params, uint32_t dim) {
-  return std::make_unique<Adagrad>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdagrad(const Params& params, uint32_t dim) {
+  return std::make_unique<Adagrad<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewAdagrad(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewAdagrad(const Params& params, uint32_t dim);
 
 }  // namespace oe

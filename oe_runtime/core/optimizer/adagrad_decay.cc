@@ -14,38 +14,38 @@ namespace {
 //   += 1 a += g²;  w -= lr·g / sqrt(a)
 // with t = the number of this push. n, one number a row, counts the decays that the row has seen: one that
 // was away for several periods makes up for them one update at a time, and so does a row that is made late.
-class AdagradDecay final : public Optimizer {
+template <typename T>
+class AdagradDecay final : public Optimizer<T> {
  public:
   AdagradDecay(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, size_t{dim} + 1),
-        initial_(static_cast<float>(params.at("initial_accumulator_value"))),
+      : Optimizer<T>(params, dim, size_t{dim} + 1),
+        initial_(static_cast<T>(params.at("initial_accumulator_value"))),
         period_(static_cast<uint64_t>(params.at("accumulator_decay_step"))),
-        rate_(static_cast<float>(params.at("accumulator_decay_rate"))) {}
+        rate_(static_cast<T>(params.at("accumulator_decay_rate"))) {}
 
-  void InitSlots(float* row) const noexcept override {
-    std::fill_n(row + dim(), dim(), initial_);
-    row[2 * dim()] = 0;
+  void InitState(T* state) const noexcept override {
+    std::fill_n(state, this->dim(), initial_);
+    state[this->dim()] = 0;
   }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t step) const noexcept override {
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     const uint64_t periods = step / period_;
-    const auto due = static_cast<float>(periods);
-    const size_t size = dim();
-    const float initial = initial_;
-    const float rate = rate_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict accumulator = rows[i] + size;
-      float* __restrict decays = rows[i] + 2 * size;
-      const float* __restrict gradient = grads[i];
+    const auto due = static_cast<T>(periods);
+    const size_t size = this->dim();
+    const T initial = initial_;
+    const T rate = rate_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict accumulator = rows.states[i];
+      T* __restrict decays = rows.states[i] + size;
+      const T* __restrict gradient = rows.gradients[i];
       if (due > *decays) {
         for (size_t d = 0; d < size; ++d) accumulator[d] = std::max(accumulator[d] * rate, initial);
         *decays += 1;
       }
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float sum = accumulator[d] + g * g;
+        const T g = gradient[d];
+        const T sum = accumulator[d] + g * g;
         accumulator[d] = sum;
         weight[d] -= (learning_rate * g) / std::sqrt(sum);
       }
@@ -53,9 +53,9 @@ class AdagradDecay final : public Optimizer {
   }
 
  private:
-  const float initial_;
+  const T initial_;
   const uint64_t period_;
-  const float rate_;
+  const T rate_;
 };
 
 }  // namespace
@@ -77,8 +77,11 @@ Params CompleteAdagradDecay(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewAdagradDecay(const Params& params, uint32_t dim) {
-  return std::make_unique<AdagradDecay>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdagradDecay(const Params& params, uint32_t dim) {
+  return std::make_unique<AdagradDecay<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewAdagradDecay(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewAdagradDecay(const Params& params, uint32_t dim);
 
 }  // namespace oe

@@ -10,47 +10,47 @@ namespace {
 // m += (g - m)(1 - beta_1);  v += (g² - v)(1 - beta_2);  w -= m·alpha / (sqrt(v) + epsilon)
 // with alpha = lr·sqrt(1 - beta_2^t) / (1 - beta_1^t), t = the number of this push. With amsgrad (Reddi et
 // al., 2018) the largest v so far takes the place of v in the last one.
-class Adam final : public Optimizer {
+template <typename T>
+class Adam final : public Optimizer<T> {
  public:
   Adam(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, size_t{params.at("amsgrad") != 0 ? 3U : 2U} * dim),
-        beta_1_(static_cast<float>(params.at("beta_1"))),
-        beta_2_(static_cast<float>(params.at("beta_2"))),
-        one_minus_beta_1_(static_cast<float>(1.0 - params.at("beta_1"))),
-        one_minus_beta_2_(static_cast<float>(1.0 - params.at("beta_2"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))),
+      : Optimizer<T>(params, dim, size_t{params.at("amsgrad") != 0 ? 3U : 2U} * dim),
+        beta_1_(static_cast<T>(params.at("beta_1"))),
+        beta_2_(static_cast<T>(params.at("beta_2"))),
+        one_minus_beta_1_(static_cast<T>(1.0 - params.at("beta_1"))),
+        one_minus_beta_2_(static_cast<T>(1.0 - params.at("beta_2"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))),
         amsgrad_(params.at("amsgrad") != 0) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), row_floats() - dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t step) const noexcept override {
-    const float alpha =
-        learning_rate * std::sqrt(1.0F - BetaPower(beta_2_, step)) / (1.0F - BetaPower(beta_1_, step));
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
+    const T alpha =
+        learning_rate * std::sqrt(T{1} - BetaPower(beta_2_, step)) / (T{1} - BetaPower(beta_1_, step));
     if (amsgrad_) {
-      Run<true>(rows, grads, n, alpha);
+      Run<true>(rows, alpha);
     } else {
-      Run<false>(rows, grads, n, alpha);
+      Run<false>(rows, alpha);
     }
   }
 
  private:
   template <bool kAmsgrad>
-  void Run(float* const* rows, const float* const* grads, size_t n, float alpha) const noexcept {
-    const size_t size = dim();
-    const float rate_1 = one_minus_beta_1_;
-    const float rate_2 = one_minus_beta_2_;
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict momentum = rows[i] + size;
-      float* __restrict velocity = rows[i] + 2 * size;
-      float* __restrict largest = rows[i] + (kAmsgrad ? 3 : 2) * size;
-      const float* __restrict gradient = grads[i];
+  void Run(const RowRefs<T>& rows, T alpha) const noexcept {
+    const size_t size = this->dim();
+    const T rate_1 = one_minus_beta_1_;
+    const T rate_2 = one_minus_beta_2_;
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict momentum = rows.states[i];
+      T* __restrict velocity = rows.states[i] + size;
+      T* __restrict largest = rows.states[i] + (kAmsgrad ? 2 : 1) * size;
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float m = momentum[d] + (g - momentum[d]) * rate_1;
-        float v = velocity[d] + (g * g - velocity[d]) * rate_2;
+        const T g = gradient[d];
+        const T m = momentum[d] + (g - momentum[d]) * rate_1;
+        T v = velocity[d] + (g * g - velocity[d]) * rate_2;
         momentum[d] = m;
         velocity[d] = v;
         if (kAmsgrad) {
@@ -62,11 +62,11 @@ class Adam final : public Optimizer {
     }
   }
 
-  const float beta_1_;
-  const float beta_2_;
-  const float one_minus_beta_1_;
-  const float one_minus_beta_2_;
-  const float epsilon_;
+  const T beta_1_;
+  const T beta_2_;
+  const T one_minus_beta_1_;
+  const T one_minus_beta_2_;
+  const T epsilon_;
   const bool amsgrad_;
 };
 
@@ -91,8 +91,11 @@ Params CompleteAdam(const Params& given) { return Complete("adam", given, 0.0); 
 // Adam with decoupled weight decay (Loshchilov & Hutter, 2019): as in Keras, Adam with another default.
 Params CompleteAdamW(const Params& given) { return Complete("adamw", given, 0.004); }
 
-std::unique_ptr<Optimizer> NewAdam(const Params& params, uint32_t dim) {
-  return std::make_unique<Adam>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdam(const Params& params, uint32_t dim) {
+  return std::make_unique<Adam<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewAdam(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewAdam(const Params& params, uint32_t dim);
 
 }  // namespace oe

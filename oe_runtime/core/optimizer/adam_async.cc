@@ -17,52 +17,52 @@ namespace {
 // used:
 //   v as above;  m = beta_1·m + lr·g / sqrt(v + epsilon);  w -= m
 // DeepRec's parameters beta1 and beta2 have Keras's names here.
-class AdamAsync final : public Optimizer {
+template <typename T>
+class AdamAsync final : public Optimizer<T> {
  public:
   AdamAsync(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, 2 * size_t{dim}),
-        beta_1_(static_cast<float>(params.at("beta_1"))),
-        beta_2_(static_cast<float>(params.at("beta_2"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))),
+      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+        beta_1_(static_cast<T>(params.at("beta_1"))),
+        beta_2_(static_cast<T>(params.at("beta_2"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))),
         rmsprop_(params.at("apply_sparse_rmsprop") != 0) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), 2 * dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t step) const noexcept override {
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     if (rmsprop_) {
-      Run<true>(rows, grads, n, learning_rate);
+      Run<true>(rows, learning_rate);
     } else {
-      const float alpha =
-          learning_rate * std::sqrt(1.0F - BetaPower(beta_2_, step)) / (1.0F - BetaPower(beta_1_, step));
-      Run<false>(rows, grads, n, alpha);
+      const T alpha =
+          learning_rate * std::sqrt(T{1} - BetaPower(beta_2_, step)) / (T{1} - BetaPower(beta_1_, step));
+      Run<false>(rows, alpha);
     }
   }
 
  private:
   template <bool kRmsprop>
-  void Run(float* const* rows, const float* const* grads, size_t n, float rate) const noexcept {
-    const size_t size = dim();
-    const float beta_1 = beta_1_;
-    const float beta_2 = beta_2_;
-    const float rate_1 = 1.0F - beta_1;
-    const float rate_2 = 1.0F - beta_2;
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict momentum = rows[i] + size;
-      float* __restrict velocity = rows[i] + 2 * size;
-      const float* __restrict gradient = grads[i];
+  void Run(const RowRefs<T>& rows, T rate) const noexcept {
+    const size_t size = this->dim();
+    const T beta_1 = beta_1_;
+    const T beta_2 = beta_2_;
+    const T rate_1 = T{1} - beta_1;
+    const T rate_2 = T{1} - beta_2;
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict momentum = rows.states[i];
+      T* __restrict velocity = rows.states[i] + size;
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float v = velocity[d] * beta_2 + (g * g) * rate_2;
+        const T g = gradient[d];
+        const T v = velocity[d] * beta_2 + (g * g) * rate_2;
         velocity[d] = v;
         if (kRmsprop) {
-          const float m = momentum[d] * beta_1 + (rate * g) / std::sqrt(v + epsilon);
+          const T m = momentum[d] * beta_1 + (rate * g) / std::sqrt(v + epsilon);
           momentum[d] = m;
           weight[d] -= m;
         } else {
-          const float m = momentum[d] * beta_1 + g * rate_1;
+          const T m = momentum[d] * beta_1 + g * rate_1;
           momentum[d] = m;
           weight[d] -= (m * rate) / (std::sqrt(v) + epsilon);
         }
@@ -70,9 +70,9 @@ class AdamAsync final : public Optimizer {
     }
   }
 
-  const float beta_1_;
-  const float beta_2_;
-  const float epsilon_;
+  const T beta_1_;
+  const T beta_2_;
+  const T epsilon_;
   const bool rmsprop_;
 };
 
@@ -89,8 +89,11 @@ Params CompleteAdamAsync(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewAdamAsync(const Params& params, uint32_t dim) {
-  return std::make_unique<AdamAsync>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdamAsync(const Params& params, uint32_t dim) {
+  return std::make_unique<AdamAsync<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewAdamAsync(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewAdamAsync(const Params& params, uint32_t dim);
 
 }  // namespace oe

@@ -6,31 +6,31 @@ namespace oe {
 namespace {
 
 // Lion (Chen et al., 2023): w -= lr·sign(beta_1·m + (1 - beta_1)·g);  m = beta_2·m + (1 - beta_2)·g
-class Lion final : public Optimizer {
+template <typename T>
+class Lion final : public Optimizer<T> {
  public:
   Lion(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, dim),
-        beta_1_(static_cast<float>(params.at("beta_1"))),
-        beta_2_(static_cast<float>(params.at("beta_2"))) {}
+      : Optimizer<T>(params, dim, dim),
+        beta_1_(static_cast<T>(params.at("beta_1"))),
+        beta_2_(static_cast<T>(params.at("beta_2"))) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
-    const size_t size = dim();
-    const float beta_1 = beta_1_;
-    const float beta_2 = beta_2_;
-    const float rate_1 = 1.0F - beta_1;
-    const float rate_2 = 1.0F - beta_2;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict momentum = rows[i] + size;
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    const size_t size = this->dim();
+    const T beta_1 = beta_1_;
+    const T beta_2 = beta_2_;
+    const T rate_1 = T{1} - beta_1;
+    const T rate_2 = T{1} - beta_2;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict momentum = rows.states[i];
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float m = momentum[d];
-        const float direction = m * beta_1 + g * rate_1;
-        const float sign = (direction > 0 ? 1.0F : 0.0F) - (direction < 0 ? 1.0F : 0.0F);
+        const T g = gradient[d];
+        const T m = momentum[d];
+        const T direction = m * beta_1 + g * rate_1;
+        const T sign = (direction > 0 ? T{1} : T{0}) - (direction < 0 ? T{1} : T{0});
         weight[d] -= learning_rate * sign;
         momentum[d] = m * beta_2 + g * rate_2;
       }
@@ -38,8 +38,8 @@ class Lion final : public Optimizer {
   }
 
  private:
-  const float beta_1_;
-  const float beta_2_;
+  const T beta_1_;
+  const T beta_2_;
 };
 
 }  // namespace
@@ -53,8 +53,11 @@ Params CompleteLion(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewLion(const Params& params, uint32_t dim) {
-  return std::make_unique<Lion>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewLion(const Params& params, uint32_t dim) {
+  return std::make_unique<Lion<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewLion(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewLion(const Params& params, uint32_t dim);
 
 }  // namespace oe

@@ -8,7 +8,8 @@
 namespace oe {
 namespace {
 
-constexpr float kDecay = 0.96F;
+template <typename T>
+constexpr T kDecay = T(0.96);
 constexpr size_t kWarmingSteps = 1024;  // 0.96^1024 < 1e-18: the factors after that are 1 in double precision
 
 // Adam with Nesterov's momentum (Dozat, 2015), with t = the number of this push:
@@ -17,63 +18,63 @@ constexpr size_t kWarmingSteps = 1024;  // 0.96^1024 < 1e-18: the factors after 
 //   w -= lr·(u_(t+1)·m / (1 - U_(t+1)) + (1 - u_t)·g / (1 - U_t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
 // Keras keeps U in a variable. Here it is a function of t, so that a restored table goes on with the same:
 // beta_1^t times a product that has converged after kWarmingSteps factors.
-class Nadam final : public Optimizer {
+template <typename T>
+class Nadam final : public Optimizer<T> {
  public:
   Nadam(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, 2 * size_t{dim}),
-        beta_1_(static_cast<float>(params.at("beta_1"))),
-        beta_2_(static_cast<float>(params.at("beta_2"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))) {
+      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+        beta_1_(static_cast<T>(params.at("beta_1"))),
+        beta_2_(static_cast<T>(params.at("beta_2"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))) {
     double power = 1;
     double product = 1;
     for (double& warming : warming_) {
       warming = product;
-      power *= static_cast<double>(kDecay);
+      power *= static_cast<double>(kDecay<T>);
       product *= 1 - 0.5 * power;
     }
   }
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), 2 * dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t step) const noexcept override {
-    const float beta_1 = beta_1_;
-    const float u = beta_1 * (1.0F - 0.5F * BetaPower(kDecay, step));
-    const float next_u = beta_1 * (1.0F - 0.5F * BetaPower(kDecay, step + 1));
-    const float product = Product(step);
-    const float of_momentum = 1.0F - product * next_u;
-    const float of_gradient = 1.0F - product;
-    const float of_velocity = 1.0F - BetaPower(beta_2_, step);
-    const size_t size = dim();
-    const float rate_1 = 1.0F - beta_1;
-    const float rate_2 = 1.0F - beta_2_;
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict momentum = rows[i] + size;
-      float* __restrict velocity = rows[i] + 2 * size;
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
+    const T beta_1 = beta_1_;
+    const T u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step));
+    const T next_u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step + 1));
+    const T product = Product(step);
+    const T of_momentum = T{1} - product * next_u;
+    const T of_gradient = T{1} - product;
+    const T of_velocity = T{1} - BetaPower(beta_2_, step);
+    const size_t size = this->dim();
+    const T rate_1 = T{1} - beta_1;
+    const T rate_2 = T{1} - beta_2_;
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict momentum = rows.states[i];
+      T* __restrict velocity = rows.states[i] + size;
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float m = momentum[d] + (g - momentum[d]) * rate_1;
-        const float v = velocity[d] + (g * g - velocity[d]) * rate_2;
+        const T g = gradient[d];
+        const T m = momentum[d] + (g - momentum[d]) * rate_1;
+        const T v = velocity[d] + (g * g - velocity[d]) * rate_2;
         momentum[d] = m;
         velocity[d] = v;
-        const float ahead = (next_u * m) / of_momentum + ((1.0F - u) * g) / of_gradient;
+        const T ahead = (next_u * m) / of_momentum + ((T{1} - u) * g) / of_gradient;
         weight[d] -= (ahead * learning_rate) / (std::sqrt(v / of_velocity) + epsilon);
       }
     }
   }
 
  private:
-  float Product(uint64_t step) const noexcept {
+  T Product(uint64_t step) const noexcept {
     const double warming = warming_[std::min<uint64_t>(step, kWarmingSteps)];
-    return static_cast<float>(std::pow(static_cast<double>(beta_1_), static_cast<double>(step)) * warming);
+    return static_cast<T>(std::pow(static_cast<double>(beta_1_), static_cast<double>(step)) * warming);
   }
 
-  const float beta_1_;
-  const float beta_2_;
-  const float epsilon_;
+  const T beta_1_;
+  const T beta_2_;
+  const T epsilon_;
   std::array<double, kWarmingSteps + 1> warming_{};  // [t]: U_t / beta_1^t
 };
 
@@ -86,8 +87,11 @@ Params CompleteNadam(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewNadam(const Params& params, uint32_t dim) {
-  return std::make_unique<Nadam>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewNadam(const Params& params, uint32_t dim) {
+  return std::make_unique<Nadam<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewNadam(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewNadam(const Params& params, uint32_t dim);
 
 }  // namespace oe

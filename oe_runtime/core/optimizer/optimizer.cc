@@ -2,32 +2,36 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
+#include <type_traits>
 
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
 namespace {
 
+template <typename T>
+using New = std::unique_ptr<Optimizer<T>> (*)(const Params&, uint32_t);
+
 struct Entry {
   const char* name;
   Params (*complete)(const Params&);
-  std::unique_ptr<Optimizer> (*create)(const Params&, uint32_t);
+  New<float> new_float;
+  New<double> new_double;
 };
 
 const Entry kOptimizers[] = {
-    {"adadelta", CompleteAdadelta, NewAdadelta},
-    {"adagrad", CompleteAdagrad, NewAdagrad},
-    {"adagrad_decay", CompleteAdagradDecay, NewAdagradDecay},
-    {"adam", CompleteAdam, NewAdam},
-    {"adam_async", CompleteAdamAsync, NewAdamAsync},
-    {"adamax", CompleteAdamax, NewAdamax},
-    {"adamw", CompleteAdamW, NewAdam},
-    {"ftrl", CompleteFtrl, NewFtrl},
-    {"lion", CompleteLion, NewLion},
-    {"nadam", CompleteNadam, NewNadam},
-    {"rmsprop", CompleteRmsprop, NewRmsprop},
-    {"sgd", CompleteSgd, NewSgd},
+    {"adadelta", CompleteAdadelta, NewAdadelta<float>, NewAdadelta<double>},
+    {"adagrad", CompleteAdagrad, NewAdagrad<float>, NewAdagrad<double>},
+    {"adagrad_decay", CompleteAdagradDecay, NewAdagradDecay<float>, NewAdagradDecay<double>},
+    {"adam", CompleteAdam, NewAdam<float>, NewAdam<double>},
+    {"adam_async", CompleteAdamAsync, NewAdamAsync<float>, NewAdamAsync<double>},
+    {"adamax", CompleteAdamax, NewAdamax<float>, NewAdamax<double>},
+    {"adamw", CompleteAdamW, NewAdam<float>, NewAdam<double>},
+    {"ftrl", CompleteFtrl, NewFtrl<float>, NewFtrl<double>},
+    {"lion", CompleteLion, NewLion<float>, NewLion<double>},
+    {"nadam", CompleteNadam, NewNadam<float>, NewNadam<double>},
+    {"rmsprop", CompleteRmsprop, NewRmsprop<float>, NewRmsprop<double>},
+    {"sgd", CompleteSgd, NewSgd<float>, NewSgd<double>},
 };
 
 const Entry& Find(const std::string& name) {
@@ -41,23 +45,33 @@ const Entry& Find(const std::string& name) {
 
 }  // namespace
 
-OptimizerSpec Optimizer::Complete(const OptimizerSpec& spec) {
+OptimizerSpec Complete(const OptimizerSpec& spec) {
   return {spec.name, Find(spec.name).complete(spec.params)};
 }
 
-std::unique_ptr<Optimizer> Optimizer::Create(const OptimizerSpec& spec, uint32_t dim) {
+template <typename T>
+std::unique_ptr<Optimizer<T>> Optimizer<T>::Create(const OptimizerSpec& spec, uint32_t dim) {
   const Entry& entry = Find(spec.name);
-  return entry.create(entry.complete(spec.params), dim);
+  const Params params = entry.complete(spec.params);
+  if constexpr (std::is_same_v<T, float>) {
+    return entry.new_float(params, dim);
+  } else {
+    return entry.new_double(params, dim);
+  }
 }
 
-void Optimizer::DecayWeights(float* const* rows, size_t n, float learning_rate) const noexcept {
+template <typename T>
+void Optimizer<T>::DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept {
   const size_t size = dim_;
-  const float weight_decay = weight_decay_;
-  for (size_t i = 0; i < n; ++i) {
-    float* __restrict weight = rows[i];
+  const T weight_decay = weight_decay_;
+  for (size_t i = 0; i < rows.n; ++i) {
+    T* __restrict weight = rows.weights[i];
     for (size_t d = 0; d < size; ++d) weight[d] -= (weight[d] * weight_decay) * learning_rate;
   }
 }
+
+template class Optimizer<float>;
+template class Optimizer<double>;
 
 Params CompleteOptimizer(const std::string& name, const Params& given, Params defaults) {
   const std::string what = "optimizer '" + name + "'";
@@ -73,9 +87,12 @@ void CheckBetas(const std::string& name, const Params& params) {
   CheckParam("optimizer '" + name + "'", params, "beta_2", 0, 0.99999994);
 }
 
-float BetaPower(float beta, uint64_t step) noexcept {
-  const auto t = static_cast<double>(static_cast<float>(step));
-  return static_cast<float>(std::pow(static_cast<double>(beta), t));
+template <typename T>
+T BetaPower(T beta, uint64_t step) noexcept {
+  const auto t = static_cast<double>(static_cast<T>(step));
+  return static_cast<T>(std::pow(static_cast<double>(beta), t));
 }
+template float BetaPower(float beta, uint64_t step) noexcept;
+template double BetaPower(double beta, uint64_t step) noexcept;
 
 }  // namespace oe

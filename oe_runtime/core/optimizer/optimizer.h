@@ -17,53 +17,60 @@ struct OptimizerSpec {
   Params params;
 };
 
-// One optimizer's update rule, in float32 and in the order of operations of Keras 3.15. Only rows that got a
-// gradient change: a dense Keras variable would also decay the momenta of the others, and with weight_decay
-// their weights. A row is `dim` weights followed by the rule's state. What a rule takes from the step it
-// computes from the number of the push, so that nothing but rows and that number needs to be saved.
-// Immutable, so safe to share among threads.
+// `spec` with every default filled in. Throws SpecError for an unknown name, an unsupported parameter or a
+// value out of range.
+OptimizerSpec Complete(const OptimizerSpec& spec);
+
+// The rows of an update: for each i < n, the dim weights, the state and the gradient (dim) of a row.
+template <typename T>
+struct RowRefs {
+  T* const* weights = nullptr;
+  T* const* states = nullptr;
+  const T* const* gradients = nullptr;
+  size_t n = 0;
+};
+
+// One optimizer's update rule, in T (float or double) and in the order of operations of Keras 3.15 for
+// variables of that dtype. Only rows that got a gradient change: a dense Keras variable would also decay the
+// momenta of the others, and with weight_decay their weights. What a rule takes from the step it computes
+// from the number of the push, so that nothing but rows and that number needs to be saved. Immutable, so safe
+// to share among threads.
+template <typename T>
 class Optimizer {
  public:
-  // Throws SpecError for an unknown name, an unsupported parameter or a value out of range.
+  // Throws as Complete() does.
   static std::unique_ptr<Optimizer> Create(const OptimizerSpec& spec, uint32_t dim);
-
-  // `spec` with every default filled in; throws as Create does.
-  static OptimizerSpec Complete(const OptimizerSpec& spec);
 
   virtual ~Optimizer() = default;
 
-  // Floats of a row: its weights, then its state.
-  size_t row_floats() const { return row_floats_; }
+  // How many numbers of state a row has.
+  size_t state_values() const { return state_values_; }
 
   // Sets the state of a new row.
-  virtual void InitSlots(float* row) const noexcept = 0;
+  virtual void InitState(T* state) const noexcept = 0;
 
-  // Updates rows[i] with grads[i] (dim floats) for i < n. `step` counts the pushes of the table from 1.
-  void Apply(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-             uint64_t step) const noexcept {
-    if (weight_decay_ != 0) DecayWeights(rows, n, learning_rate);
-    Update(rows, grads, n, learning_rate, step);
+  // `step` counts the pushes of the table from 1.
+  void Apply(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
+    if (weight_decay_ != 0) DecayWeights(rows, learning_rate);
+    Update(rows, learning_rate, step);
   }
 
  protected:
-  Optimizer(const Params& params, uint32_t dim, size_t state_floats)
-      : dim_(dim),
-        row_floats_(dim + state_floats),
-        weight_decay_(static_cast<float>(params.at("weight_decay"))) {}
+  Optimizer(const Params& params, uint32_t dim, size_t state_values)
+      : dim_(dim), state_values_(state_values), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
 
   size_t dim() const { return dim_; }
 
   // The rule without weight decay.
-  virtual void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-                      uint64_t step) const noexcept = 0;
+  virtual void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept = 0;
 
  private:
   // As Keras: w -= w·weight_decay·lr, before the rule sees the weights.
-  void DecayWeights(float* const* rows, size_t n, float learning_rate) const noexcept;
+  void DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept;
 
   const size_t dim_;
-  const size_t row_floats_;
-  const float weight_decay_;
+  const size_t state_values_;
+  const T weight_decay_;
 };
 
 // For the files of the optimizers.
@@ -75,9 +82,11 @@ Params CompleteOptimizer(const std::string& name, const Params& given, Params de
 // bias divides by zero.
 void CheckBetas(const std::string& name, const Params& params);
 
-// beta^step as Keras has it: the float32 beta raised to the float32 step, and rounded to float32. For
-// beta_2 = 0.999 that moves 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of the rules.
-float BetaPower(float beta, uint64_t step) noexcept;
+// beta^step as Keras has it: beta and step in the variable's dtype, and the result rounded to it. With
+// float32 and beta_2 = 0.999 that moves 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of
+// the rules.
+template <typename T>
+T BetaPower(T beta, uint64_t step) noexcept;
 
 // One pair for each optimizer: its parameters with defaults, and its rule.
 Params CompleteAdadelta(const Params& given);
@@ -92,17 +101,28 @@ Params CompleteLion(const Params& given);
 Params CompleteNadam(const Params& given);
 Params CompleteRmsprop(const Params& given);
 Params CompleteSgd(const Params& given);
-std::unique_ptr<Optimizer> NewAdadelta(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewAdagrad(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewAdagradDecay(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewAdam(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewAdamAsync(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewAdamax(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewFtrl(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewLion(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewNadam(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewRmsprop(const Params& params, uint32_t dim);
-std::unique_ptr<Optimizer> NewSgd(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdadelta(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdagrad(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdagradDecay(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdam(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdamAsync(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewAdamax(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewFtrl(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewLion(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewNadam(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewRmsprop(const Params& params, uint32_t dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewSgd(const Params& params, uint32_t dim);
 
 }  // namespace oe
 

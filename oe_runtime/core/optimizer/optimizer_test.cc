@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "oe_runtime/core/common/error.h"
@@ -23,38 +24,62 @@ double Gradient(int step, uint32_t d) { return std::sin(1.7 * step + 0.9 * d) * 
 struct State {
   double w, a, b;
   double c = 0;
+  bool is_double = false;  // otherwise the optimizer computes in float
 };
 using Rule = std::function<void(State*, double gradient, int step)>;
 
-void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule) {
-  const auto optimizer = Optimizer::Create(spec, kDim);
-  const size_t floats = optimizer->row_floats();
-  std::vector<float> row(floats + 1, -7.0F);  // the last one must stay
+// beta^t, with beta as the optimizer has it.
+double Power(const State& state, double beta, int t) {
+  return std::pow(state.is_double ? beta : static_cast<double>(static_cast<float>(beta)), t);
+}
+
+// Updates a row whose state lies behind its weights.
+template <typename T>
+void Apply(const Optimizer<T>& optimizer, std::vector<T>* row, const std::vector<T>& gradient, T rate,
+           uint64_t step) {
+  T* weights = row->data();
+  T* state = weights + gradient.size();
+  const T* of_row = gradient.data();
+  optimizer.Apply({&weights, &state, &of_row, 1}, rate, step);
+}
+
+template <typename T>
+void ExpectRuleIn(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule,
+                  double tolerance) {
+  const auto optimizer = Optimizer<T>::Create(spec, kDim);
+  const size_t values = kDim + optimizer->state_values();
+  std::vector<T> row(values + 1, T{-7});  // the last one must stay
   std::vector<State> expected(kDim);
   for (uint32_t d = 0; d < kDim; ++d) {
-    row[d] = 0.01F * static_cast<float>(d) - 0.03F;
-    expected[d] = {row[d], first_a, first_b};
+    row[d] = T(0.01) * static_cast<T>(d) - T(0.03);
+    expected[d] = {row[d], first_a, first_b, 0, std::is_same_v<T, double>};
   }
-  optimizer->InitSlots(row.data());
+  optimizer->InitState(row.data() + kDim);
   for (int step = 1; step <= kSteps; ++step) {
-    std::vector<float> gradient(kDim);
-    for (uint32_t d = 0; d < kDim; ++d) gradient[d] = static_cast<float>(Gradient(step, d));
-    float* rows = row.data();
-    const float* gradients = gradient.data();
-    optimizer->Apply(&rows, &gradients, 1, static_cast<float>(kRate), static_cast<uint64_t>(step));
+    std::vector<T> gradient(kDim);
+    for (uint32_t d = 0; d < kDim; ++d) gradient[d] = static_cast<T>(Gradient(step, d));
+    Apply(*optimizer, &row, gradient, static_cast<T>(kRate), static_cast<uint64_t>(step));
     for (uint32_t d = 0; d < kDim; ++d) {
-      rule(&expected[d], gradient[d], step);
-      ASSERT_NEAR(row[d], expected[d].w, 1e-5 * (1 + std::abs(expected[d].w)))
+      rule(&expected[d], static_cast<double>(gradient[d]), step);
+      ASSERT_NEAR(static_cast<double>(row[d]), expected[d].w, tolerance * (1 + std::abs(expected[d].w)))
           << "step " << step << " element " << d;
     }
   }
   for (uint32_t d = 0; d < kDim; ++d) {
     const double state[] = {expected[d].a, expected[d].b, expected[d].c};
-    for (size_t k = 0; (k + 2) * kDim <= floats; ++k) {
-      EXPECT_NEAR(row[(k + 1) * kDim + d], state[k], 1e-5 * (1 + std::abs(state[k]))) << "state " << k;
+    for (size_t k = 0; (k + 2) * kDim <= values; ++k) {
+      EXPECT_NEAR(static_cast<double>(row[(k + 1) * kDim + d]), state[k],
+                  tolerance * (1 + std::abs(state[k])))
+          << "state " << k;
     }
   }
-  EXPECT_EQ(row.back(), -7.0F);
+  EXPECT_EQ(row.back(), T{-7});
+}
+
+// In float and in double.
+void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule) {
+  ExpectRuleIn<float>(spec, first_a, first_b, rule, 1e-5);
+  ExpectRuleIn<double>(spec, first_a, first_b, rule, 1e-12);
 }
 
 TEST(OptimizerTest, Adagrad) {
@@ -72,9 +97,8 @@ TEST(OptimizerTest, Adagrad) {
 TEST(OptimizerTest, Adam) {
   const auto rule = [](double beta_1, double beta_2, double epsilon) {
     return [=](State* s, double g, int t) {
-      // The betas as float32, as Keras has them.
-      const double power_1 = std::pow(static_cast<double>(static_cast<float>(beta_1)), t);
-      const double power_2 = std::pow(static_cast<double>(static_cast<float>(beta_2)), t);
+      const double power_1 = Power(*s, beta_1, t);
+      const double power_2 = Power(*s, beta_2, t);
       s->a += (g - s->a) * (1 - beta_1);
       s->b += (g * g - s->b) * (1 - beta_2);
       s->w -= s->a * kRate * std::sqrt(1 - power_2) / (1 - power_1) / (std::sqrt(s->b) + epsilon);
@@ -86,7 +110,7 @@ TEST(OptimizerTest, Adam) {
 
 TEST(OptimizerTest, Sgd) {
   ExpectRule({"sgd", {}}, 0, 0, [](State* s, double g, int) { s->w -= kRate * g; });
-  EXPECT_EQ(Optimizer::Create({"sgd", {{"nesterov", 1}}}, 4)->row_floats(), 4U);
+  EXPECT_EQ(Optimizer<float>::Create({"sgd", {{"nesterov", 1}}}, 4)->state_values(), 0U);
   ExpectRule({"sgd", {{"momentum", 0.9}}}, 0, 0, [](State* s, double g, int) {
     s->a = 0.9 * s->a - kRate * g;
     s->w += s->a;
@@ -119,24 +143,23 @@ TEST(OptimizerTest, Ftrl) {
              0.3, 0, rule(0.7, 0.5, 0.2, 0.01, 0.1));
 }
 
-// The betas as float32, as Keras has them.
-double Power(double beta, int t) { return std::pow(static_cast<double>(static_cast<float>(beta)), t); }
-
 TEST(OptimizerTest, AmsgradAndAdamW) {
   ExpectRule({"adam", {{"amsgrad", 1}, {"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
     s->a += (g - s->a) * (1 - 0.9);
     s->b += (g * g - s->b) * (1 - 0.9);
     s->c = std::max(s->c, s->b);
-    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->c) + 1e-7);
+    s->w -=
+        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->c) + 1e-7);
   });
   ExpectRule({"adamw", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
     s->w -= s->w * 0.004 * kRate;
     s->a += (g - s->a) * (1 - 0.9);
     s->b += (g * g - s->b) * (1 - 0.9);
-    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->b) + 1e-7);
+    s->w -=
+        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->b) + 1e-7);
   });
-  EXPECT_EQ(Optimizer::Create({"adam", {{"amsgrad", 1}}}, 4)->row_floats(), 16U);
-  EXPECT_EQ(Optimizer::Create({"adam", {}}, 4)->row_floats(), 12U);
+  EXPECT_EQ(Optimizer<float>::Create({"adam", {{"amsgrad", 1}}}, 4)->state_values(), 12U);
+  EXPECT_EQ(Optimizer<float>::Create({"adam", {}}, 4)->state_values(), 8U);
 }
 
 TEST(OptimizerTest, Adadelta) {
@@ -152,7 +175,7 @@ TEST(OptimizerTest, Adamax) {
   ExpectRule({"adamax", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
     s->a += (g - s->a) * (1 - 0.9);
     s->b = std::max(0.9 * s->b, std::abs(g));
-    s->w -= kRate * s->a / ((1 - Power(0.9, t)) * (s->b + 1e-7));
+    s->w -= kRate * s->a / ((1 - Power(*s, 0.9, t)) * (s->b + 1e-7));
   });
 }
 
@@ -161,29 +184,27 @@ TEST(OptimizerTest, Nadam) {
   int done = 0;
   ExpectRule({"nadam", {{"beta_2", 0.9}}}, 0, 0, [&](State* s, double g, int t) {
     const auto u = [](int step) { return 0.9 * (1 - 0.5 * std::pow(0.96, step)); };
-    if (t > done) product *= u(t);
+    if (t < done) product = 1;  // in the other dtype
+    if (t != done) product *= u(t);
     done = t;
     s->a += (g - s->a) * (1 - 0.9);
     s->b += (g * g - s->b) * (1 - 0.9);
     const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
-    s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(0.9, t))) + 1e-7);
+    s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(*s, 0.9, t))) + 1e-7);
   });
 }
 
 // With a beta_1 next to 1 the product of the momenta decides long after its factors have become constant.
 TEST(OptimizerTest, NadamsProductGoesOnForever) {
   constexpr double kBeta = 0.99999;
-  const auto optimizer = Optimizer::Create({"nadam", {{"beta_1", kBeta}, {"beta_2", 0.5}}}, 1);
+  const auto optimizer = Optimizer<float>::Create({"nadam", {{"beta_1", kBeta}, {"beta_2", 0.5}}}, 1);
   const double beta = static_cast<double>(static_cast<float>(kBeta));
   double product = 1;
   for (int t = 1; t <= 200000; ++t) {
     product *= beta * (1 - 0.5 * std::pow(static_cast<double>(0.96F), t));
     if (t % 40000 != 0 && t != 1000) continue;
     std::vector<float> row = {0, 0.25F, 1};  // as if there had been pushes before
-    float* rows = row.data();
-    const float gradient = 1;
-    const float* gradients = &gradient;
-    optimizer->Apply(&rows, &gradients, 1, 1, static_cast<uint64_t>(t));
+    Apply(*optimizer, &row, {1}, 1.0F, static_cast<uint64_t>(t));
     const double momentum = 0.25 + 0.75 * (1 - beta);
     const double expected = -(beta * momentum / (1 - product * beta) + (1 - beta) / (1 - product));
     EXPECT_NEAR(row[0], expected, 1e-4 * std::abs(expected)) << "step " << t;
@@ -216,14 +237,12 @@ TEST(OptimizerTest, Rmsprop) {
 }
 
 TEST(OptimizerTest, CenteredRmspropSurvivesEqualGradients) {
-  const auto optimizer = Optimizer::Create({"rmsprop", {{"centered", 1}}}, kDim);
-  std::vector<float> row(optimizer->row_floats(), 0.0F);
-  optimizer->InitSlots(row.data());
+  const auto optimizer = Optimizer<float>::Create({"rmsprop", {{"centered", 1}}}, kDim);
+  std::vector<float> row(kDim + optimizer->state_values(), 0.0F);
+  optimizer->InitState(row.data() + kDim);
   std::vector<float> gradient(kDim);
   for (uint32_t d = 0; d < kDim; ++d) gradient[d] = 1000.0F + static_cast<float>(d) / 3;
-  float* rows = row.data();
-  const float* gradients = gradient.data();
-  for (uint64_t step = 1; step <= 500; ++step) optimizer->Apply(&rows, &gradients, 1, 1e-6F, step);
+  for (uint64_t step = 1; step <= 500; ++step) Apply(*optimizer, &row, gradient, 1e-6F, step);
   for (uint32_t d = 0; d < kDim; ++d) EXPECT_TRUE(std::isfinite(row[d])) << d;
 }
 
@@ -239,7 +258,8 @@ TEST(OptimizerTest, AdamAsync) {
   ExpectRule({"adam_async", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
     s->a = 0.9 * s->a + 0.1 * g;
     s->b = 0.9 * s->b + 0.1 * g * g;
-    s->w -= s->a * kRate * std::sqrt(1 - Power(0.9, t)) / (1 - Power(0.9, t)) / (std::sqrt(s->b) + 1e-8);
+    s->w -=
+        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->b) + 1e-8);
   });
   ExpectRule({"adam_async", {{"beta_2", 0.9}, {"apply_sparse_rmsprop", 1}, {"epsilon", 0.01}}}, 0, 0,
              [](State* s, double g, int) {
@@ -260,19 +280,17 @@ TEST(OptimizerTest, AdagradDecay) {
 
 // A row that comes back after several periods decays once in each of its next updates.
 TEST(OptimizerTest, AdagradDecayOfARowThatWasAway) {
-  const auto optimizer = Optimizer::Create(
+  const auto optimizer = Optimizer<float>::Create(
       {"adagrad_decay",
        {{"initial_accumulator_value", 1}, {"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}},
       kDim);
-  ASSERT_EQ(optimizer->row_floats(), 2 * kDim + 1);
-  std::vector<float> row(optimizer->row_floats(), 0.0F);
-  optimizer->InitSlots(row.data());
-  float* rows = row.data();
+  ASSERT_EQ(optimizer->state_values(), kDim + 1);
+  std::vector<float> row(kDim + optimizer->state_values(), 0.0F);
+  optimizer->InitState(row.data() + kDim);
   const std::vector<float> four(kDim, 4.0F);
   const std::vector<float> zero(kDim, 0.0F);
   const auto accumulator_after = [&](const std::vector<float>& gradient, uint64_t step) {
-    const float* gradients = gradient.data();
-    optimizer->Apply(&rows, &gradients, 1, 0.1F, step);
+    Apply(*optimizer, &row, gradient, 0.1F, step);
     return row[kDim];
   };
   EXPECT_EQ(accumulator_after(four, 9), 17.0F);
@@ -289,43 +307,43 @@ const char* const kAll[] = {"adadelta", "adagrad", "adagrad_decay", "adam",  "ad
 
 TEST(OptimizerTest, WeightDecayComesFirst) {
   for (const char* name : kAll) {
-    const auto plain = Optimizer::Create({name, {{"weight_decay", 0}}}, kDim);
-    const auto decaying = Optimizer::Create({name, {{"weight_decay", 0.25}}}, kDim);
-    ASSERT_EQ(plain->row_floats(), decaying->row_floats());
-    std::vector<float> row(plain->row_floats());
+    const auto plain = Optimizer<float>::Create({name, {{"weight_decay", 0}}}, kDim);
+    const auto decaying = Optimizer<float>::Create({name, {{"weight_decay", 0.25}}}, kDim);
+    ASSERT_EQ(plain->state_values(), decaying->state_values());
+    std::vector<float> row(kDim + plain->state_values());
     for (uint32_t d = 0; d < kDim; ++d) row[d] = static_cast<float>(d) - 5;
-    plain->InitSlots(row.data());
+    plain->InitState(row.data() + kDim);
     std::vector<float> other = row;
     for (uint32_t d = 0; d < kDim; ++d) other[d] -= other[d] * 0.25F * 0.5F;
     const std::vector<float> gradient(kDim, 0.75F);
-    const float* gradients = gradient.data();
-    float* rows = other.data();
-    plain->Apply(&rows, &gradients, 1, 0.5F, 1);
-    rows = row.data();
-    decaying->Apply(&rows, &gradients, 1, 0.5F, 1);
+    Apply(*plain, &other, gradient, 0.5F, 1);
+    Apply(*decaying, &row, gradient, 0.5F, 1);
     EXPECT_EQ(row, other) << name;
   }
 }
 
 TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
   for (const char* name : kAll) {
-    const auto optimizer = Optimizer::Create({name, {}}, kDim);
-    const size_t floats = optimizer->row_floats();
+    const auto optimizer = Optimizer<float>::Create({name, {}}, kDim);
+    const size_t floats = kDim + optimizer->state_values();
     std::vector<float> together(3 * floats, 0.25F);
     std::vector<float> gradients(size_t{3} * kDim);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = 0.1F * static_cast<float>(i) - 1;
-    std::vector<float*> rows;
+    std::vector<float*> weights;
+    std::vector<float*> states;
     std::vector<const float*> pointers;
     for (size_t r = 0; r < 3; ++r) {
-      optimizer->InitSlots(&together[r * floats]);
-      rows.push_back(&together[r * floats]);
+      weights.push_back(&together[r * floats]);
+      states.push_back(weights[r] + kDim);
       pointers.push_back(&gradients[r * kDim]);
+      optimizer->InitState(states[r]);
     }
     std::vector<float> alone = together;
-    optimizer->Apply(rows.data(), pointers.data(), 3, 0.1F, 4);
+    optimizer->Apply({weights.data(), states.data(), pointers.data(), 3}, 0.1F, 4);
     for (size_t r = 0; r < 3; ++r) {
       float* row = &alone[r * floats];
-      optimizer->Apply(&row, &pointers[r], 1, 0.1F, 4);
+      float* state = row + kDim;
+      optimizer->Apply({&row, &state, &pointers[r], 1}, 0.1F, 4);
     }
     EXPECT_EQ(together, alone) << name;
   }
@@ -333,7 +351,7 @@ TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
 
 TEST(OptimizerTest, RefusesWhatItCannotDo) {
   const auto message = [](const OptimizerSpec& spec) {
-    return MessageOf<SpecError>([&] { (void)Optimizer::Create(spec, 4); });
+    return MessageOf<SpecError>([&] { (void)Complete(spec); });
   };
   EXPECT_EQ(message({"lamb", {}}),
             "optimizer 'lamb' is not one of adadelta, adagrad, adagrad_decay, adam, adam_async, adamax, "

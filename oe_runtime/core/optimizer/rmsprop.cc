@@ -11,62 +11,62 @@ namespace {
 //   v = rho·v + (1 - rho)·g²;  centered: a = rho·a + (1 - rho)·g, and v - a² takes the place of v below
 //   u = lr·g / sqrt(v + epsilon);  with momentum: m = momentum·m + u takes the place of u;  w -= u
 // A row's state is v, then m, then a.
-class Rmsprop final : public Optimizer {
+template <typename T>
+class Rmsprop final : public Optimizer<T> {
  public:
   Rmsprop(const Params& params, uint32_t dim)
-      : Optimizer(
+      : Optimizer<T>(
             params, dim,
             dim * (size_t{1} + (params.at("momentum") != 0 ? 1 : 0) + (params.at("centered") != 0 ? 1 : 0))),
-        rho_(static_cast<float>(params.at("rho"))),
-        one_minus_rho_(static_cast<float>(1.0 - params.at("rho"))),
-        momentum_(static_cast<float>(params.at("momentum"))),
-        epsilon_(static_cast<float>(params.at("epsilon"))),
+        rho_(static_cast<T>(params.at("rho"))),
+        one_minus_rho_(static_cast<T>(1.0 - params.at("rho"))),
+        momentum_(static_cast<T>(params.at("momentum"))),
+        epsilon_(static_cast<T>(params.at("epsilon"))),
         centered_(params.at("centered") != 0) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), row_floats() - dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     if (momentum_ != 0) {
       if (centered_) {
-        Run<true, true>(rows, grads, n, learning_rate);
+        Run<true, true>(rows, learning_rate);
       } else {
-        Run<true, false>(rows, grads, n, learning_rate);
+        Run<true, false>(rows, learning_rate);
       }
     } else if (centered_) {
-      Run<false, true>(rows, grads, n, learning_rate);
+      Run<false, true>(rows, learning_rate);
     } else {
-      Run<false, false>(rows, grads, n, learning_rate);
+      Run<false, false>(rows, learning_rate);
     }
   }
 
  private:
   template <bool kMomentum, bool kCentered>
-  void Run(float* const* rows, const float* const* grads, size_t n, float learning_rate) const noexcept {
-    const size_t size = dim();
-    const float rho = rho_;
-    const float rate = one_minus_rho_;
-    const float momentum = momentum_;
-    const float epsilon = epsilon_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict velocity = rows[i] + size;
-      float* __restrict moment = rows[i] + (kMomentum ? 2 : 1) * size;
-      float* __restrict average = rows[i] + (kCentered ? (kMomentum ? 3 : 2) : 1) * size;
-      const float* __restrict gradient = grads[i];
+  void Run(const RowRefs<T>& rows, T learning_rate) const noexcept {
+    const size_t size = this->dim();
+    const T rho = rho_;
+    const T rate = one_minus_rho_;
+    const T momentum = momentum_;
+    const T epsilon = epsilon_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict velocity = rows.states[i];
+      T* __restrict moment = rows.states[i] + (kMomentum ? 1 : 0) * size;
+      T* __restrict average = rows.states[i] + (kCentered ? (kMomentum ? 2 : 1) : 0) * size;
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) {
-        const float g = gradient[d];
-        const float v = rho * velocity[d] + rate * (g * g);
+        const T g = gradient[d];
+        const T v = rho * velocity[d] + rate * (g * g);
         velocity[d] = v;
-        float variance = v;
+        T variance = v;
         if (kCentered) {
-          const float a = rho * average[d] + rate * g;
+          const T a = rho * average[d] + rate * g;
           average[d] = a;
           // Never negative but for rounding, after many equal large gradients; Keras's weights become NaN
           // then.
-          variance = std::max(v - a * a, 0.0F);
+          variance = std::max(v - a * a, T{0});
         }
-        float update = (learning_rate * g) / std::sqrt(variance + epsilon);
+        T update = (learning_rate * g) / std::sqrt(variance + epsilon);
         if (kMomentum) {
           update = momentum * moment[d] + update;
           moment[d] = update;
@@ -76,10 +76,10 @@ class Rmsprop final : public Optimizer {
     }
   }
 
-  const float rho_;
-  const float one_minus_rho_;
-  const float momentum_;
-  const float epsilon_;
+  const T rho_;
+  const T one_minus_rho_;
+  const T momentum_;
+  const T epsilon_;
   const bool centered_;
 };
 
@@ -96,8 +96,11 @@ Params CompleteRmsprop(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewRmsprop(const Params& params, uint32_t dim) {
-  return std::make_unique<Rmsprop>(params, dim);
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewRmsprop(const Params& params, uint32_t dim) {
+  return std::make_unique<Rmsprop<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewRmsprop(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewRmsprop(const Params& params, uint32_t dim);
 
 }  // namespace oe

@@ -6,51 +6,51 @@ namespace oe {
 namespace {
 
 // w -= lr·g
-class PlainSgd final : public Optimizer {
+template <typename T>
+class PlainSgd final : public Optimizer<T> {
  public:
-  PlainSgd(const Params& params, uint32_t dim) : Optimizer(params, dim, 0) {}
+  PlainSgd(const Params& params, uint32_t dim) : Optimizer<T>(params, dim, 0) {}
 
-  void InitSlots(float* /*row*/) const noexcept override {}
+  void InitState(T* /*state*/) const noexcept override {}
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
-    const size_t size = dim();
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    const size_t size = this->dim();
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      const T* __restrict gradient = rows.gradients[i];
       for (size_t d = 0; d < size; ++d) weight[d] -= gradient[d] * learning_rate;
     }
   }
 };
 
 // m = momentum·m - lr·g;  w += nesterov ? momentum·m - lr·g : m
-class MomentumSgd final : public Optimizer {
+template <typename T>
+class MomentumSgd final : public Optimizer<T> {
  public:
   MomentumSgd(const Params& params, uint32_t dim)
-      : Optimizer(params, dim, dim),
-        momentum_(static_cast<float>(params.at("momentum"))),
+      : Optimizer<T>(params, dim, dim),
+        momentum_(static_cast<T>(params.at("momentum"))),
         nesterov_(params.at("nesterov") != 0) {}
 
-  void InitSlots(float* row) const noexcept override { std::fill_n(row + dim(), dim(), 0.0F); }
+  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
-  void Update(float* const* rows, const float* const* grads, size_t n, float learning_rate,
-              uint64_t /*step*/) const noexcept override {
-    const size_t size = dim();
-    const float momentum = momentum_;
-    for (size_t i = 0; i < n; ++i) {
-      float* __restrict weight = rows[i];
-      float* __restrict velocity = rows[i] + size;
-      const float* __restrict gradient = grads[i];
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    const size_t size = this->dim();
+    const T momentum = momentum_;
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* __restrict weight = rows.weights[i];
+      T* __restrict velocity = rows.states[i];
+      const T* __restrict gradient = rows.gradients[i];
       if (nesterov_) {
         for (size_t d = 0; d < size; ++d) {
-          const float step = gradient[d] * learning_rate;
-          const float v = velocity[d] * momentum - step;
+          const T step = gradient[d] * learning_rate;
+          const T v = velocity[d] * momentum - step;
           velocity[d] = v;
           weight[d] += v * momentum - step;
         }
       } else {
         for (size_t d = 0; d < size; ++d) {
-          const float v = velocity[d] * momentum - gradient[d] * learning_rate;
+          const T v = velocity[d] * momentum - gradient[d] * learning_rate;
           velocity[d] = v;
           weight[d] += v;
         }
@@ -59,7 +59,7 @@ class MomentumSgd final : public Optimizer {
   }
 
  private:
-  const float momentum_;
+  const T momentum_;
   const bool nesterov_;
 };
 
@@ -73,10 +73,13 @@ Params CompleteSgd(const Params& given) {
   return params;
 }
 
-std::unique_ptr<Optimizer> NewSgd(const Params& params, uint32_t dim) {
+template <typename T>
+std::unique_ptr<Optimizer<T>> NewSgd(const Params& params, uint32_t dim) {
   // As in Keras, nesterov without momentum is plain SGD.
-  if (params.at("momentum") == 0) return std::make_unique<PlainSgd>(params, dim);
-  return std::make_unique<MomentumSgd>(params, dim);
+  if (params.at("momentum") == 0) return std::make_unique<PlainSgd<T>>(params, dim);
+  return std::make_unique<MomentumSgd<T>>(params, dim);
 }
+template std::unique_ptr<Optimizer<float>> NewSgd(const Params& params, uint32_t dim);
+template std::unique_ptr<Optimizer<double>> NewSgd(const Params& params, uint32_t dim);
 
 }  // namespace oe

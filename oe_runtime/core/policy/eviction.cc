@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "oe_runtime/core/common/half.h"
+
 namespace oe {
 namespace {
 
@@ -12,16 +14,16 @@ const EvictionSpec* Find(const std::vector<EvictionSpec>& specs, const std::stri
   return found == specs.end() ? nullptr : &*found;
 }
 
-RowFacts FactsFor(const std::vector<EvictionSpec>& specs, size_t row_floats) {
+RowFacts FactsFor(const std::vector<EvictionSpec>& specs, Dtype dtype, size_t bytes) {
   const EvictionSpec* cap = Find(specs, "cap");
-  return {row_floats, cap != nullptr || Find(specs, "global_step") != nullptr,
+  return {bytes, ValueBytes(dtype), cap != nullptr || Find(specs, "global_step") != nullptr,
           cap != nullptr && cap->policy == "lfu", Find(specs, "ttl") != nullptr};
 }
 
 }  // namespace
 
-Eviction::Eviction(const std::vector<EvictionSpec>& specs, uint32_t dim, size_t row_floats)
-    : facts_(FactsFor(specs, row_floats)), dim_(dim) {
+Eviction::Eviction(const std::vector<EvictionSpec>& specs, Dtype dtype, uint32_t dim, size_t bytes)
+    : facts_(FactsFor(specs, dtype, bytes)), dtype_(dtype), dim_(dim) {
   for (const EvictionSpec& spec : specs) {
     const auto reason =
         static_cast<Reason>(std::find(kNames.begin(), kNames.end(), spec.name) - kNames.begin());
@@ -29,8 +31,7 @@ Eviction::Eviction(const std::vector<EvictionSpec>& specs, uint32_t dim, size_t 
       lfu_ = spec.policy == "lfu";
       const bool rows = spec.params.count("max_rows") > 0;
       most_rows_ = rows ? static_cast<uint64_t>(spec.params.at("max_rows"))
-                        : static_cast<uint64_t>(spec.params.at("max_bytes")) /
-                              ((row_floats + facts_.words()) * sizeof(float));
+                        : static_cast<uint64_t>(spec.params.at("max_bytes")) / facts_.row_bytes();
       continue;
     }
     sweeps_ |= 1U << reason;
@@ -51,7 +52,7 @@ std::vector<Eviction::Turn> Eviction::Due(uint64_t step, uint32_t parts) const {
   return turns;
 }
 
-Eviction::Reason Eviction::Judge(const float* row, uint32_t reasons, uint32_t step,
+Eviction::Reason Eviction::Judge(const std::byte* row, uint32_t reasons, uint32_t step,
                                  uint32_t seconds) const noexcept {
   // Steps count modulo 2^32, so that their differences stay right; a push that failed left the next one's.
   if ((reasons & (1U << kGlobalStep)) != 0 &&
@@ -60,15 +61,33 @@ Eviction::Reason Eviction::Judge(const float* row, uint32_t reasons, uint32_t st
   }
   const uint32_t pushed = facts_.seconds(row);  // a clock that was set back makes no row old
   if ((reasons & (1U << kTtl)) != 0 && seconds > pushed && seconds - pushed > seconds_) return kTtl;
-  if ((reasons & (1U << kL2Weight)) != 0) {
-    float squares = 0;
-    for (uint32_t d = 0; d < dim_; ++d) squares += row[d] * row[d];
-    if (0.5F * squares < threshold_) return kL2Weight;
+  if ((reasons & (1U << kL2Weight)) != 0 && 0.5 * SquaresOf(row) < static_cast<double>(threshold_)) {
+    return kL2Weight;
   }
   return kNoReason;
 }
 
-bool Eviction::Before(const float* left, const float* right, uint32_t step) const noexcept {
+double Eviction::SquaresOf(const std::byte* row) const noexcept {
+  // In the arithmetic of the table.
+  const auto sum = [this](auto zero, const auto& weight) {
+    for (uint32_t d = 0; d < dim_; ++d) zero += weight(d) * weight(d);
+    return static_cast<double>(zero);
+  };
+  const auto* halves = reinterpret_cast<const uint16_t*>(row);
+  switch (dtype_) {
+    case Dtype::kFloat64:
+      return sum(0.0, [row](uint32_t d) { return reinterpret_cast<const double*>(row)[d]; });
+    case Dtype::kBfloat16:
+      return sum(0.0F, [halves](uint32_t d) { return Bfloat16::ToFloat(halves[d]); });
+    case Dtype::kFloat16:
+      return sum(0.0F, [halves](uint32_t d) { return Float16::ToFloat(halves[d]); });
+    case Dtype::kFloat32:
+      break;
+  }
+  return sum(0.0F, [row](uint32_t d) { return reinterpret_cast<const float*>(row)[d]; });
+}
+
+bool Eviction::Before(const std::byte* left, const std::byte* right, uint32_t step) const noexcept {
   if (lfu_ && facts_.count(left) != facts_.count(right)) return facts_.count(left) < facts_.count(right);
   return step - facts_.step(left) > step - facts_.step(right);
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "oe_runtime/core/common/dtype.h"
 #include "oe_runtime/core/policy/policy_spec.h"
 #include "oe_runtime/core/policy/row_facts.h"
 
@@ -18,8 +19,9 @@ class Eviction {
   enum Reason : uint32_t { kGlobalStep, kL2Weight, kTtl, kCap, kNoReason };
   static constexpr std::array<const char*, kNoReason> kNames = {"global_step", "l2_weight", "ttl", "cap"};
 
-  // `specs` complete; `row_floats` without the facts, which the limit in bytes counts too.
-  Eviction(const std::vector<EvictionSpec>& specs, uint32_t dim, size_t row_floats);
+  // `specs` complete. Rows begin with `dim` weights of `dtype` and have `bytes` bytes without the facts,
+  // which the limit in bytes counts too.
+  Eviction(const std::vector<EvictionSpec>& specs, Dtype dtype, uint32_t dim, size_t bytes);
 
   const RowFacts& facts() const { return facts_; }
   // Bit of each reason that a sweep can find.
@@ -34,16 +36,19 @@ class Eviction {
   bool scheduled() const { return every_[kGlobalStep] + every_[kL2Weight] + every_[kTtl] > 0; }
 
   // Why the row goes in push number `step` at `seconds`, by the policies of `reasons`; kNoReason if it stays.
-  Reason Judge(const float* row, uint32_t reasons, uint32_t step, uint32_t seconds) const noexcept;
+  Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, uint32_t seconds) const noexcept;
 
   bool capped() const { return most_rows_ < std::numeric_limits<uint64_t>::max(); }
   // Most rows of the whole table.
   uint64_t most_rows() const { return most_rows_; }
   // Whether row `left` goes before row `right` when there is no room, in push number `step`.
-  bool Before(const float* left, const float* right, uint32_t step) const noexcept;
+  bool Before(const std::byte* left, const std::byte* right, uint32_t step) const noexcept;
 
  private:
+  double SquaresOf(const std::byte* row) const noexcept;
+
   RowFacts facts_;
+  const Dtype dtype_;
   const uint32_t dim_;
   uint32_t sweeps_ = 0;
   std::array<uint64_t, kNoReason> every_{};

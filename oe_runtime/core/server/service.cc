@@ -31,30 +31,35 @@ std::string AbsolutePath(const json& value) {
   return directory;
 }
 
-// How many floats the entries have together; bounded, so that it can neither overflow nor exhaust the memory.
-size_t CountFloats(const Store& store, const BatchView& batch) {
-  uint64_t floats = 0;
+// How many bytes of rows the entries have together; bounded, so that it can neither overflow nor exhaust the
+// memory.
+size_t CountBytes(const Store& store, const BatchView& batch) {
+  uint64_t bytes = 0;
   for (const BatchEntry& entry : batch.entries) {
-    floats += uint64_t{batch.blocks[entry.block].size} * store.Dim(entry.table);
-    if (floats > kMaxBody / sizeof(float)) {
+    const uint64_t of_row = store.WireBytes(entry.table);
+    if (bytes % sizeof(double) != 0 && store.IsFloat64(entry.table)) {
+      throw ProtocolError("a batch with rows of a float64 table behind others");
+    }
+    bytes += batch.blocks[entry.block].size * of_row;
+    if (bytes > kMaxBody) {
       throw ProtocolError("a batch of more than " + std::to_string(kMaxBody) + " bytes of rows");
     }
   }
-  return static_cast<size_t>(floats);
+  return static_cast<size_t>(bytes);
 }
 
 void ServePull(Store* store, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
-  reply->Resize(CountFloats(*store, batch) * sizeof(float));
-  auto* rows = reply->as<float>();
+  reply->Resize(CountBytes(*store, batch));
+  auto* rows = reply->as<std::byte>();
   std::vector<PullPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
-    rows += block.size * store->Dim(entry.table);
+    rows += block.size * store->WireBytes(entry.table);
   }
   store->Pull(parts);
 }
@@ -62,19 +67,19 @@ void ServePull(Store* store, Bytes body, Buffer* reply) {
 void ServePush(const Session& session, Buffer* body, Buffer* reply) {
   Store* const store = session.store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
-  const size_t floats = CountFloats(*store, batch);
+  const size_t bytes = CountBytes(*store, batch);
   uint64_t counts_size = 0;
   for (const BatchEntry& entry : batch.entries) {
     if (store->Counts(entry.table)) counts_size += batch.blocks[entry.block].size;
   }
-  const uint64_t expected = floats * sizeof(float) + counts_size * sizeof(uint32_t);
+  const uint64_t expected = bytes + counts_size * sizeof(uint32_t);
   if (batch.rest.size != expected) {
     throw ProtocolError("a push with " + std::to_string(batch.rest.size) +
                         " bytes of gradients and counts instead of " + std::to_string(expected));
   }
   // 8-byte aligned, as everything before it comes in eights.
-  const auto* gradients = reinterpret_cast<const float*>(batch.rest.data);
-  const auto* counts = reinterpret_cast<const uint32_t*>(gradients + floats);
+  const auto* gradients = reinterpret_cast<const std::byte*>(batch.rest.data);
+  const auto* counts = reinterpret_cast<const uint32_t*>(gradients + bytes);
   std::vector<PushPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
@@ -84,7 +89,7 @@ void ServePush(const Session& session, Buffer* body, Buffer* reply) {
       parts.back().counts = counts;
       counts += block.size;
     }
-    gradients += block.size * store->Dim(entry.table);
+    gradients += block.size * store->WireBytes(entry.table);
   }
   if (session.worker) {
     session.workers->Push(session.client, parts, body);
@@ -209,7 +214,7 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   if (op != Op::kPull) return 0;
-  return CountFloats(*session.store, ParseBatch(body)) * sizeof(float);
+  return CountBytes(*session.store, ParseBatch(body));
 }
 
 void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {

@@ -135,7 +135,12 @@ std::vector<std::string> Store::TableNames() const {
   return names;
 }
 
-uint32_t Store::Dim(uint32_t table) const { return Get(table).spec().dim; }
+size_t Store::WireBytes(uint32_t table) const {
+  const TableSpec& spec = Get(table).spec();
+  return spec.dim * ValueBytes(DtypeOf(spec));
+}
+
+bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table).spec()) == Dtype::kFloat64; }
 
 bool Store::Counts(uint32_t table) const {
   const TableSpec& spec = Get(table).spec();
@@ -192,7 +197,7 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
   std::vector<PushPart> parts(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     const uint32_t table = tables[i].front().table;
-    parts[i] = sums[i].Sum(tables[i], Dim(table), Counts(table));
+    parts[i] = sums[i].Sum(tables[i], Get(table).spec().dim, IsFloat64(table), Counts(table));
   });
   Push(parts);
 }
@@ -256,7 +261,7 @@ void Store::Restore(const std::vector<std::string>& directories) {
   for (const Table* table : tables) {
     const TableSpec& spec = table->spec();
     chains.push_back(FindTableChains(directories, spec.name));
-    const auto infos = CheckChains(spec, table->row_floats(), chains.back());
+    const auto infos = CheckChains(spec, table->row_bytes(), chains.back());
     if (spec.admission.name.empty()) continue;
     LoadFilters(Newest(chains.back()), spec, infos.front().version);
   }
@@ -328,6 +333,7 @@ nlohmann::json Store::Stats() const {
     tables.push_back({{"name", table->spec().name},
                       {"job", job_},
                       {"dim", table->spec().dim},
+                      {"dtype", table->spec().dtype},
                       {"rows", table->rows()},
                       {"bytes", of_rows},
                       {"index_bytes", of_index},

@@ -18,17 +18,17 @@
 namespace oe {
 
 // Rows of one table that a request reads (values is written) or gradients that it pushes (values is read).
-template <typename Float>
+template <typename Value>
 struct TablePart {
   uint32_t table = 0;  // id from CreateTable
   const Key* keys = nullptr;
   size_t size = 0;
-  Float* values = nullptr;  // size * dim floats
+  Value* values = nullptr;  // size * dim floats, or doubles of a float64 table
   double learning_rate = 0;
   const uint32_t* counts = nullptr;  // of a push, see Table::Push
 };
-using PullPart = TablePart<float>;
-using PushPart = TablePart<const float>;
+using PullPart = TablePart<void>;
+using PushPart = TablePart<const void>;
 
 // Thread-safe; no lock is held over more than the list of tables while tables work.
 class Store {
@@ -40,8 +40,10 @@ class Store {
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
   std::vector<std::string> TableNames() const;
-  // Throws ProtocolError for an id that CreateTable never gave.
-  uint32_t Dim(uint32_t table) const;
+  // Bytes of the weights or the gradient of a key, as pulls and pushes have them. Here and below, throws
+  // ProtocolError for an id that CreateTable never gave.
+  size_t WireBytes(uint32_t table) const;
+  bool IsFloat64(uint32_t table) const;
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
 

@@ -38,11 +38,12 @@ void CheckIdentity(const Region& region, const std::string& text, const PoolSpec
   std::vector<std::string> fields;
   for (const auto& [field, value] : wanted.items()) fields.push_back(field);
   for (const auto& [field, value] : there.items()) fields.push_back(field);
-  // Names first, then the number of servers: what else differs may follow from them.
+  // Names first, then the number of servers, then the table: what else differs may follow from them.
   std::stable_sort(fields.begin(), fields.end(), [](const std::string& left, const std::string& right) {
     const auto rank = [](const std::string& field) {
       if (field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0) return 0;
-      return field == "/servers" ? 1 : 2;
+      if (field == "/servers") return 1;
+      return field.compare(0, 7, "/table/") == 0 ? 2 : 3;
     };
     return rank(left) < rank(right);
   });

@@ -30,7 +30,8 @@ namespace oe {
 namespace {
 
 constexpr uint32_t kShards = 2;
-constexpr std::array<uint32_t, 7> kDims = {1, 8, 9, 16, 64, 65, 128};
+// Words of 4 bytes of a row: float32 of so many dims, then Adagrad's bfloat16 rows of dims 1, 9 and 65.
+constexpr std::array<uint32_t, 10> kWords = {1, 8, 9, 16, 64, 65, 128, 2, 14, 98};
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
@@ -39,9 +40,14 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
 
 // What a row holds: a function of its key and of the number of the write that made it, different in all
 // words.
-float Value(Key key, uint64_t stamp, uint32_t d) {
-  const auto bits = static_cast<uint32_t>(Mix64(Mix64(key) + stamp * 1000 + d) >> 41);
-  return static_cast<float>(bits);
+uint32_t Value(Key key, uint64_t stamp, uint32_t d) {
+  return static_cast<uint32_t>(Mix64(Mix64(key) + stamp * 1000 + d) >> 32);
+}
+
+uint32_t WordOf(const std::byte* row, uint32_t d) {
+  uint32_t value = 0;
+  std::memcpy(&value, row + d * sizeof(value), sizeof(value));
+  return value;
 }
 
 using Rows = std::map<Key, uint64_t>;  // key → number of its last write
@@ -62,11 +68,11 @@ struct Totals {
 // One table through many lives.
 class Subject {
  public:
-  Subject(uint64_t seed, uint32_t dim, uint32_t window, Totals* totals)
-      : random_(seed), medium_(seed + 1), dim_(dim), totals_(totals) {
+  Subject(uint64_t seed, uint32_t words, uint32_t window, Totals* totals)
+      : random_(seed), medium_(seed + 1), words_(words), totals_(totals) {
     spec_.table = "t";
     spec_.identity = R"({"table": {"name": "t"}})";
-    spec_.row_bytes = dim * sizeof(float);
+    spec_.row_bytes = words * sizeof(uint32_t);
     spec_.shards = kShards;
     spec_.shard_of = [](Key key) { return static_cast<uint32_t>(Mix64(key) & (kShards - 1)); };
     spec_.window = window;
@@ -239,14 +245,14 @@ class Subject {
       std::vector<Key> mine;
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(mine),
                    [&](Key key) { return spec_.shard_of(key) == i; });
-      std::vector<const float*> found(mine.size());
+      std::vector<const std::byte*> found(mine.size());
       maps_[i]->Find(mine.data(), mine.size(), found.data());
       for (size_t at = 0; at < mine.size(); ++at) {
         const auto expected = rows_.find(mine[at]);
         ASSERT_EQ(found[at] != nullptr, expected != rows_.end()) << "key " << mine[at];
         if (found[at] == nullptr) continue;
-        for (uint32_t d = 0; d < dim_; ++d) {
-          ASSERT_EQ(found[at][d], Value(mine[at], expected->second, d)) << "key " << mine[at];
+        for (uint32_t d = 0; d < words_; ++d) {
+          ASSERT_EQ(WordOf(found[at], d), Value(mine[at], expected->second, d)) << "key " << mine[at];
         }
       }
       if (random_() % 4 != 0) maps_[i]->Upkeep();
@@ -267,7 +273,7 @@ class Subject {
       RowMap& map = *maps_[spec_.shard_of(key)];
       uint32_t number = 0;
       try {
-        map.FindOrAdd(&key, 1, &number, [&](Key, float* row) { Fill(row, key, 0); });
+        map.FindOrAdd(&key, 1, &number, [&](Key, std::byte* row) { Fill(row, key, 0); });
       } catch (const StorageError&) {
         ++totals_->full;
         return;
@@ -281,10 +287,11 @@ class Subject {
   }
 
   // In two halves, between which the power may go.
-  void Fill(float* row, Key key, uint64_t stamp) {
-    for (uint32_t d = 0; d < dim_; ++d) {
-      if (d == dim_ / 2 && stamp > 0) medium_.Step();
-      row[d] = Value(key, stamp, d);
+  void Fill(std::byte* row, Key key, uint64_t stamp) {
+    for (uint32_t d = 0; d < words_; ++d) {
+      if (d == words_ / 2 && stamp > 0) medium_.Step();
+      const uint32_t value = Value(key, stamp, d);
+      std::memcpy(row + d * sizeof(value), &value, sizeof(value));
     }
   }
 
@@ -339,9 +346,10 @@ class Subject {
       for (size_t at = 0; at < found; ++at) {
         const auto expected = rows_.find(keys[at]);
         ASSERT_NE(expected, rows_.end()) << "key " << keys[at] << " is back";
-        const float* row = maps_[i]->row(numbers[at]);
-        for (uint32_t d = 0; d < dim_; ++d) {
-          ASSERT_EQ(row[d], Value(keys[at], expected->second, d)) << "key " << keys[at] << " at " << d;
+        const std::byte* row = maps_[i]->row(numbers[at]);
+        for (uint32_t d = 0; d < words_; ++d) {
+          ASSERT_EQ(WordOf(row, d), Value(keys[at], expected->second, d))
+              << "key " << keys[at] << " at " << d;
         }
       }
       pool_->Verify(i, numbers);
@@ -353,7 +361,7 @@ class Subject {
 
   std::mt19937_64 random_;
   SimulatedMedium medium_;
-  const uint32_t dim_;
+  const uint32_t words_;
   Totals* const totals_;
   PoolSpec spec_;
   uint64_t keys_ = 0;
@@ -380,12 +388,12 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   Totals totals;
   std::mt19937_64 random(seed);
   while (totals.crashes < points) {
-    const uint32_t dim = kDims[random() % kDims.size()];
+    const uint32_t words = kWords[random() % kWords.size()];
     const auto window = static_cast<uint32_t>(1 + random() % 3);
-    SCOPED_TRACE("dim " + std::to_string(dim) + ", window " + std::to_string(window) + ", after " +
+    SCOPED_TRACE("words " + std::to_string(words) + ", window " + std::to_string(window) + ", after " +
                  std::to_string(totals.crashes) +
                  " crashes; repeat with OE_CRASH_SEED=" + std::to_string(seed));
-    Subject subject(random(), dim, window, &totals);
+    Subject subject(random(), words, window, &totals);
     for (int life = 0; life < 40; ++life) {
       ASSERT_NO_THROW(subject.Live());
       if (testing::Test::HasFatalFailure()) return;

@@ -23,12 +23,12 @@ static_assert(kShards == Table::kParts, "Keys() has one part per internal shard"
 
 inline bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
-inline void PrefetchRow(const float* row, size_t floats) {
-  constexpr size_t kFloatsPerLine = 16;
+inline void PrefetchRow(const std::byte* row, size_t bytes) {
+  constexpr size_t kLine = 64;
   // Beyond a few lines the hardware's own prefetcher has caught on.
-  const size_t ahead = std::min(floats, size_t{8} * kFloatsPerLine);
-  for (size_t i = 0; i < ahead; i += kFloatsPerLine) __builtin_prefetch(row + i);
-  __builtin_prefetch(row + floats - 1);
+  const size_t ahead = std::min(bytes, size_t{8} * kLine);
+  for (size_t i = 0; i < ahead; i += kLine) __builtin_prefetch(row + i);
+  __builtin_prefetch(row + bytes - 1);
 }
 
 // The rows, exchanged as a whole by Restore.

@@ -8,45 +8,57 @@
 namespace oe {
 namespace {
 
-// Not finite are those whose exponents have all bits set. Integer operations, eight floats at a time.
-bool PieceIsFinite(const float* values, size_t n) noexcept {
-  constexpr uint32_t kInfinity = 0x7F800000;
-  uint32_t largest = 0;
+// Not finite are those whose exponents have all bits set. Integer operations, several numbers at a time.
+template <typename Bits>
+bool PieceIsFinite(const std::byte* values, size_t n, Bits infinity) noexcept {
+  Bits largest = 0;
   for (size_t i = 0; i < n; ++i) {
-    uint32_t bits = 0;
-    std::memcpy(&bits, values + i, sizeof(bits));
-    largest = std::max(largest, bits & 0x7FFFFFFFU);
+    Bits bits = 0;
+    std::memcpy(&bits, values + i * sizeof(bits), sizeof(bits));
+    largest = std::max(largest, static_cast<Bits>(bits & ~Bits{0} >> 1));
   }
-  return largest < kInfinity;
+  return largest < infinity;
+}
+
+bool PieceIsFinite(Dtype dtype, const std::byte* values, size_t n) noexcept {
+  if (dtype == Dtype::kFloat64) return PieceIsFinite<uint64_t>(values, n, 0x7FF0000000000000);
+  return PieceIsFinite<uint32_t>(values, n, 0x7F800000);
 }
 
 }  // namespace
 
-bool AllFinite(const float* values, size_t n, Executor* executor) {
+bool AllFinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor) {
   constexpr size_t kPiece = size_t{1} << 16;
-  if (executor == nullptr || n <= kPiece) return PieceIsFinite(values, n);
+  const Dtype dtype = DtypeOf(spec);
+  const auto* values = static_cast<const std::byte*>(grads);
+  const size_t count = n * spec.dim;
+  if (executor == nullptr || count <= kPiece) return PieceIsFinite(dtype, values, count);
   std::atomic<bool> finite{true};
-  executor->ParallelFor((n + kPiece - 1) / kPiece, [&](size_t piece) {
+  executor->ParallelFor((count + kPiece - 1) / kPiece, [&](size_t piece) {
     const size_t begin = piece * kPiece;
-    if (!PieceIsFinite(values + begin, std::min(kPiece, n - begin))) finite = false;
+    const std::byte* from = values + begin * ValueBytes(dtype);
+    if (!PieceIsFinite(dtype, from, std::min(kPiece, count - begin))) finite = false;
   });
   return finite;
 }
 
-size_t CountNonfinite(const float* grads, size_t n, size_t dim, Executor* executor) {
-  if (AllFinite(grads, n * dim, executor)) return 0;
+size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor) {
+  if (AllFinite(spec, grads, n, executor)) return 0;
+  const auto* values = static_cast<const std::byte*>(grads);
+  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
   size_t count = 0;
-  for (size_t i = 0; i < n; ++i) count += PieceIsFinite(grads + i * dim, dim) ? 0 : 1;
+  for (size_t i = 0; i < n; ++i) count += AllFinite(spec, values + i * bytes, 1) ? 0 : 1;
   return count;
 }
 
-GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const float* grads) {
-  const size_t dim = spec.dim;
+GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads) {
+  const auto* values = static_cast<const std::byte*>(grads);
+  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
   size_t first = 0;
-  while (first + 1 < n && PieceIsFinite(grads + first * dim, dim)) ++first;
+  while (first + 1 < n && AllFinite(spec, values + first * bytes, 1)) ++first;
   return GradientError("table '" + spec.name + "': the gradient of key " +
                        std::to_string(static_cast<int64_t>(keys[first])) + " is not finite (" +
-                       std::to_string(CountNonfinite(grads, n, dim)) + " of " + std::to_string(n) +
+                       std::to_string(CountNonfinite(spec, grads, n)) + " of " + std::to_string(n) +
                        " keys); try a smaller learning rate, or set the table's nonfinite_gradients to "
                        "skip or pass");
 }

@@ -11,15 +11,17 @@
 
 namespace oe {
 
-// Whether none of n floats is NaN or an infinity. As fast as memory brings them; the threads of `executor`,
-// if there is one, share the work.
-bool AllFinite(const float* values, size_t n, Executor* executor = nullptr);
+// Of gradients of a table, n rows of dim doubles for float64 and dim floats for other dtypes.
 
-// How many of the n rows of grads[n * dim] have NaN or an infinity.
-size_t CountNonfinite(const float* grads, size_t n, size_t dim, Executor* executor = nullptr);
+// Whether none is NaN or an infinity. As fast as memory brings them; the threads of `executor`, if there is
+// one, share the work.
+bool AllFinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor = nullptr);
+
+// How many of the rows have NaN or an infinity.
+size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor = nullptr);
 
 // What a table that refuses such gradients says: names the table and the first key that has one.
-GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const float* grads);
+GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads);
 
 }  // namespace oe
 

@@ -30,7 +30,7 @@ class RowMap {
   std::shared_mutex& mutex() const { return mutex_; }
 
   // rows[i] = the row of keys[i], or nullptr.
-  void Find(const Key* keys, size_t n, const float** rows) const noexcept {
+  void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
     std::array<uint32_t, kAtOnce> numbers{};
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, n - begin);
@@ -104,7 +104,7 @@ class RowMap {
       for (size_t i = 0; i < found; ++i) __builtin_prefetch(row(numbers[i]));
       bool erased = false;
       for (size_t i = 0; i < found; ++i) {
-        if (!wants(static_cast<const float*>(row(numbers[i])))) continue;
+        if (!wants(static_cast<const std::byte*>(row(numbers[i])))) continue;
         Erase(keys[i], numbers[i]);
         erased = true;
       }
@@ -144,7 +144,7 @@ class RowMap {
     return cache_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(cache_->mutex());
   }
 
-  float* row(uint32_t number) const noexcept { return reinterpret_cast<float*>(store_->row(number)); }
+  std::byte* row(uint32_t number) const noexcept { return store_->row(number); }
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }

@@ -118,7 +118,9 @@ TableSpec Complete(const TableSpec& spec) {
     Refuse(spec, "'dim' must be between 1 and " + std::to_string(kLargestDim) + ", not " +
                      std::to_string(spec.dim));
   }
-  if (spec.dtype != "float32") Refuse(spec, "'dtype' must be float32, not '" + spec.dtype + "'");
+  if (!ParseDtype(spec.dtype)) {
+    Refuse(spec, "'dtype' must be float32, float64, bfloat16 or float16, not '" + spec.dtype + "'");
+  }
   if (spec.index == "array") {
     if (spec.input_dim == 0) Refuse(spec, "an array table needs 'input_dim', the number of its keys");
   } else if (spec.index == "hash") {
@@ -134,7 +136,7 @@ TableSpec Complete(const TableSpec& spec) {
     Refuse(spec, "'nonfinite_gradients' must be refuse, skip or pass, not '" + policy + "'");
   }
   try {
-    complete.optimizer = Optimizer::Complete(spec.optimizer);
+    complete.optimizer = Complete(spec.optimizer);
     complete.initializer = Initializer::Complete(spec.initializer);
     complete.admission = Complete(spec.admission, spec.index == "hash");
     complete.eviction = Complete(spec.eviction);
@@ -143,6 +145,8 @@ TableSpec Complete(const TableSpec& spec) {
   }
   return complete;
 }
+
+Dtype DtypeOf(const TableSpec& spec) { return ParseDtype(spec.dtype).value_or(Dtype::kFloat32); }
 
 std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec& right) {
   const json left_fields = json(left).flatten();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/common/dtype.h"
 #include "oe_runtime/core/initializer/initializer.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/policy/policy_spec.h"
@@ -18,10 +19,12 @@ namespace oe {
 // parameters, and (initializer) "seed": {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}.
 struct TableSpec {
   std::string name;
-  uint32_t dim = 0;               // weights a row
-  std::string dtype = "float32";  // the only one so far
-  std::string index = "hash";     // "hash": any key; "array": keys [0, input_dim)
-  uint64_t input_dim = 0;         // array: number of keys; hash: 0
+  uint32_t dim = 0;  // weights a row
+  // Of the weights: "float32"; "float64", whose optimizer's state and gradients are float64 too; "bfloat16"
+  // and "float16", which pulls and pushes bring as float32 and whose state is float32 (row_ops.h).
+  std::string dtype = "float32";
+  std::string index = "hash";  // "hash": any key; "array": keys [0, input_dim)
+  uint64_t input_dim = 0;      // array: number of keys; hash: 0
   OptimizerSpec optimizer;
   InitializerSpec initializer;
   // What a push does with a key whose gradient has NaN or infinity: "refuse": nothing, and GradientError
@@ -37,6 +40,9 @@ constexpr uint32_t kLargestDim = 65536;
 
 // `spec` with every default filled in. Throws SpecError naming the table, the field and the value.
 TableSpec Complete(const TableSpec& spec);
+
+// Of a complete spec.
+Dtype DtypeOf(const TableSpec& spec);
 
 struct SpecDifference {
   std::string field;  // "dim", "optimizer.epsilon"

@@ -46,8 +46,8 @@ TEST(SpecTest, RefusesByField) {
             "table 't': an array table needs 'input_dim', the number of its keys");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "input_dim": 4})"),
             "table 't': a hash table takes any key, so 'input_dim' must be 0, not 4");
-  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "dtype": "float16"})"),
-            "table 't': 'dtype' must be float32, not 'float16'");
+  EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "dtype": "float8"})"),
+            "table 't': 'dtype' must be float32, float64, bfloat16 or float16, not 'float8'");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "sgd", "amsgrad": true}})"),
             "table 't': optimizer 'sgd' does not support 'amsgrad'; it supports momentum, nesterov, "
             "weight_decay");
@@ -125,7 +125,7 @@ TEST(SpecTest, DifferenceNamesTheField) {
   left.dim = 9;
   left = Complete(left);
   TableSpec right = left;
-  right.optimizer = Optimizer::Complete({"adam", {}});
+  right.optimizer = Complete(OptimizerSpec{"adam", {}});
   const auto text = [&] {
     const SpecDifference difference = Difference(left, right).value_or(SpecDifference{});
     return difference.field + ": " + difference.left + " / " + difference.right;

@@ -13,21 +13,24 @@
 
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
+#include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
 namespace {
 
-constexpr size_t kBlock = 64;  // rows in flight
+constexpr size_t kBlock = RowOps::kMostRows;  // rows in flight
 
 // Short rows are the rule, and a call of memcpy costs as much as copying one.
-void CopyFloats(const float* from, float* to, size_t n) {
-  if (n > 64) {
-    std::memcpy(to, from, n * sizeof(float));
+void CopyWords(const std::byte* from, std::byte* to, size_t bytes) {
+  constexpr size_t kWord = 4;
+  constexpr size_t kVector = 8 * kWord;
+  if (bytes > 8 * kVector) {
+    std::memcpy(to, from, bytes);
     return;
   }
   size_t i = 0;
-  for (; i + 8 <= n; i += 8) std::memcpy(to + i, from + i, 8 * sizeof(float));
-  for (; i < n; ++i) to[i] = from[i];
+  for (; i + kVector <= bytes; i += kVector) std::memcpy(to + i, from + i, kVector);
+  for (; i < bytes; i += kWord) std::memcpy(to + i, from + i, kWord);
 }
 
 }  // namespace
@@ -50,13 +53,11 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       storage_(std::move(storage)),
       shard_(shard),
       job_(std::move(job)),
-      optimizer_(Optimizer::Create(spec_.optimizer, spec_.dim)),
-      initializer_(Initializer::Create(spec_.initializer, spec_.name)),
-      eviction_(spec_.eviction, spec_.dim, optimizer_->row_floats()),
-      row_floats_(optimizer_->row_floats() + eviction_.facts().words()),
+      ops_(RowOps::Create(spec_)),
+      eviction_(spec_.eviction, ops_->format().dtype, spec_.dim, ops_->format().facts_at),
+      row_bytes_(eviction_.facts().row_bytes()),
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
-      default_value_(
-          spec_.admission.name.empty() ? 0 : static_cast<float>(spec_.admission.params.at("default_value"))),
+      default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
       clock_([] {
         const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -77,7 +78,7 @@ PoolSpec Table::NewPoolSpec() const {
   if (!job_.empty()) identity["job"] = job_;
   pool.identity = identity.dump();
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
-  pool.row_bytes = row_floats_ * sizeof(float);
+  pool.row_bytes = row_bytes_;
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
   return pool;
@@ -105,7 +106,7 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
     if (content->pool) {
       store = content->pool->shard(i);
     } else {
-      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), row_floats_ * sizeof(float));
+      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), row_bytes_);
       store = content->stores[i].get();
     }
     content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
@@ -172,72 +173,77 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
   return plan;
 }
 
-void Table::Pull(const Key* keys, size_t n, float* out, Executor* executor) const {
+void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const {
   const Plan plan = MakePlan(keys, n);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
-  const size_t dim = spec_.dim;
+  const size_t bytes = ops_->format().value_bytes();
+  const size_t weights_bytes = ops_->format().state_at;
+  const bool half = IsHalf(ops_->format().dtype);
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     const RowMap& map = *content_->shards[shard];
     const std::shared_lock<std::shared_mutex> lock(map.mutex());
     // While the rows of one block are on their way from memory, the next block is looked up.
-    std::array<std::array<const float*, kBlock>, 2> blocks{};
-    const auto find = [&](size_t at, std::array<const float*, kBlock>& rows) {
+    std::array<std::array<const std::byte*, kBlock>, 2> blocks{};
+    const auto find = [&](size_t at, std::array<const std::byte*, kBlock>& rows) {
       if (at >= end) return;
       const size_t size = std::min(kBlock, end - at);
       map.Find(&plan.keys[at], size, rows.data());
       for (size_t i = 0; i < size; ++i) {
-        if (rows[i] != nullptr) PrefetchRow(rows[i], dim);
+        if (rows[i] != nullptr) PrefetchRow(rows[i], weights_bytes);
       }
     };
     find(begin, blocks[0]);
     for (size_t at = begin, turn = 0; at < end; at += kBlock, turn ^= 1) {
       find(at + kBlock, blocks[turn ^ 1]);
-      const std::array<const float*, kBlock>& rows = blocks[turn];
+      const std::array<const std::byte*, kBlock>& rows = blocks[turn];
       const size_t size = std::min(kBlock, end - at);
       for (size_t i = 0; i < size; ++i) {
-        float* to = out + plan.order[at + i] * dim;
-        if (rows[i] != nullptr) {
-          CopyFloats(rows[i], to, dim);
-        } else {
+        std::byte* to = static_cast<std::byte*>(out) + plan.order[at + i] * bytes;
+        if (rows[i] == nullptr) {
           FillMissing(plan.keys[at + i], to);
+        } else if (half) {
+          ops_->Read(rows[i], to);
+        } else {
+          CopyWords(rows[i], to, bytes);
         }
       }
     }
   });
 }
 
-void Table::CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor) const {
+void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor) const {
   if (spec_.nonfinite_gradients != "refuse") return;
-  const size_t count = CountNonfinite(grads, n, spec_.dim, executor);
+  const size_t count = CountNonfinite(spec_, grads, n, executor);
   if (count == 0) return;
   nonfinite_gradients_ += count;
   throw Nonfinite(spec_, keys, n, grads);
 }
 
 // Leaves out the rows with gradients that are not finite.
-void Table::PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate,
+void Table::PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate,
                        Executor* executor, const uint32_t* counts) {
-  const size_t dim = spec_.dim;
+  const size_t bytes = ops_->format().value_bytes();
   std::vector<Key> left_keys;
-  std::vector<float> left_grads;
+  std::vector<std::byte> left_grads;
   std::vector<uint32_t> left_counts;
   for (size_t i = 0; i < n; ++i) {
-    const float* row = grads + i * dim;
-    if (!AllFinite(row, dim)) continue;
+    const std::byte* row = grads + i * bytes;
+    if (!AllFinite(spec_, row, 1)) continue;
     left_keys.push_back(keys[i]);
-    left_grads.insert(left_grads.end(), row, row + dim);
+    left_grads.insert(left_grads.end(), row, row + bytes);
     left_counts.push_back(counts == nullptr ? 1 : counts[i]);
   }
   Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor, left_counts.data());
   nonfinite_gradients_ += n - left_keys.size();
 }
 
-void Table::Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor,
+void Table::Push(const Key* keys, size_t n, const void* gradients, double learning_rate, Executor* executor,
                  const uint32_t* counts) {
-  if (spec_.nonfinite_gradients == "skip" && !AllFinite(grads, n * spec_.dim, executor)) {
+  const auto* grads = static_cast<const std::byte*>(gradients);
+  if (spec_.nonfinite_gradients == "skip" && !AllFinite(spec_, grads, n, executor)) {
     return PushFinite(keys, n, grads, learning_rate, executor, counts);
   }
-  const auto rate = static_cast<float>(learning_rate);
+  const auto rate = static_cast<float>(learning_rate);  // to be finite in every dtype
   if (!std::isfinite(rate) || rate < 0) {
     throw SpecError("table '" + spec_.name +
                     "': the learning rate must be a finite number of at least 0, not " +
@@ -265,36 +271,36 @@ void Table::Push(const Key* keys, size_t n, const float* grads, double learning_
     moves[shard] = map.moves();
     if (has_policies_)
       return AddByPolicy(plan, begin, end, static_cast<uint32_t>(shard), counts, numbers.get());
-    map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin], [&](Key key, float* row) {
-      initializer_->Fill(key, row, spec_.dim);
-      optimizer_->InitSlots(row);
-    });
+    map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin],
+                  [&](Key key, std::byte* row) { ops_->Init(key, row); });
   });
   const uint64_t step = content_->version.fetch_add(1) + 1;
   const auto seconds = static_cast<uint32_t>(has_policies_ ? clock_() : 0);
-  const size_t dim = spec_.dim;
+  const size_t bytes = ops_->format().value_bytes();
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<std::shared_mutex> lock(map.mutex());
     if (map.moves() != moves[shard]) map.FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
     const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
-    std::array<float*, kBlock> rows{};
-    std::array<const float*, kBlock> gradients{};
+    std::array<std::byte*, kBlock> rows{};
+    std::array<Key, kBlock> row_keys{};
+    std::array<const void*, kBlock> of_rows{};
     for (size_t at = begin; at < end; at += kBlock) {
       size_t size = 0;
       for (size_t i = at; i < std::min(at + kBlock, end); ++i) {
         if (numbers[i] == kNoRow) continue;  // not admitted, or no room
         rows[size] = map.row(numbers[i]);
-        gradients[size] = grads + plan.order[i] * dim;
-        PrefetchRow(rows[size], row_floats_);
-        PrefetchRow(gradients[size], dim);
+        row_keys[size] = plan.keys[i];
+        of_rows[size] = grads + plan.order[i] * bytes;
+        PrefetchRow(rows[size], row_bytes_);
+        PrefetchRow(grads + plan.order[i] * bytes, bytes);
         if (has_policies_) {
           eviction_.facts().Touch(rows[size], static_cast<uint32_t>(step), TimesOf(counts, plan.order[i]),
                                   seconds);
         }
         ++size;
       }
-      optimizer_->Apply(rows.data(), gradients.data(), size, rate, step);
+      ops_->Update(rows.data(), row_keys.data(), of_rows.data(), size, learning_rate, step);
     }
   });
   if (eviction_.scheduled()) SweepInTurn(step);

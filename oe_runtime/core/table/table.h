@@ -26,6 +26,7 @@ namespace oe {
 
 class AdmissionFilter;
 class Index;
+class RowOps;
 struct TableFileInfo;
 
 // What the policies of a table did.
@@ -59,15 +60,17 @@ class Table {
   const TableSpec& spec() const { return spec_; }
   const ShardInfo& shard() const { return shard_; }
 
+  // Weights and gradients are double for float64 tables and float for all others.
+
   // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
   // without a row reads its initializer's value, or the default_value of spec().admission. Throws
   // KeyRangeError (array) and SpecError for a key of another server.
-  void Pull(const Key* keys, size_t n, float* out, Executor* executor = nullptr) const;
+  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr) const;
 
   // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
   // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
   // several tables can ask them all before the first one changes.
-  void CheckGradients(const Key* keys, size_t n, const float* grads, Executor* executor = nullptr) const;
+  void CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor = nullptr) const;
 
   // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing, unless a
   // policy of spec() refuses them. counts[i] is how often keys[i] was in the batch; without, once. Counts
@@ -75,7 +78,7 @@ class Table {
   // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
   // (no room for new rows); then no row's value and not the version has changed, but rows may have been
   // evicted.
-  void Push(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor = nullptr,
+  void Push(const Key* keys, size_t n, const void* grads, double learning_rate, Executor* executor = nullptr,
             const uint32_t* counts = nullptr);
 
   // Removes the rows that global_step, l2_weight and ttl of spec() say, and returns how many. Save() does the
@@ -104,10 +107,8 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
-  CacheStats cache() const;  // of dram_pmem; otherwise all 0
-  size_t row_floats() const {
-    return row_floats_;
-  }  // of a row: weights, optimizer's state, facts of policies
+  CacheStats cache() const;                        // of dram_pmem; otherwise all 0
+  size_t row_bytes() const { return row_bytes_; }  // weights, optimizer's state, facts of policies
 
   // Evicts, then writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a
   // temporary name first, and with admission a second one beside it (checkpoint/filter_file.h). With `since`,
@@ -154,7 +155,7 @@ class Table {
   Plan MakePlan(const Key* keys, size_t n) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
-  void PushFinite(const Key* keys, size_t n, const float* grads, double learning_rate, Executor* executor,
+  void PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate, Executor* executor,
                   const uint32_t* counts);
 
   // Policies (table_policy.cc).
@@ -163,7 +164,7 @@ class Table {
   }
   std::unique_ptr<AdmissionFilter> NewFilter() const;
   std::array<uint64_t, kParts> ShareOfCap() const;
-  void FillMissing(Key key, float* out) const;
+  void FillMissing(Key key, std::byte* out) const;
   void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
                    uint32_t* numbers);
   bool EvictOne(Content* content, uint32_t shard, uint32_t step);
@@ -179,12 +180,11 @@ class Table {
   const std::shared_ptr<Storage> storage_;
   const ShardInfo shard_;
   const std::string job_;
-  const std::unique_ptr<const Optimizer> optimizer_;
-  const std::unique_ptr<const Initializer> initializer_;
+  const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
-  const size_t row_floats_;
+  const size_t row_bytes_;
   const bool has_policies_;
-  const float default_value_;                     // of keys that are not admitted
+  const double default_value_;                    // of keys that are not admitted
   const std::array<uint64_t, kParts> most_rows_;  // of each internal shard
   std::function<uint64_t()> clock_;
 

@@ -44,7 +44,7 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   for (const Key key : keys) {
-    const float* row = nullptr;
+    const std::byte* row = nullptr;
     map.Find(&key, 1, &row);
     if (row == nullptr) tombstones->push_back(key);
   }
@@ -76,7 +76,7 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   info.spec = spec_;
   info.shard = shard_;
   info.version = content_->version.load();
-  info.row_floats = row_floats_;
+  info.row_bytes = row_bytes_;
   bool increment = since && since == content_->saved;
   for (const auto& map : content_->shards) increment = increment && map->changes().known();
   std::vector<Key> tombstones;
@@ -96,15 +96,15 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   const size_t block = writer.block_rows();
   const std::unique_ptr<Key[]> keys(new Key[block]);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
-  const std::unique_ptr<float[]> rows(new float[block * row_floats_]);
+  const std::unique_ptr<std::byte[]> rows(new std::byte[block * row_bytes_]);
   size_t filled = 0;
   for (const auto& map : content_->shards) {
     uint64_t position = 0;
     while (size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
       if (increment) found = KeepChanged(*map, found, &keys[filled], numbers.get());
-      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_floats_);
+      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_bytes_);
       for (size_t i = 0; i < found; ++i) {
-        std::memcpy(&rows[(filled + i) * row_floats_], map->row(numbers[i]), row_floats_ * sizeof(float));
+        std::memcpy(&rows[(filled + i) * row_bytes_], map->row(numbers[i]), row_bytes_);
       }
       filled += found;
       if (filled == block) {
@@ -136,8 +136,8 @@ void Table::LoadChain(const std::vector<std::string>& chain, Content* content) c
       RowMap& map = *content->shards[shard];
       uint32_t number = kNoRow;
       bool added = false;
-      map.FindOrAdd(&key, 1, &number, [&](Key, float* row) {
-        std::memcpy(row, reader.rows() + i * row_floats_, row_floats_ * sizeof(float));
+      map.FindOrAdd(&key, 1, &number, [&](Key, std::byte* row) {
+        std::memcpy(row, reader.rows() + i * row_bytes_, row_bytes_);
         added = true;
       });
       if (!added) {
@@ -156,7 +156,7 @@ void Table::Restore(const std::vector<std::string>& files) {
 }
 
 void Table::RestoreChains(const std::vector<TableChain>& chains) {
-  const std::vector<TableFileInfo> infos = CheckChains(spec_, row_floats_, chains);
+  const std::vector<TableFileInfo> infos = CheckChains(spec_, row_bytes_, chains);
   // Loaded beside the present content and exchanged only when every checksum was right.
   std::unique_ptr<Content> content = NewContent(true);
   const bool same_servers = infos.front().shard.servers == shard_.servers;

@@ -280,7 +280,7 @@ TEST_P(TableCheckpointTest, ADifferentSpecIsRefusedAndNothingChanges) {
   };
   TableSpec spec = Spec();
   spec.dim = 8;
-  EXPECT_EQ(Refusal(spec), expected("'row_bytes' is 108 in this pool, but table 'C1' has 96"));
+  EXPECT_EQ(Refusal(spec), expected("'table.dim' is 9 in this pool, but table 'C1' has 8"));
   spec = Spec();
   spec.optimizer.params["epsilon"] = 1e-3;
   EXPECT_EQ(Refusal(spec),

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
 namespace {
@@ -36,9 +37,13 @@ std::array<uint64_t, Table::kParts> Table::ShareOfCap() const {
   return shares;
 }
 
-void Table::FillMissing(Key key, float* out) const {
-  if (spec_.admission.name.empty()) return initializer_->Fill(key, out, spec_.dim);
-  std::fill_n(out, spec_.dim, default_value_);
+void Table::FillMissing(Key key, std::byte* out) const {
+  if (spec_.admission.name.empty()) return ops_->ReadMissing(key, out);
+  if (ops_->format().dtype == Dtype::kFloat64) {
+    std::fill_n(reinterpret_cast<double*>(out), spec_.dim, default_value_);
+  } else {
+    std::fill_n(reinterpret_cast<float*>(out), spec_.dim, static_cast<float>(default_value_));
+  }
 }
 
 // numbers[begin .. end): the rows of the keys of an internal shard, kNoRow for those that get none. The
@@ -76,9 +81,8 @@ void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t sha
       ++no_room_;
       continue;
     }
-    map.FindOrAdd(&key, 1, &numbers[i], [&](Key /*key*/, float* row) {
-      initializer_->Fill(key, row, spec_.dim);
-      optimizer_->InitSlots(row);
+    map.FindOrAdd(&key, 1, &numbers[i], [&](Key /*key*/, std::byte* row) {
+      ops_->Init(key, row);
       facts.Init(row, before);
       facts.SetStep(row, step);
       ++admitted_;
@@ -106,7 +110,7 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
     }
     seen += found;
     const size_t end = sample + found;
-    for (size_t i = sample; i < end; ++i) __builtin_prefetch(map.row(numbers[i]) + row_floats_ - 1);
+    for (size_t i = sample; i < end; ++i) __builtin_prefetch(map.row(numbers[i]) + row_bytes_ - 1);
     for (size_t i = sample; i < end; ++i) {
       if (eviction_.facts().step(map.row(numbers[i])) == step) continue;
       keys[sample] = keys[i];
@@ -140,7 +144,7 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, uint64_t* position) {
   const std::unique_lock<std::shared_mutex> lock(map.mutex());
   const auto step = static_cast<uint32_t>(content_->version.load());
   const auto seconds = static_cast<uint32_t>(clock_());
-  return map.EraseIf(position, kSwept, [&](const float* row) {
+  return map.EraseIf(position, kSwept, [&](const std::byte* row) {
     const Eviction::Reason reason = eviction_.Judge(row, reasons, step, seconds);
     if (reason == Eviction::kNoReason) return false;
     ++evicted_[reason];

@@ -117,7 +117,7 @@ TEST_P(TableTest, MatchesAModelOverManyBatches) {
   for (const char* name : {"adagrad", "adam", "adagrad_decay", "nadam", "sgd", "ftrl"}) {
     for (const uint32_t dim : {1U, 9U, 64U, 100U}) {
       const auto table = Table::Create(Spec(index(), name, dim), StorageFor());
-      const auto optimizer = Optimizer::Create(table->spec().optimizer, dim);
+      const auto optimizer = Optimizer<float>::Create(table->spec().optimizer, dim);
       std::map<Key, std::vector<float>> model;
       for (int step = 1; step <= 5; ++step) {
         const std::vector<Key> keys = Batch(step, 700, array());
@@ -128,12 +128,13 @@ TEST_P(TableTest, MatchesAModelOverManyBatches) {
           std::vector<float>& row = model[keys[i]];
           if (row.empty()) {
             row = Initial(table->spec(), {keys[i]});
-            row.resize(optimizer->row_floats());
-            optimizer->InitSlots(row.data());
+            row.resize(dim + optimizer->state_values());
+            optimizer->InitState(row.data() + dim);
           }
-          float* rows = row.data();
+          float* weights = row.data();
+          float* state = weights + dim;
           const float* gradient = &grads[i * dim];
-          optimizer->Apply(&rows, &gradient, 1, 0.1F, static_cast<uint64_t>(step));
+          optimizer->Apply({&weights, &state, &gradient, 1}, 0.1F, static_cast<uint64_t>(step));
         }
       }
       ASSERT_EQ(table->rows(), model.size());

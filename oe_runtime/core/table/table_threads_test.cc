@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
@@ -103,8 +104,9 @@ TEST_P(TableThreadsTest, ASaveSeesWholePushes) {
       const uint64_t version = table->Save(file).version;
       TableFileReader reader(file);
       while (const size_t n = reader.NextBlock()) {
-        for (size_t i = 0; i < n * kDim; ++i)
-          mixed += reader.rows()[i] != static_cast<float>(version) ? 1 : 0;
+        std::vector<float> rows(n * kDim);
+        std::memcpy(rows.data(), reader.rows(), rows.size() * sizeof(float));
+        for (const float weight : rows) mixed += weight != static_cast<float>(version) ? 1 : 0;
       }
       (void)table->rows();
       (void)table->bytes();

@@ -36,13 +36,14 @@ ErrorBody ParseError(Bytes body);
 //   entries x { uint32 table, uint32 block, double learning_rate }       learning_rate is 0 in a pull
 //   blocks  x uint64 number of keys
 //   keys of all blocks, uint64 each
-//   push only: for each entry, keys x dim floats
+//   push only: for each entry, keys x dim values: float64 for a table of that dtype, else float32
 //   push only: for each entry whose table counts (policy/policy_spec.h), keys x uint32: how often each key
 //   was
 //              in the client's batch
 //
-// The reply to a pull is, for each entry, keys x dim floats; the reply to a push is empty. A worker's may
-// wait for other workers' (server/workers.h).
+// The reply to a pull is, for each entry, keys x dim values; the reply to a push is empty. So that all values
+// are aligned, entries of float64 tables come first. A worker's may wait for other workers'
+// (server/workers.h).
 struct BatchEntry {
   uint32_t table = 0;
   uint32_t block = 0;
@@ -55,7 +56,7 @@ struct KeyBlock {
 struct BatchView {
   std::vector<BatchEntry> entries;
   std::vector<KeyBlock> blocks;
-  Bytes rest;  // the floats and counts of a push
+  Bytes rest;  // the values and counts of a push
 };
 
 // Op::kKeys: the keys of one part of a table (Table::Keys). The reply is the keys, uint64 each.
@@ -88,7 +89,7 @@ std::string EncodeFileChunk(const FileChunk& chunk);
 // Sets *data to what follows the name: nothing for a read. Throws ProtocolError for more than kMaxChunk.
 FileChunk ParseFileChunk(Bytes body, Bytes* data);
 
-// Writes everything but the floats into *head.
+// Writes everything but values and counts into *head.
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head);
 // body.data must be aligned to 8 bytes, which every Buffer is.
 BatchView ParseBatch(Bytes body);

@@ -1,0 +1,51 @@
+#ifndef OE_CORE_TABLE_ROW_OPS_H_
+#define OE_CORE_TABLE_ROW_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/table/row_format.h"
+
+namespace oe {
+
+// What a table does with the bytes of its rows, for its dtype, initializer and optimizer. Values are what
+// pulls return and pushes bring: double for float64, float for all others. Immutable.
+//
+// Rows of halves are updated in float32 and rounded stochastically (common/half.h): to the nearest half, an
+// update that is smaller than half the distance of two halves, which most become as training goes on, would
+// be lost each time. Its random bits are a function of the seed and name of the table, the key, the number of
+// the push and the element, so any storage, number of servers and threads gives the same rows.
+class RowOps {
+ public:
+  // `spec` must be complete.
+  static std::unique_ptr<const RowOps> Create(const TableSpec& spec);
+
+  virtual ~RowOps() = default;
+
+  const RowFormat& format() const { return format_; }
+
+  // Weights and state of a new row.
+  virtual void Init(Key key, std::byte* row) const noexcept = 0;
+  // The weights of a key that has no row: those that Init() would give it.
+  virtual void ReadMissing(Key key, void* values) const noexcept = 0;
+  // The weights of a row. Rows of float32 and float64 begin with just these bytes.
+  virtual void Read(const std::byte* row, void* values) const noexcept = 0;
+
+  // Applies the optimizer to rows[i] of keys[i] with gradients[i] for i < n <= kMostRows. `step` is the
+  // number of the push.
+  static constexpr size_t kMostRows = 64;
+  virtual void Update(std::byte* const* rows, const Key* keys, const void* const* gradients, size_t n,
+                      double learning_rate, uint64_t step) const noexcept = 0;
+
+ protected:
+  explicit RowOps(const RowFormat& format) : format_(format) {}
+
+ private:
+  const RowFormat format_;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_TABLE_ROW_OPS_H_
