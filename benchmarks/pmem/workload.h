@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "oe_runtime/core/client/unique.h"
+#include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -73,8 +73,9 @@ class ClientPart {
       std::memcpy(&by_id_[i * dim_], &rows_[static_cast<size_t>(unique_.inverse[i]) * dim_],
                   dim_ * sizeof(float));
     }
-    sums_.assign(rows_.size(), 0.0F);
-    SumByRow(by_id_.data(), unique_.inverse.data(), kIds, dim_, sums_.data());
+    sums_.resize(rows_.size());
+    seen_.assign(unique_.keys.size(), 0);
+    SumByRow(by_id_.data(), unique_.inverse.data(), kIds, dim_, sums_.data(), seen_.data());
     return sums_.data();
   }
 
@@ -84,6 +85,7 @@ class ClientPart {
   std::vector<float> rows_;
   std::vector<float> by_id_;
   std::vector<float> sums_;
+  std::vector<uint8_t> seen_;
 };
 
 // Calls push(keys) with all rows' keys.

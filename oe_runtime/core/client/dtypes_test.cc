@@ -124,13 +124,15 @@ TEST(DtypesTest, ServersGiveTheRowsOfOneProcess) {
 // A peer that orders them otherwise would have doubles read where none are.
 TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
   ThreadPool pool(1);
-  Store store(Storage::Open({}), {}, &pool);
+  Jobs jobs(Storage::Open({}), {}, &pool, uint64_t{1} << 20);
+  Job* const job = jobs.Open("");
+  Store& store = job->store;
   TableSpec spec = Spec("single", 1, "sgd");
   const uint32_t single = store.CreateTable(spec);
   spec.name = "double";
   spec.dtype = "float64";
   const uint32_t wide = store.CreateTable(spec);
-  const Session session{&store, nullptr, 1};
+  const Session session{&store, nullptr, 1, &job->workers, false};
   const std::vector<Key> keys = {1, 2, 3};
   const auto serve = [&](Op op, const std::vector<BatchEntry>& entries, size_t rest) {
     Buffer head;
@@ -139,7 +141,7 @@ TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
     std::memcpy(body.data(), head.data(), head.size());
     std::memset(body.data() + head.size(), 0, rest);
     Buffer reply;
-    Serve(session, op, {body.data(), body.size()}, &reply);
+    Serve(session, op, &body, &reply);
     return reply.size();
   };
   for (const auto& [op, rest] : {std::pair{Op::kPull, 0U}, {Op::kPush, 36U}}) {
