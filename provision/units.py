@@ -10,6 +10,7 @@ JOBS = PurePosixPath("/var/lib/oeprov/jobs")
 USER = "oeprov"
 MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
 NUMACTL = "/usr/bin/numactl"
+SYSTEMCTL = "/usr/bin/systemctl"
 NODES = "MEMKIND_DAX_KMEM_NODES"
 INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
 ONLINE_SECONDS = 60
@@ -54,7 +55,11 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
     service = ["Type=exec", *_common(job, [place.path] if place.path else [])]
     words = list(argv)
     if place.mount:
-        unit.append(f"RequiresMountsFor={quote(place.mount)}")
+        # A device that comes late in a slow boot, when its mount was given up, must not leave the server down
+        # for good, as a requirement would: so the server asks for the mount itself, at each of its starts.
+        mount = mount_unit(place.mount)
+        unit += [f"Wants={mount}", f"After={mount}"]
+        service.append(f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}")
     if place.bound:
         bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
         unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))
@@ -138,6 +143,16 @@ def _text(unit: Sequence[str], service: Sequence[str], install: Sequence[str]) -
     parts = [("Unit", unit), ("Service", service), ("Install", install)]
     blocks = ["\n".join([f"[{name}]", *lines]) for name, lines in parts if lines]
     return "# Made by oeprov; `oeprov stop` takes it away.\n" + "\n\n".join(blocks) + "\n"
+
+
+def mount_unit(path: str) -> str:
+    """The name that systemd gives the unit of a mount point (systemd-escape --path)."""
+    found = []
+    for byte in path.strip("/").encode():
+        sign = chr(byte)
+        plain = sign.isascii() and (sign.isalnum() or sign in ":_.")
+        found.append("-" if sign == "/" else sign if plain else f"\\x{byte:02x}")
+    return "".join(found) + ".mount"
 
 
 def quote(word: str, *, command: bool = False) -> str:

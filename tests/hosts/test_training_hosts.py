@@ -301,7 +301,7 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
         unit = one.enter("cat", f"/etc/systemd/system/oeprov-{job.id}-server-0.service")
         assert "--storage pmem_libpmem" in unit
         assert f"--storage-path /mnt/pmem0/oeprov/{job.id}/server-0" in unit
-        assert "RequiresMountsFor=/mnt/pmem0" in unit
+        assert "systemctl start mnt-pmem0.mount" in unit
         assert "scratch" in cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}/server-0")
         unit = two.enter("cat", f"/etc/systemd/system/oeprov-{job.id}-server-1.service")
         assert "numactl --membind=${MEMKIND_DAX_KMEM_NODES} " in unit

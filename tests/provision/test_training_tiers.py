@@ -59,7 +59,7 @@ def test_dram_pmem_is_a_pool_with_a_cache(tmp_path: Path) -> None:
     assert given["--storage-path"] == placed.processes[0].pools
     assert placed.processes[0].pools.startswith("/mnt/pmem0/oeprov/")
     assert "--storage-recover" in placed.processes[0].argv
-    assert "RequiresMountsFor=/mnt/pmem0" in unit(placed)
+    assert "After=mnt-pmem0.mount" in unit(placed)
 
 
 def test_size_of_the_cache(tmp_path: Path) -> None:

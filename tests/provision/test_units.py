@@ -38,9 +38,18 @@ def test_server_comes_back_but_not_for_ever() -> None:
 
 def test_fsdax_waits_for_its_mount_and_writes_nowhere_else() -> None:
     unit = keys(units.server_unit("j", "server-0", ARGV, FSDAX))
-    assert unit["RequiresMountsFor"] == ["/mnt/pmem0"]
+    assert "mnt-pmem0.mount" in unit["After"]
+    assert unit["ExecStartPre"] == ["+/usr/bin/systemctl start mnt-pmem0.mount"], "as root, and again later"
+    assert "RequiresMountsFor" not in unit, "a device that comes late would leave the server down for good"
     assert unit["ProtectSystem"] == ["strict"]
     assert unit["ReadWritePaths"] == ["/var/lib/oeprov/jobs/j /mnt/pmem0/oeprov/j/server-0"]
+
+
+def test_names_of_mount_units() -> None:
+    assert units.mount_unit("/mnt/pmem0") == "mnt-pmem0.mount"
+    assert units.mount_unit("/srv/my-pmem é/0") == r"srv-my\x2dpmem\x20\xc3\xa9-0.mount"
+    text = units.server_unit("j", "server-0", ARGV, Place("pmem_libpmem", "/srv/a-b0/x", "/srv/a-b0"))
+    assert 'start "srv-a\\\\x2db0.mount"' in text, "systemd reads one backslash"
 
 
 def test_system_ram_is_bound_to_the_nodes_that_were_found() -> None:
