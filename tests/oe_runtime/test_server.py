@@ -210,11 +210,11 @@ def test_a_listener_that_never_says_a_word():
     "reply",
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        b"OEP\n\x03\x00\x01\x00" + bytes(16),  # version 3
-        b"OEP\n\x03\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
-        b"OEP\n\x03\x00\x01\x00\x05" + bytes(15),  # to request 5
-        b"OEP\n\x03\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
-        b"OEP\n\x03\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
+        b"OEP\n\x04\x00\x01\x00" + bytes(16),  # version 4
+        b"OEP\n\x04\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
+        b"OEP\n\x04\x00\x01\x00\x05" + bytes(15),  # to request 5
+        b"OEP\n\x04\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
+        b"OEP\n\x04\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
     ],
 )
 def test_a_peer_that_talks_nonsense(reply):

@@ -65,7 +65,7 @@ std::exception_ptr Workers::Failure() const {
 }
 
 std::exception_ptr Workers::MayNotPush(uint32_t rank) const {
-  if (const std::exception_ptr failure = Failure()) return failure;
+  if (std::exception_ptr failure = Failure()) return failure;
   const State state = seats_[rank].state;
   if (state == State::kLeft) return std::make_exception_ptr(SpecError(Names({rank}) + " has left"));
   if (state != State::kOut) return nullptr;
@@ -130,7 +130,7 @@ std::optional<std::exception_ptr> Workers::Verdict(uint32_t rank, const WorkerRe
   bool waits = false;
   (void)MissingFor(rank, request, &waits);
   if (!waits) return request.kind == Kind::kPush ? MayNotPush(rank) : nullptr;
-  if (const std::exception_ptr failure = Failure()) return failure;
+  if (std::exception_ptr failure = Failure()) return failure;
   return std::nullopt;
 }
 
