@@ -130,8 +130,8 @@ class Client:
         """The rows of a batch: for each lookup ``(table id, index into ids)``, one message per server.
 
         ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
-        distinct dim, ascending, first those of float64 tables (whose rows are float64; of all other dtypes
-        they are float32), then of all others; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
+        distinct dim, ascending: first those of float64 tables, whose rows are float64, then of all others,
+        whose rows are float32; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` are the embeddings of
         the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A pull creates nothing, and
         counts nothing for admission and eviction.
         Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 
@@ -328,3 +329,59 @@ def test_hash_strings_is_the_published_xxh3():
         _core.hash_strings(np.array([0, 4], np.int32), data)
     with pytest.raises(TypeError):
         _core.hash_strings(np.array([0.0, 3.0]), data)
+
+
+def test_float64_tables_have_groups_of_their_own():
+    client = Client.in_process(servers=2)
+    specs = {
+        dtype: TableSpec(dtype, 3, dtype=dtype, optimizer={"name": "sgd"})
+        for dtype in ("float32", "bfloat16", "float64", "float16")
+    }
+    tables = {dtype: client.create_table(spec) for dtype, spec in specs.items()}
+    assert client.spec(tables["bfloat16"]).dtype == "bfloat16"
+    ids = np.arange(50)
+    pulled = client.pull([ids], [(table, 0) for table in tables.values()])
+    assert [(g.dim, g.rows.dtype, g.lookups) for g in pulled.groups] == [
+        (3, np.float64, [2]),
+        (3, np.float32, [0, 1, 3]),
+    ]
+    before = {dtype: client.pull_rows(table, ids) for dtype, table in tables.items()}
+    tiny = 2.0**-40  # beside weights of 0.05 too small for float32
+    client.push(pulled, [np.full((len(g.inverse), 3), tiny, g.rows.dtype) for g in pulled.groups], 1.0)
+    for dtype, table in tables.items():
+        rows = client.pull_rows(table, ids)
+        assert rows.dtype == (np.float64 if dtype == "float64" else np.float32)
+        keys, exported = client.export_rows(table)
+        np.testing.assert_array_equal(exported[np.argsort(keys)], rows)
+        if dtype == "float64":
+            np.testing.assert_allclose(rows, before[dtype] - tiny, rtol=0, atol=1e-17)
+        elif dtype == "bfloat16":  # the lower half of its float32 is zero
+            assert not (rows.view(np.uint32) & 0xFFFF).any()
+        elif dtype == "float16":
+            np.testing.assert_array_equal(rows, rows.astype(np.float16))
+
+
+def test_gradients_of_another_dtype_are_refused():
+    client = Client.in_process()
+    a = client.create_table(TableSpec("a", 2))
+    b = client.create_table(TableSpec("b", 2, dtype="float16"))
+    wide = client.create_table(TableSpec("wide", 2, dtype="float64"))
+    pulled = client.pull([np.array([1])], [(a, 0), (b, 0), (wide, 0)])
+    single, double = np.ones((2, 2), np.float32), np.ones((1, 2))
+    for gradients, message in [
+        (
+            [double, single.astype(np.float64)],
+            "group 1 are float64; expected float32 (table 'a' of float32, ",
+        ),
+        ([double, single.astype(np.float16)], "group 1 are float16; expected float32"),
+        (
+            [double.astype(np.float32), single],
+            "group 0 are float32; expected float64 (table 'wide' of float64)",
+        ),
+        ([double.astype(np.int64), single], "group 0 are int64; expected float64"),
+    ]:
+        with pytest.raises(SpecError, match=re.escape(f"gradients of {message}")):
+            client.push(pulled, gradients, 1.0)
+    assert client.stats()["servers"][0]["tables"]["a"]["version"] == 0
+    with pytest.raises(SpecError, match="'dtype' must be float32, float64, bfloat16 or float16, not 'half'"):
+        client.create_table(TableSpec("other", 2, dtype="half"))

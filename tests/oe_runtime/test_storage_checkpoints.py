@@ -115,9 +115,7 @@ def test_another_table_of_that_name_is_refused(tmp_path):
         client.checkpoint(1, wait=True)
     with (
         Client.in_process(storage) as client,
-        pytest.raises(
-            StorageError, match=r"super\.pool: 'table.dim' is 4 in this pool, but table 't' has 8"
-        ),
+        pytest.raises(StorageError, match=r"super\.pool: 'table.dim' is 4 in this pool, but table 't' has 8"),
     ):
         client.create_table(TableSpec("t", 8, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))
 
