@@ -8,6 +8,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
@@ -125,7 +126,7 @@ TEST(DtypesTest, ServersGiveTheRowsOfOneProcess) {
 TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
   ThreadPool pool(1);
   Jobs jobs(Storage::Open({}), {}, &pool, uint64_t{1} << 20);
-  Job* const job = jobs.Open("");
+  Job* const job = jobs.Get("");
   Store& store = job->store;
   TableSpec spec = Spec("single", 1, "sgd");
   const uint32_t single = store.CreateTable(spec);
