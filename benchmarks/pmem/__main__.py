@@ -83,8 +83,6 @@ SECTIONS = {
         (
             f"dram_pmem {ROWS} 64 1 0 1000 75",
             f"dram_pmem {ROWS} 64 2 0 1000 75",
-            f"pmem_libpmem {ROWS} 64 1 0 1000 75",
-            f"dram_pmem {ROWS} 64 1 6 1000 75",
         ),
     ),
     "recovery": Section(
