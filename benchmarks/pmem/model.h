@@ -155,6 +155,7 @@ class ModelledMedium final : public Medium {
   Region Create(const std::string& name, size_t least, size_t wanted, const std::string& owner) override {
     return medium_->Create(name, least, wanted, owner);
   }
+  size_t SizeOf(const std::string& name) const override { return medium_->SizeOf(name); }
   Region Open(const std::string& name) override { return medium_->Open(name); }
   void Close(const Region& region) noexcept override { medium_->Close(region); }
   void Remove(const std::string& name) override { medium_->Remove(name); }

@@ -186,6 +186,16 @@ int main(int argc, char** argv) {
   for (const auto& contender : contenders) {
     oe::ForAllRows(rows, [&](const std::vector<Key>& keys) { contender->Push(keys, grads.data()); });
   }
+  // Until as many slots are in use as ever will be, and come back.
+  uint64_t id = 0;
+  for (int i = 0; every > 0 && i < 4; ++i) {
+    ++id;
+    for (const auto& contender : contenders) {
+      contender->Checkpoint(id);
+      oe::ForAllRows(rows, [&](const std::vector<Key>& keys) { contender->Push(keys, grads.data()); });
+      contender->WaitDurable();
+    }
+  }
   contenders.push_back(std::make_unique<Theirs>(spec, cache_bytes, rows, &model, &pool));
 
   oe::Workload workload(rows);
@@ -197,6 +207,7 @@ int main(int argc, char** argv) {
   uint64_t turn = 0;
   for (int done = -kWarmup; done < batches; ++turn) {
     const bool counts = done >= 0;
+    ++id;
     std::vector<std::vector<Key>> block;
     for (size_t i = 0; i < (counts ? at_once : kWarmup); ++i) {
       const std::vector<Key> ids = workload.Next();
@@ -213,7 +224,7 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < contenders.size(); ++i) {
       Contender& contender = *contenders[(turn + i) % contenders.size()];
       double checkpoint = 0;
-      if (every > 0) checkpoint = oe::Milliseconds([&] { contender.Checkpoint(turn + 1); });
+      if (every > 0) checkpoint = oe::Milliseconds([&] { contender.Checkpoint(id); });
       for (const std::vector<Key>& batch : block) {
         const double pull = oe::Milliseconds([&] { contender.Pull(batch, out.data()); });
         const double upkeep = oe::Milliseconds([&] { contender.Upkeep(); });

@@ -40,7 +40,9 @@ class Medium {
   // are multiples of 4096. Its name and size are durable at return. Throws StorageError; `owner` is the table
   // that the message names.
   virtual Region Create(const std::string& name, size_t least, size_t wanted, const std::string& owner) = 0;
-  // Maps a region that exists. Throws StorageError.
+  // Bytes of a region that exists: 0 if the process was killed while it was made. Throws StorageError.
+  virtual size_t SizeOf(const std::string& name) const = 0;
+  // Maps a region that exists and has bytes. Throws StorageError.
   virtual Region Open(const std::string& name) = 0;
   // Unmaps it.
   virtual void Close(const Region& region) noexcept = 0;

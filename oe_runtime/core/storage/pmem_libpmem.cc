@@ -144,6 +144,13 @@ class PmemLibpmem final : public Storage, public Medium {
     return region;
   }
 
+  size_t SizeOf(const std::string& name) const override {
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(PathOf(name), error);
+    if (error) throw StorageError("cannot read the pool file " + PathOf(name), error.value());
+    return bytes;
+  }
+
   Region Open(const std::string& name) override {
     Region region{name, PathOf(name), nullptr, 0};
     int is_pmem = 0;
@@ -151,8 +158,7 @@ class PmemLibpmem final : public Storage, public Medium {
         static_cast<std::byte*>(::pmem_map_file(region.path.c_str(), 0, 0, 0, &region.size, &is_pmem));
     if (region.data == nullptr) {
       const int error = errno;
-      std::error_code ignored;
-      if (fs::file_size(region.path, ignored) == 0) {
+      if (SizeOf(name) == 0) {
         throw StorageError(region.path + " is damaged: it is truncated, 'bytes' are 0" +
                            "; move the pool away, or start without recovery, and restore from a checkpoint");
       }

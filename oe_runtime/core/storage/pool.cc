@@ -147,6 +147,10 @@ void Pool::OpenSegments() {
                          std::to_string(least_segments_) +
                          " segments; bring it back, or start without recovery and restore from a checkpoint");
     }
+    if (number >= least_segments_ && medium_->SizeOf(name) == 0) {
+      medium_->Remove(name);  // the process was killed while it was made
+      break;
+    }
     Segment segment{medium_->Open(name), {}};
     const bool finished = [&] {
       try {

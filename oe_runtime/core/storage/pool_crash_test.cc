@@ -142,7 +142,8 @@ class Subject {
       uint64_t found = 0;
       bool super = false;
       ASSERT_TRUE(ParsePoolName(name, &found, &super));
-      // A region without its magic was never finished; storages remove these.
+      // A region without its magic, or without bytes, was never finished; storages remove these.
+      if (medium_.SizeOf(name) == 0) continue;
       const Region region = medium_.Open(name);
       uint64_t inside = 0;
       std::string text;

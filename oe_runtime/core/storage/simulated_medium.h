@@ -76,10 +76,14 @@ class SimulatedMedium final : public Medium {
     if (least > left) throw StorageError("the simulated medium is full for '" + owner + "'");
     const size_t bytes = std::min<uint64_t>({wanted, left / 4096 * 4096, std::max(least, largest_)});
     File& file = files_[name];
+    Step();
     file.cache.assign(bytes / sizeof(uint64_t), 0);
     file.medium = file.cache;
     Step();
     return Open(name);
+  }
+  size_t SizeOf(const std::string& name) const override {
+    return files_.at(name).cache.size() * sizeof(uint64_t);
   }
   Region Open(const std::string& name) override {
     File& file = files_.at(name);
@@ -174,6 +178,7 @@ class SimulatedMedium final : public Medium {
     auto file = files_.begin();
     std::advance(file, random_() % files_.size());
     const size_t lines = file->second.cache.size() / kLineWords;
+    if (lines == 0) return;
     const size_t first = random_() % lines;
     const size_t last = std::min(lines, first + random_() % 16);
     for (size_t word = first * kLineWords; word < last * kLineWords; ++word) {

@@ -325,6 +325,7 @@ TEST_P(TableCheckpointTest, DamageIsRefusedByFileAndField) {
          segment + " is damaged: the 'checksum' of its header");
   starts(refusal_with(segment, segment_bytes.substr(0, 8192)),
          segment + " is damaged: it is truncated: 'bytes' are 8192");
+  starts(refusal_with(segment, ""), segment + " is damaged: it is truncated, 'bytes' are 0");
   starts(refusal_with(segment, std::string(segment_bytes.size(), '\0')),
          segment + " is damaged: 'magic' is missing");
   // Any bit of the metadata of a slot that is in use, its key, epoch or checksum.
