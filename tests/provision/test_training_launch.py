@@ -78,7 +78,10 @@ class TestRefusals:
             ({"data": "/nonexistent/day_*"}, "--data: /nonexistent/day_*: there are no files"),
             ({"data": "/dev/null"}, "--data: /dev/null is empty"),
             ({"data": "/etc/passwd"}, "--data: /etc/passwd has 1 tab-separated columns in its first line"),
-            ({"model": "deepfn"}, "--model: found 'deepfn'; allowed: deepfm, dlrm, wdl, xdeepfm; did you mean 'deepfm'?"),
+            (
+                {"model": "deepfn"},
+                "--model: found 'deepfn'; allowed: deepfm, dlrm, wdl, xdeepfm; did you mean 'deepfm'?",
+            ),
             ({"optimizer": "adagradd"}, "--optimizer: found 'adagradd'"),
             ({"dim": 0}, "--dim: found 0"),
             ({"learning_rate": -1.0}, "--learning-rate: found -1.0"),
