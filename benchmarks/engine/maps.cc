@@ -151,8 +151,10 @@ int main(int argc, char** argv) {
     const Contender ours{"ours", [&](const std::vector<Key>& keys) {
                            for (size_t begin = 0; begin < keys.size();) {
                              const uint64_t shard = oe::Mix64(keys[begin]) >> 60;
-                             size_t end = begin;
-                             while (end < keys.size() && oe::Mix64(keys[end]) >> 60 == shard) ++end;
+                             const auto next = std::partition_point(
+                                 keys.begin() + static_cast<ptrdiff_t>(begin), keys.end(),
+                                 [shard](Key key) { return oe::Mix64(key) >> 60 == shard; });
+                             const auto end = static_cast<size_t>(next - keys.begin());
                              indexes[shard]->Find(&keys[begin], end - begin, &found[begin]);
                              begin = end;
                            }

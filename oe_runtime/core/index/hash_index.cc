@@ -5,13 +5,14 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "oe_runtime/core/index/block_pool.h"
 
 namespace oe {
 namespace {
 
-constexpr size_t kAhead = 32;  // lookups in flight
+constexpr size_t kAhead = 128;  // lookups in flight
 
 }  // namespace
 
@@ -42,12 +43,12 @@ void HashIndex::FreeBlocks(const Segment& segment) noexcept {
 }
 
 HashIndex::Segment HashIndex::NewSegment(uint64_t size, uint32_t depth, uint32_t shift) {
-  Segment segment{{}, 0, 0, static_cast<uint16_t>(depth), static_cast<uint16_t>(shift)};
+  Segment segment{0, 0, static_cast<uint16_t>(depth), static_cast<uint16_t>(shift), {}};
   try {
     do {
       segment.blocks[Blocks(segment)] = NewBlock(shift);
       segment.buckets += uint32_t{1} << shift;
-    } while (size >= uint64_t{segment.buckets} * kFullEntries && Blocks(segment) < kMostBlocks);
+    } while (Full(size, segment.buckets) && Blocks(segment) < kMostBlocks);
   } catch (...) {
     FreeBlocks(segment);
     throw;
@@ -70,46 +71,55 @@ uint32_t HashIndex::Home(uint64_t hash, uint32_t buckets) noexcept {
 }
 
 void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
-  std::array<const Bucket*, kAhead> at{};
+  std::array<const Bucket*, kAhead> buckets;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<uint32_t, kAhead> left;          // NOLINT(cppcoreguidelines-pro-type-member-init)
   for (size_t begin = 0; begin < n; begin += kAhead) {
     const size_t size = std::min(kAhead, n - begin);
     for (size_t i = 0; i < size; ++i) {
       const uint64_t hash = Mix64(keys[begin + i]);
       const Segment& segment = segments_[SegmentOf(hash)];
-      at[i] = &BucketAt(segment, Home(hash, segment.buckets));
-      __builtin_prefetch(at[i]);
+      buckets[i] = &BucketAt(segment, Home(hash, segment.buckets));
+      __builtin_prefetch(buckets[i]);
     }
+    size_t count = 0;
     for (size_t i = 0; i < size; ++i) {
-      const Key key = keys[begin + i];
-      const Bucket& bucket = *at[i];
-      // All entries at once: which of them it is cannot be foreseen, so a loop would stop on a wrong guess.
-      uint32_t equal = 0;
-      for (uint32_t entry = 0; entry < kEntries; ++entry) {
-        equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
-      }
-      equal &= (1U << bucket.used) - 1;
-      if (equal != 0) {
-        rows[begin + i] = bucket.rows[static_cast<uint32_t>(__builtin_ctz(equal))];
-      } else {
-        rows[begin + i] = bucket.overflowed == 0 ? kNoRow : FindFurther(key);
-      }
+      left[count] = static_cast<uint32_t>(i);
+      count += Misses(*buckets[i], keys[begin + i], &rows[begin + i]) ? 1 : 0;
+    }
+    FindFurther(keys + begin, left.data(), count, rows + begin);
+  }
+}
+
+// The keys[at[i]], i < n <= kAhead, which are not in their first buckets and may lie further on.
+void HashIndex::FindFurther(const Key* keys, const uint32_t* at, size_t n, uint32_t* rows) const noexcept {
+  std::array<std::pair<const Segment*, uint32_t>, kAhead> places;
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t hash = Mix64(keys[at[i]]);
+    const Segment& segment = segments_[SegmentOf(hash)];
+    places[i] = {&segment, Next(segment, Home(hash, segment.buckets))};
+    __builtin_prefetch(&BucketAt(segment, places[i].second));
+  }
+  for (size_t i = 0; i < n; ++i) {
+    auto [segment, position] = places[i];
+    while (Misses(BucketAt(*segment, position), keys[at[i]], &rows[at[i]])) {
+      position = Next(*segment, position);
     }
   }
 }
 
-// A key that is not in its first bucket, which overflowed.
-uint32_t HashIndex::FindFurther(Key key) const noexcept {
-  const uint64_t hash = Mix64(key);
-  const Segment& segment = segments_[SegmentOf(hash)];
-  uint32_t position = Home(hash, segment.buckets);
-  do {
-    position = Next(segment, position);
-    const Bucket& bucket = BucketAt(segment, position);
-    for (uint32_t entry = 0; entry < bucket.used; ++entry) {
-      if (bucket.keys[entry] == key) return bucket.rows[entry];
-    }
-    if (bucket.overflowed == 0) return kNoRow;
-  } while (true);
+// Looks for the key in a bucket. *row is kNoRow if it is not there; true if it may lie further on.
+bool HashIndex::Misses(const Bucket& bucket, Key key, uint32_t* row) noexcept {
+  // Nothing branches here: which entry it is, or whether it is any, cannot be foreseen, and a wrong guess
+  // that is noticed when the bucket arrives would throw away what was done for those behind.
+  uint32_t equal = 0;
+  for (uint32_t entry = 0; entry < kEntries; ++entry) {
+    equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
+  }
+  equal &= (1U << bucket.used) - 1;
+  const uint32_t entry = static_cast<uint32_t>(__builtin_ctz(equal | 1U << (kEntries - 1)));
+  const uint32_t absent = equal == 0 ? 1 : 0;
+  *row = bucket.rows[entry] | (0 - absent);  // kNoRow has all bits
+  return (absent & (bucket.overflowed != 0 ? 1U : 0U)) != 0;
 }
 
 void HashIndex::Insert(Segment* segment, Key key, uint32_t row) noexcept {
@@ -129,7 +139,8 @@ void HashIndex::Insert(Segment* segment, Key key, uint32_t row) noexcept {
 void HashIndex::Reserve(Key key) {
   const uint64_t hash = Mix64(key);
   rewritten_ = 0;
-  for (size_t number = SegmentOf(hash); Full(segments_[number]); number = SegmentOf(hash)) {
+  for (size_t number = SegmentOf(hash); Full(segments_[number].size, segments_[number].buckets);
+       number = SegmentOf(hash)) {
     const Segment& segment = segments_[number];
     if (Blocks(segment) == kMostBlocks && segment.shift == kBlockShift) {
       Split(hash);
@@ -153,7 +164,7 @@ void HashIndex::Move(const Segment& from, Segment* to, bool split) noexcept {
   FreeBlocks(from);
 }
 
-// A block more; six small blocks, which only the first segment has, become fewer larger ones.
+// A block more; eight small blocks, which only the first segment has, become fewer larger ones.
 void HashIndex::Enlarge(size_t number) {
   const Segment& from = segments_[number];
   Segment to = NewSegment(from.size, from.depth, from.shift + (Blocks(from) == kMostBlocks ? 1U : 0U));
