@@ -23,7 +23,7 @@ namespace oe {
 class OriCache {
  public:
   OriCache(PmemModel* model, const OptimizerSpec& optimizer, uint32_t dim, uint64_t cache_bytes)
-      : model_(model), optimizer_(Optimizer::Create(optimizer, dim)), dim_(dim) {
+      : model_(model), optimizer_(Optimizer<float>::Create(optimizer, dim)), dim_(dim) {
     const size_t frames = cache_bytes / (row_bytes() + sizeof(Frame)) / kParts;
     memory_ = Storage::Open({"dram", ""});
     arena_ = memory_->NewArena("Ori-Cache");
@@ -41,7 +41,7 @@ class OriCache {
     part.index->Reserve(key);
     auto* row = reinterpret_cast<float*>(arena_->Allocate(row_bytes()));
     std::fill(row, row + dim_, 0.0F);
-    optimizer_->InitSlots(row);
+    optimizer_->InitState(row + dim_);
     part.index->Add(key, static_cast<uint32_t>(part.rows.size()));
     part.rows.push_back({row, kNone, false});
   }
@@ -63,7 +63,8 @@ class OriCache {
       part.frames[part.newest].dirty = true;
       part.rows[part.frames[part.newest].row].changed = true;
       const float* gradient = grads + i * dim_;
-      optimizer_->Apply(&row, &gradient, 1, rate, step_);
+      float* state = row + dim_;
+      optimizer_->Apply({&row, &state, &gradient, 1}, rate, step_);
     });
   }
 
@@ -109,7 +110,7 @@ class OriCache {
     uint32_t oldest = kNone;
   };
 
-  size_t floats() const { return optimizer_->row_floats(); }
+  size_t floats() const { return dim_ + optimizer_->state_values(); }
   size_t row_bytes() const { return floats() * sizeof(float); }
   size_t lines() const { return PmemModel::Lines(row_bytes()); }
   Part& PartOf(Key key) { return parts_[Mix64(key) >> 60]; }
@@ -168,7 +169,7 @@ class OriCache {
   }
 
   PmemModel* const model_;
-  const std::unique_ptr<const Optimizer> optimizer_;
+  const std::unique_ptr<const Optimizer<float>> optimizer_;
   const uint32_t dim_;
   std::shared_ptr<Storage> memory_;
   std::unique_ptr<Arena> arena_;

@@ -54,7 +54,7 @@ class Ours final : public Contender {
     cached_ = type == "dram_pmem";
     on_pmem_ = type != "dram";
     pull_lines_ = oe::PmemModel::Lines(spec.dim * sizeof(float));
-    row_lines_ = oe::PmemModel::Lines(table_->row_floats() * sizeof(float));
+    row_lines_ = oe::PmemModel::Lines(table_->row_bytes());
   }
 
   void Pull(const std::vector<Key>& keys, float* out) override {
