@@ -41,9 +41,10 @@ class TensorFlowWorkers:
     """Workers whose gradients TensorFlow's own collective operations sum: a ring over gRPC.
 
     `endpoints` are HOST:PORT of all workers, the same list in each, and `rank` is the place of this one,
-    which will listen there. Must be made before TensorFlow runs its first operation. A worker that is lost ends the
-    others' step with an error of TensorFlow's; so does one that does not come to a sum for `timeout` seconds.
-    The connections are neither encrypted nor authenticated: for networks that only the job's hosts are in.
+    which will listen there. Must be made before TensorFlow runs its first operation. A worker that is lost
+    ends the others' step with an error of TensorFlow's; so does one that does not come to a sum for
+    `timeout` seconds. The connections are neither encrypted nor authenticated: for networks that only the
+    job's hosts are in.
     """
 
     def __init__(self, endpoints: Sequence[str], rank: int, *, timeout: float = 600) -> None:

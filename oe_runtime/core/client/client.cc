@@ -24,7 +24,8 @@ struct SumWork {
 };
 
 template <typename T>
-void SumTable(const PlannedGroup& group, size_t table, const void* of_ids, std::byte* of_rows, uint8_t* seen) {
+void SumTable(const PlannedGroup& group, size_t table, const void* of_ids, std::byte* of_rows,
+              uint8_t* seen) {
   const auto* gradients = static_cast<const T*>(of_ids);
   auto* sums = reinterpret_cast<T*>(of_rows);
   const size_t dim = group.dim;

@@ -82,7 +82,8 @@ void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim,
   Sum(gradients, rows, n, dim, sums, seen);
 }
 
-void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums, uint8_t* seen) {
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums,
+              uint8_t* seen) {
   Sum(gradients, rows, n, dim, sums, seen);
 }
 

@@ -21,6 +21,7 @@ UniqueKeys FindUnique(const Key* ids, size_t n);
 // gives the same bits on every run and for every number of servers and threads. A row that is not in `seen`,
 // one byte a row, is set and not read, and is in it afterwards.
 void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen);
-void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums, uint8_t* seen);
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums,
+              uint8_t* seen);
 
 }  // namespace oe
