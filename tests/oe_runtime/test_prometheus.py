@@ -120,6 +120,7 @@ def test_names_of_tables_are_escaped():
         "traffic": {"requests": 1, "bytes_in": 2, "bytes_out": 3},
         "connections": {"open": 1, "accepted": 1, "refused": {"token": 2}},
         "queue": {"requests": 0, "bytes": 0, "waiting_for_memory": 0},
+        "workers": [],
         "times": {
             name: {"bounds": [0.5], "counts": [1, 2], "sum_seconds": 3.5}
             for name in ("pull", "push", "queue_wait")

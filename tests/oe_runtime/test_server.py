@@ -138,8 +138,9 @@ def test_errors_are_those_of_one_process(start, tmp_path):
             client.create_table(TableSpec("u", 4, optimizer={"name": "lamb"}))
         with pytest.raises(KeyRangeError, match="key 10"):
             client.pull([np.array([10])], [(table, 0)])
+        nan = np.full((1, 4), np.nan, np.float32)
         with pytest.raises(GradientError, match=r"'t': the gradient of key 3 is not finite"):
-            client.push(client.pull([np.array([3])], [(table, 0)]), [np.full((1, 4), np.nan)], 1.0)
+            client.push(client.pull([np.array([3])], [(table, 0)]), [nan], 1.0)
         with pytest.raises(CheckpointError, match="No such file or directory"):
             client.save(tmp_path / "absent")
         pulled = client.pull([np.array([1])], [(table, 0)])

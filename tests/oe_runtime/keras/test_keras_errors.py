@@ -62,7 +62,7 @@ def _one_table(**options):
         ),
         ({"embeddings_constraint": "non_neg"}, "embeddings_constraint is not supported"),
         ({"lora_rank": 2}, "lora_rank is not supported"),
-        ({"dtype": "int32"}, "keeps variables as int32"),
+        ({"dtype": "int32", "embeddings_initializer": "zeros"}, "keeps variables as int32"),
     ],
 )
 def test_unsupported_layers(options, message):
