@@ -47,6 +47,7 @@ Job* Jobs::Get(const std::string& job) {
 std::vector<Job*> Jobs::All() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Job*> all;
+  all.reserve(jobs_.size());
   for (const auto& [name, job] : jobs_) all.push_back(job.get());
   return all;
 }
