@@ -43,7 +43,8 @@ size_t NextSegment(uint64_t bytes) {
 std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
   const bool cached = spec.type == "dram_pmem";
   if (cached && spec.cache_bytes == 0) {
-    throw SpecError("storage dram_pmem needs 'cache_bytes' (--storage-cache), the DRAM for the rows that are used most");
+    throw SpecError(
+        "storage dram_pmem needs 'cache_bytes' (--storage-cache), the DRAM for the rows that are used most");
   }
   if (!cached && spec.cache_bytes > 0) {
     throw SpecError("storage " + spec.type + " has no cache, but 'cache_bytes' is " +
