@@ -84,13 +84,20 @@ def weighted_mean(
     which the servers add to the others'. A worker without examples has none.
     """
     mine = tf.cast(examples, tf.float32)
-    flat = tf.concat([*(tf.reshape(tf.math.multiply_no_nan(g, mine), [-1]) for g in dense), [mine]], 0)
+    flat = tf.concat([*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine]], 0)
     total = workers.sum(flat, GRADIENTS)
     sizes = [g.shape.num_elements() for g in dense]
     *parts, all_examples = tf.split(total, [*sizes, 1])
     whole = tf.maximum(all_examples[0], 1.0)
-    means = [tf.reshape(part / whole, g.shape) for part, g in zip(parts, dense, strict=True)]
-    return means, [tf.math.multiply_no_nan(g, mine / whole) for g in gradients]
+    means = [
+        tf.cast(tf.reshape(part / whole, g.shape), g.dtype) for part, g in zip(parts, dense, strict=True)
+    ]
+    return means, [_times(g, mine / whole, g.dtype) for g in gradients]
+
+
+def _times(gradient: Any, factor: Any, dtype: Any) -> Any:
+    """Zero for the factor 0, also of NaN, which the mean over no examples is."""
+    return tf.math.multiply_no_nan(tf.cast(gradient, dtype), tf.cast(factor, dtype))
 
 
 def begin_alike(workers: Workers, variables: Sequence[Any]) -> None:

@@ -170,3 +170,48 @@ def test_xla_trains_the_same():
         results.append((losses, model.predict(x, verbose=0)))
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-4)
+
+
+def _of_dtype(dtype):
+    a = keras.Input((1,), dtype="int64", name="a")
+    table = keras.layers.Embedding(ROWS, 4, name="table_a", dtype=dtype)
+    hidden = keras.layers.Flatten(dtype=dtype)(table(a))
+    y = keras.layers.Dense(1, "sigmoid", name="y", kernel_initializer="ones", dtype=dtype)(hidden)
+    return keras.Model(a, y)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [("float64", 1e-12), ("float32", 1e-6), ("bfloat16", 0.03), ("float16", 0.003)]
+)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        # Keras rounds such numbers to float32, for float64 variables too; these it cannot round.
+        lambda: keras.optimizers.Adagrad(0.125, initial_accumulator_value=0.25, epsilon=2**-20),
+        lambda: keras.optimizers.Adam(2**-6, beta_1=0.75, beta_2=0.984375, epsilon=2**-20),
+    ],
+    ids=["adagrad", "adam"],
+)
+def test_layers_of_every_dtype(dtype, atol, optimizer, tmp_path):
+    """float64 is as near to stock Keras as its digits; halves differ by their roundings."""
+    x, y = permutations(batches=4)
+    ids = x[0]
+    stock = _of_dtype(dtype)
+    loss = keras.losses.BinaryCrossentropy(dtype="float64" if dtype == "float64" else "float32")
+    model = embed.distributed_model(stock, sparse_as_dense_size=1)
+    model.compile(embed.distributed_optimizer(optimizer()), loss)
+    assert model.tables["table_a"].dtype == dtype
+    copy_rows(model, stock)
+    stock.compile(optimizer(), loss)
+    before = np.asarray(stock(ids), np.float64)
+    for m in (model, stock):
+        m.fit(ids, y, shuffle=False, verbose=0, batch_size=ROWS, epochs=2)
+    after = np.asarray(keras.ops.cast(model(ids), "float64"))
+    assert np.abs(after - before).max() > 0.01
+    np.testing.assert_allclose(after, np.asarray(keras.ops.cast(stock(ids), "float64")), rtol=0, atol=atol)
+    rows = model.get_layer("table_a").table.rows(np.arange(ROWS))
+    assert rows.dtype == ("float64" if dtype == "float64" else "float32")
+    model.save_as_original_model(tmp_path / "export")
+    exported = tf.saved_model.load(tmp_path / "export")
+    served = np.asarray(tf.cast(exported.serve(ids), tf.float64))
+    np.testing.assert_allclose(served, after, rtol=0, atol=atol)
