@@ -56,6 +56,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       ops_(RowOps::Create(spec_)),
       eviction_(spec_.eviction, ops_->format().dtype, spec_.dim, ops_->format().facts_at),
       row_bytes_(eviction_.facts().row_bytes()),
+      is_array_(IsArray(spec_)),
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
@@ -86,7 +87,7 @@ PoolSpec Table::NewPoolSpec() const {
 
 std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
   try {
-    if (!IsArray(spec_)) return NewHashIndex();
+    if (!is_array_) return NewHashIndex();
     return NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * internal_shard,
                          uint64_t{shard_.servers} * kShards);
   } catch (const std::bad_alloc&) {
@@ -120,19 +121,19 @@ void Table::RefuseKey(Key key) const {
   if (key > static_cast<Key>(std::numeric_limits<int64_t>::max())) {
     text += " (" + std::to_string(static_cast<int64_t>(key)) + " as int64)";
   }
-  if (IsArray(spec_) && key >= spec_.input_dim) {
+  if (is_array_ && key >= spec_.input_dim) {
     throw KeyRangeError("table '" + spec_.name + "': key " + text + " is not below its input_dim " +
                         std::to_string(spec_.input_dim));
   }
   throw SpecError("table '" + spec_.name + "': key " + text + " belongs to server " +
-                  std::to_string(server_of(key, shard_.servers, IsArray(spec_))) + " of " +
+                  std::to_string(server_of(key, shard_.servers, is_array_)) + " of " +
                   std::to_string(shard_.servers) + ", but was sent to server " +
                   std::to_string(shard_.server));
 }
 
 // The internal shard of a key, or kShards for a key that is out of range or another server's.
 uint32_t Table::InternalShard(Key key) const {
-  if (IsArray(spec_)) {
+  if (is_array_) {
     if (key >= spec_.input_dim) return kShards;
     if (shard_.servers == 1) return static_cast<uint32_t>(key % kShards);
     if (key % shard_.servers != shard_.server) return kShards;

@@ -183,6 +183,7 @@ class Table {
   const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
   const size_t row_bytes_;
+  const bool is_array_;
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted
   const std::array<uint64_t, kParts> most_rows_;  // of each internal shard

@@ -127,7 +127,7 @@ void Table::LoadChain(const std::vector<std::string>& chain, Content* content) c
       const Key key = reader.keys()[i];
       const uint32_t shard = InternalShard(key);
       if (shard == kShards) {
-        if (IsArray(spec_) && key >= spec_.input_dim) {
+        if (is_array_ && key >= spec_.input_dim) {
           throw CheckpointError(chain.back() + ": key " + std::to_string(key) + " is not below input_dim " +
                                 std::to_string(spec_.input_dim) + "; the file is damaged");
         }

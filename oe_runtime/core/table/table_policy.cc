@@ -164,7 +164,7 @@ void Table::SweepQuietly(uint32_t shard, uint32_t reasons) {
 
 void Table::SweepInTurn(uint64_t step) {
   for (const Eviction::Turn& turn : eviction_.Due(step, kShards)) {
-    if (!IsArray(spec_)) {
+    if (!is_array_) {
       SweepQuietly(turn.part, turn.reasons);
     } else if (turn.part == 0) {  // the internal shard of a key depends on the number of servers
       for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, turn.reasons);
