@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # The same in all workers: which sum of theirs belongs to which.
 _GROUP = 1
-GRADIENTS, METRICS, WEIGHTS = 1, 2, 3
+GRADIENTS, WEIGHTS = 1, 2
 
 
 class Workers(Protocol):

@@ -98,8 +98,7 @@ class Loop:
                 position = Position(position.step, position.epoch + 1)
         if self._clock.pending:
             self._log(position)
-        self._figures.sample(position.step, now=True)
-        self._figures.tables(position.step)
+        self._figures.finish(position.step)
         # Rows in files: servers end after the last step, and with them what their storage holds.
         if self.saved is None or self.saved.position.step != position.step or self.saved.pool is not None:
             self._publish(self._checkpoints.take_files, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from oe_runtime.client import Client
@@ -22,30 +23,33 @@ class ServerFigures:
         self._seconds = seconds
         self._last = -float("inf")
 
-    def sample(self, step: int, *, now: bool = False) -> None:
-        """Write the event if it is time, or with `now`. Raises ServerLost."""
-        if self._client is None or (not now and time.monotonic() - self._last < self._seconds):
+    def sample(self, step: int) -> None:
+        """Write the event `servers` if it is time. Raises ServerLost."""
+        if self._client is not None and time.monotonic() - self._last >= self._seconds:
+            self._servers(step, self._client.stats()["servers"])
+
+    def finish(self, step: int) -> None:
+        """Write both events. Raises ServerLost."""
+        if self._client is None:
             return
-        self._last = time.monotonic()
         servers = self._client.stats()["servers"]
+        self._servers(step, servers)
+        tables: dict[str, dict[str, int]] = {}
+        for server in servers:
+            for name, table in server["tables"].items():
+                sums = tables.setdefault(name, {"dim": table["dim"], "rows": 0, "bytes": 0})
+                sums["rows"] += table["rows"]
+                sums["bytes"] += table["bytes"]
+        self._directory.event("tables", step=step, tables=tables)
+
+    def _servers(self, step: int, servers: Sequence[dict[str, Any]]) -> None:
+        self._last = time.monotonic()
         figures = [_figures(one) for one in servers]
         self._directory.event("servers", step=step, servers=figures)
         shown = ("rows", "dram_bytes", "pmem_bytes", "index_bytes")
         self._directory.scalars(
             step, {f"servers/{name}": sum(one[name] for one in figures) for name in shown}
         )
-
-    def tables(self, step: int) -> None:
-        """Write the event of the tables. Raises ServerLost."""
-        if self._client is None:
-            return
-        tables: dict[str, dict[str, int]] = {}
-        for server in self._client.stats()["servers"]:
-            for name, table in server["tables"].items():
-                sums = tables.setdefault(name, {"dim": table["dim"], "rows": 0, "bytes": 0})
-                sums["rows"] += table["rows"]
-                sums["bytes"] += table["bytes"]
-        self._directory.event("tables", step=step, tables=tables)
 
 
 def _figures(server: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class KerasTrainee:
 
 @dataclass(frozen=True)
 class Tables:
-    """What the options say of all tables. (Other facts of tables, such as the rows' dtype, belong here.)"""
+    """What the options say of all tables."""
 
     index: str = "array"
     admission: Mapping[str, Any] | None = None
