@@ -96,6 +96,7 @@ class Server:
 
 MAX_LINE_BYTES: int
 
+def report_memory_errors() -> None: ...
 def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
     """sign(x)·log1p(|x|), any shape."""
 

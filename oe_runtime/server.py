@@ -216,6 +216,7 @@ def _run(options: argparse.Namespace) -> int:
         kept_checkpoints=options.storage_checkpoints,
         cache_bytes=options.storage_cache,
     )
+    _core.report_memory_errors()
     with _Ending(options.exit_with_parent) as ending:
         server = _core.Server(
             host=options.host,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "oe_runtime/core/bindings/module.h"
+#include "oe_runtime/core/storage/memory_error.h"
 
 namespace py = pybind11;
 
@@ -50,6 +51,8 @@ void BindServer(py::module_& module) {
         const py::gil_scoped_release release;
         server.Stop();
       });
+  module.def("report_memory_errors", &ReportMemoryErrors,
+             "Name the pool file on stderr before the process ends by SIGBUS.");
 }
 
 }  // namespace oe

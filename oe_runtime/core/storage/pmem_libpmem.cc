@@ -21,6 +21,7 @@
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/directory_lock.h"
+#include "oe_runtime/core/storage/memory_error.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/storage.h"
 
@@ -33,11 +34,13 @@ namespace fs = std::filesystem;
 class Mappings {
  public:
   void Add(const Region& region) {
+    NoteMapping(region.data, region.size, region.path);
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_[region.data] = region.size;
     names_.insert(region.name);
   }
   void Remove(const Region& region) {
+    ForgetMapping(region.data);
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_.erase(region.data);
     names_.erase(region.name);
