@@ -69,6 +69,7 @@ def _build(
             "packed": scratch.put(packed),
             "into": f"{scratch.path}/build",
             "python": desired["runtime_python"],
+            "repositories": desired["runtime_repositories"],
         }
         result = action._execute_module(
             module_name="oeprov_wheel", module_args=arguments, task_vars=dict(variables), tmp=scratch.path

@@ -94,6 +94,8 @@ class Host:
             runtime_requirements=list(requirements.of_extra(values["runtime_extra"])),
         )
         if self.kind is not Kind.local:
+            if self.runtime.python != "python3" and not values["runtime_requirements"]:
+                values["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
             values.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
         return Desired.from_dict(values)
 

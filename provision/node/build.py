@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import zipfile
+from typing import Dict
 
+from . import families, repositories
 from .command import CommandError, System
 from .packages import apply as install_packages
-from .packages import build_packages
 from .state import OsInfo, State
 from .step import Desired
 
@@ -48,7 +49,8 @@ def minor(version: str) -> str:
 def wheel_key(system: OsInfo, python: str) -> str:
     """What a compiled wheel is bound to: distribution and release, architecture, Python."""
     # EL's minor releases run each other's programs.
-    release = system.version.split(".")[0] if system.family == "rhel" else system.version
+    family = families.of(system)
+    release = system.version if family is None else families.release(family, system)
     words = [system.id or "linux", release or "rolling", system.architecture, "py" + minor(python)]
     return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
 
@@ -74,9 +76,18 @@ def _in_name(python: str) -> str:
 
 def python_of(system: OsInfo, desired: Desired) -> str:
     """The interpreter that makes the environment; EL's own python3 is older than what oeprov needs."""
-    if system.family == "rhel" and desired.runtime_python == "python3":
-        return "python3.11"
+    family = families.of(system)
+    if family is not None and desired.runtime_python == "python3":
+        return family.python
     return desired.runtime_python
+
+
+def python_version(state: State, desired: Desired) -> str:
+    """Version of that interpreter, as seen or as the system's packages have it; empty: not known."""
+    python, family = python_of(state.os, desired), families.of(state.os)
+    if state.runtime.base or family is None:
+        return state.runtime.base
+    return family.pythons.get(families.release(family, state.os), "") if python == family.python else ""
 
 
 def wheel_file(system: System, build: str) -> str:
@@ -93,17 +104,19 @@ def wheel_file(system: System, build: str) -> str:
     raise CommandError(WHEEL_WANTED + build)
 
 
-def make(system: System, os_info: OsInfo, python: str, packed: str, into: str) -> str:
-    """Builds a wheel on this host below ``into`` and gives its path.
+def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, given: Dict[str, str]) -> str:
+    """Builds a wheel on this host below ``into`` and gives its path; ``given``: see repositories.py.
 
     ``packed`` is a tar archive with ``source/`` and the wheels of Python's build tools in ``tools/``: nothing
     comes from PyPI. Compilers and libraries come from the distribution and stay. CommandError has the
     last lines of what failed; all output is in ``into``/log.
     """
-    names = build_packages(os_info.family)
-    if not names or not os_info.package_manager:
-        raise CommandError("the runtime cannot be built on {}".format(os_info.name or os_info.id))
-    install_packages(system, os_info.package_manager, names)
+    family, names = families.of(os_info), families.names(os_info, "build")
+    if family is None or not names or not os_info.package_manager:
+        raise CommandError("the runtime cannot be built on {}".format(families.title(os_info)))
+    use = repositories.use(os_info, given, family.comes_from.get("build", []))
+    install_packages(system, os_info.package_manager, names, use)
+    environment = {"PATH": family.compilers + ":" + os.environ.get("PATH", "")} if family.compilers else {}
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
     source, tools, venv = (os.path.join(into, name) for name in ("source", "tools", "venv"))
@@ -114,7 +127,7 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str) -
         pip + ["install", "--no-index", "--find-links", tools, "scikit-build-core", "pybind11"],
         pip + ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", into, source],
     ):
-        result = system.run(argv, timeout=7200)
+        result = system.run(argv, timeout=7200, environment=environment)
         with open(system.path(os.path.join(into, "log")), "a") as log:
             log.write("$ {}\n{}{}\n".format(" ".join(argv), result.out, result.err))
         if not result.ok:

@@ -3,6 +3,7 @@
 import re
 from typing import Dict, List
 
+from . import families
 from .command import System
 from .state import Gpu, State
 from .step import Action, Desired, Step
@@ -34,17 +35,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     branch = state.gpu.driver.split(".")[0]
     if state.gpu.driver and desired.gpu_driver in ("newest", branch):
         return []
-    if state.os.package_manager == "apt":
-        wanted = "" if desired.gpu_driver == "newest" else desired.gpu_driver
-        name = _apt_package(state.os.id, wanted)
-        commands = [
-            ["apt-get", "update"],
-            ["apt-get", "install", "-y", "linux-headers-" + state.kernel.running, name],
-        ]
-    else:
-        stream = "latest-dkms" if desired.gpu_driver == "newest" else desired.gpu_driver + "-dkms"
-        manager = state.os.package_manager or "dnf"
-        commands = [[manager, "module", "install", "-y", "nvidia-driver:" + stream]]
+    commands = _install_commands(state, "" if desired.gpu_driver == "newest" else desired.gpu_driver)
     # A first driver can be loaded at once.
     if not state.gpu.driver:
         commands.append(["modprobe", "nvidia"])
@@ -66,10 +57,15 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
     return ["the loaded NVIDIA driver changes"] if plan(state, desired) and state.gpu.driver else []
 
 
-def _apt_package(name: str, branch: str) -> str:
-    if name == "ubuntu":
-        return "nvidia-driver-{}-server".format(branch) if branch else "nvidia-driver-server"
-    return "nvidia-driver"
+def _install_commands(state: State, branch: str) -> List[List[str]]:
+    family = families.of(state.os)
+    if family is None:
+        return []
+    words = family.gpu.branch if branch and family.gpu.branch else family.gpu.newest
+    filled = [word.format(branch=branch, running=state.kernel.running) for word in words]
+    if state.os.package_manager == "apt":
+        return [["apt-get", "update"], ["apt-get"] + filled]
+    return [[state.os.package_manager] + filled]
 
 
 def problems(state: State, desired: Desired) -> List[str]:
@@ -78,8 +74,11 @@ def problems(state: State, desired: Desired) -> List[str]:
         return []
     if not state.gpu.devices:
         return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
-    if state.os.id == "debian" and desired.gpu_driver.isdigit():
-        return ["gpu_driver {}: Debian has one driver branch only; use newest".format(desired.gpu_driver)]
+    family = families.of(state.os)
+    if family is not None and desired.gpu_driver.isdigit() and not family.gpu.branch:
+        return [
+            "gpu_driver {}: {} has one driver branch only; use newest".format(desired.gpu_driver, family.name)
+        ]
     return []
 
 

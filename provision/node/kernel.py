@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import bootloader, grubdefaults, kernelinstall
+from . import bootloader, families, grubdefaults, kernelinstall
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -112,8 +112,10 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
     if not needs_install(state, desired):
         return []
     wanted = target(state, desired)
-    urls = desired.kernel_repository_url, desired.kernel_archive_url
-    commands = install_commands(state.os, Package(wanted, desired.kernel_source, *urls))
+    given = kernelinstall.given(
+        desired.kernel_repository_url, desired.kernel_archive_url, desired.runtime_repositories
+    )
+    commands = install_commands(state.os, Package(wanted, desired.kernel_source, given))
     if state.bootloader.has_grubby and state.kernel.running:
         # The package makes itself the default; a trial must be able to fall back to the old one.
         commands.append(["grubby", "--set-default", "/boot/vmlinuz-" + state.kernel.running])
@@ -131,12 +133,12 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
             args={
                 "release": wanted,
                 "source": desired.kernel_source,
-                "repository_url": desired.kernel_repository_url,
-                "archive_url": desired.kernel_archive_url,
+                "repositories": given,
                 "options": required_options(desired),
                 "os": {
                     "id": state.os.id,
                     "version": state.os.version,
+                    "family": state.os.family,
                     "architecture": state.os.architecture,
                     "package_manager": state.os.package_manager,
                 },
@@ -246,20 +248,8 @@ def problems(state: State, desired: Desired) -> List[str]:
                         release, option, desired.pmem_mode
                     )
                 )
-    if desired.kernel_source in ELREPO and desired.kernel_version and state.os.family == "debian":
-        found.append(
-            "kernel_source {}: ELRepo is for EL hosts, this is {}".format(desired.kernel_source, state.os.id)
-        )
-    if (
-        desired.kernel_source in ELREPO
-        and needs_install(state, desired)
-        and state.os.version.startswith("7")
-        and not desired.kernel_repository_url
-    ):
-        found.append(
-            "kernel_source {}: ELRepo has archived its el7 kernels; set kernel_repository_url to a mirror "
-            "of the archive".format(desired.kernel_source)
-        )
+    if desired.kernel_version:
+        found += _source_problems(state, desired)
     if desired.kernel_repository_url and desired.kernel_version and state.os.package_manager == "apt":
         found.append(
             "kernel_repository_url is for EL hosts; on {} add the repository to /etc/apt/sources.list.d "
@@ -275,6 +265,27 @@ def problems(state: State, desired: Desired) -> List[str]:
     if release and (needs_boot(state, desired) or plan_default(state, desired)):
         found += failed_before(state, release)
     return found
+
+
+def _source_problems(state: State, desired: Desired) -> List[str]:
+    """Why the system cannot have kernels of the wanted source."""
+    family, source = families.of(state.os), desired.kernel_source
+    if family is None:
+        return []
+    if source not in family.kernels:
+        return [
+            "kernel_source {}: ELRepo is for EL hosts, this is {}; what it can have: {}".format(
+                source, families.title(state.os), ", ".join(family.kernels)
+            )
+        ]
+    archived = family.kernels[source].archived
+    mirrors = kernelinstall.given(desired.kernel_repository_url, "", desired.runtime_repositories)
+    if archived and kernelinstall.KERNEL not in mirrors and needs_install(state, desired):
+        return [
+            "kernel_source {}: {} has archived its kernels for {}; set kernel_repository_url to a mirror "
+            "of the archive".format(source, archived, family.name)
+        ]
+    return []
 
 
 def notes(state: State, desired: Desired) -> List[str]:

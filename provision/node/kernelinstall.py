@@ -6,15 +6,14 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from . import bootentry, bootloader
+from . import bootentry, bootloader, families, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo
 from .step import Applied
 
 # Options that decide whether a mode is possible at all.
 OPTIONS = ("CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
-ELREPO = {"elrepo-lt": "kernel-lt", "elrepo-ml": "kernel-ml"}
-_META = {"debian": "linux-image-{}", "ubuntu": "linux-image-generic"}
+ELREPO = ("elrepo-lt", "elrepo-ml")
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 _LOCK_SECONDS = 300
 
@@ -53,9 +52,14 @@ def installed_releases(system: System) -> List[str]:
 
 
 def meta_package(os: OsInfo) -> str:
-    """The package that always means the distribution's newest kernel."""
+    """The package that always means the distribution's newest kernel; empty for unknown systems."""
+    family = families.of(os)
+    return "" if family is None else _filled(family.kernels["distribution"].newest, os, "")
+
+
+def _filled(name: str, os: OsInfo, release: str) -> str:
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.architecture, os.architecture)
-    return _META.get(os.id, _META["debian"]).format(architecture)
+    return name.format(architecture=architecture, release=release)
 
 
 class Package(NamedTuple):
@@ -63,45 +67,42 @@ class Package(NamedTuple):
 
     release: str
     source: str = "distribution"
-    repository_url: str = ""  # mirror of the kernel's repository
-    archive_url: str = ""  # mirror of the distribution's own packages
+    repositories: Dict[str, str] = {}  # those that the inventory names; KERNEL is the kernel's
+
+
+KERNEL = "kernel"
+
+
+def given(kernel_url: str, archive_url: str, others: Dict[str, str]) -> Dict[str, str]:
+    """The repositories that the inventory names, as ``Package`` has them."""
+    named = {repositories.ARCHIVE: archive_url, KERNEL: kernel_url}
+    found = {name: url for name, url in named.items() if url}
+    found.update(others)
+    return found
 
 
 def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
     """Command lines that install the wanted kernel."""
+    family = families.of(os)
+    source = None if family is None else family.kernels.get(wanted.source, family.kernels["distribution"])
+    if source is None:
+        return []
+    use = repositories.use(os, wanted.repositories, [])
     if os.package_manager == "apt":
-        names = ["linux-image-" + wanted.release] if wanted.release else [meta_package(os)]
-        if os.id == "ubuntu" and wanted.release.endswith("-generic"):
-            names.append("linux-modules-extra-" + wanted.release)  # the drivers of DAX devices are there
-        return [["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends"] + names]
-    manager = os.package_manager or "dnf"
-    package = ELREPO.get(wanted.source, "kernel")
+        names = source.pinned if wanted.release else [source.newest]
+        for end, more in source.by_suffix.items():
+            names = names + (more if wanted.release.endswith(end) else [])
+        names = [_filled(name, os, wanted.release) for name in names]
+        update = ["apt-get", "update"]
+        return use.commands + [update, ["apt-get", "install", "-y", "--no-install-recommends"] + names]
     # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
-    name = package + "-" + re.sub(r"\.(x86_64|aarch64)$", "", wanted.release) if wanted.release else package
-    commands, options = _repositories(wanted)
-    if wanted.source in ELREPO and not wanted.repository_url:
-        major = os.version.split(".")[0]
-        url = "https://www.elrepo.org/elrepo-release-{0}.el{0}.elrepo.noarch.rpm".format(major)
-        commands.append([manager, "install", "-y", url])
-        options.append("--enablerepo=elrepo-kernel")
-    return commands + [[manager, "install", "-y"] + options + [name]]
-
-
-def _repositories(wanted: Package) -> Tuple[List[List[str]], List[str]]:
-    """(command that writes the mirrors' repository file, options that use it); yum 3 knows no other way."""
-    text, options = "", []
-    if wanted.archive_url:
-        # The distribution's own addresses are gone, and one that does not answer fails the whole command.
-        options += ["--disablerepo=*", "--enablerepo=oeprov-archive"]
-        text += _repository("oeprov-archive", wanted.archive_url)
-    if wanted.repository_url:
-        options.append("--enablerepo=oeprov-kernel")
-        text += _repository("oeprov-kernel", wanted.repository_url)
-    return ([["write", "/etc/yum.repos.d/oeprov.repo", text]] if text else []), options
-
-
-def _repository(name: str, url: str) -> str:
-    return "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
+    release = re.sub(r"\.(x86_64|aarch64)$", "", wanted.release)
+    names = [name.format(release=release) for name in source.pinned] if release else [source.newest]
+    commands, options = list(use.commands), list(use.options)
+    if source.release_rpm and KERNEL not in wanted.repositories:
+        commands.append([os.package_manager, "install", "-y", source.release_rpm])
+        options.append("--enablerepo=" + source.repository)
+    return commands + [[os.package_manager, "install", "-y"] + options + names]
 
 
 def room(system: System, release: str) -> Tuple[int, int]:
@@ -169,7 +170,7 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         problem = room_problem(*(room(system, running) + (before,)))
         if problem:
             raise CommandError(problem)
-        wanted = Package(release, args["source"], args["repository_url"], args["archive_url"])
+        wanted = Package(release, args["source"], args["repositories"])
         _run_install(system, OsInfo(**args["os"]), wanted)
     elif args["os"]["package_manager"] == "apt":
         _finish_earlier(system)

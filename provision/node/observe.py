@@ -11,6 +11,7 @@ from . import (
     daxctl,
     devices,
     directory,
+    families,
     filesystem,
     gpu,
     inuse,
@@ -27,7 +28,6 @@ from .command import System
 from .state import OsInfo, State, Tools
 from .step import Desired
 
-_FAMILY = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
 # Files of ours whose text decides whether a step is still to do.
 FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT)
 
@@ -42,15 +42,14 @@ def observe_os(system: System) -> OsInfo:
     """The distribution; derivatives count as what they are like."""
     release = parse_os_release(system.read("/etc/os-release"))
     name = release.get("ID", "")
-    likes = [name] + release.get("ID_LIKE", "").split()
-    family = next((_FAMILY[like] for like in likes if like in _FAMILY), "other")
-    managers = {"debian": ("apt-get",), "rhel": ("dnf", "yum")}.get(family, ())
+    lineage = families.lineage(name, release.get("ID_LIKE", "").split())
+    found = OsInfo(
+        id=name, version=release.get("VERSION_ID", ""), family=lineage, name=release.get("PRETTY_NAME", name)
+    )
+    family = families.of(found)
+    managers = [] if family is None else family.managers
     manager = next((item for item in managers if system.which(item)), "")
-    return OsInfo(
-        id=name,
-        version=release.get("VERSION_ID", ""),
-        family=family,
-        name=release.get("PRETTY_NAME", name),
+    return found._replace(
         architecture=operating_system.uname().machine,
         package_manager="apt" if manager == "apt-get" else manager,
         python=sys.version.split()[0],
@@ -66,7 +65,7 @@ def observe(system: System, desired: Desired) -> State:
         hostname=operating_system.uname().nodename,
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
-        packages=packages.observe(system, os, packages.needed(desired, os.family)),
+        packages=packages.observe(system, os, packages.needed(desired, os)),
         runtime=runtime.observe(
             system,
             desired.runtime_venv,

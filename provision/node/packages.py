@@ -4,46 +4,11 @@ import re
 import time
 from typing import Any, Dict, List
 
+from . import families, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
 
-# What each need is called in a distribution family.
-_NAMES: Dict[str, Dict[str, str]] = {
-    "debian": {
-        "libpmem": "libpmem1",
-        "memkind": "libmemkind0",
-        "ndctl": "ndctl",
-        "daxctl": "daxctl",
-        "cxl": "cxl",
-        "ipmctl": "ipmctl",
-        "numactl": "numactl",
-        "ext4": "e2fsprogs",
-        "xfs": "xfsprogs",
-        "venv": "python3-venv",
-        "numpy": "python3-numpy",
-        "libstdc++": "libstdc++6",
-        "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
-        "libpmem-dev libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev",
-    },
-    "rhel": {
-        "libpmem": "libpmem",
-        "memkind": "memkind",
-        "ndctl": "ndctl",
-        "daxctl": "daxctl",
-        "cxl": "cxl-cli",
-        "ipmctl": "ipmctl",
-        "numactl": "numactl",
-        "ext4": "e2fsprogs",
-        "xfs": "xfsprogs",
-        "venv": "python3.11",  # EL's own python3 is older than what oeprov needs
-        "numpy": "python3.11-numpy",
-        "libstdc++": "libstdc++",
-        "build": "gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel "
-        "openssl-devel "
-        "libpmem-devel asio-devel json-devel xxhash-devel",  # these four: CodeReady Builder and EPEL
-    },
-}
 _STATUS = "/var/lib/dpkg/status"
 _UPDATES = "/var/lib/dpkg/updates"  # holds files while dpkg has not written its last changes into the former
 _APT = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
@@ -57,16 +22,18 @@ _UPDATE_TRIES = 10  # the index has a lock of its own, which apt-get does not wa
 _UPDATE_PAUSE = 15.0
 
 
-def needed(desired: Desired, family: str) -> List[str]:
-    """Names of the packages that the host must have; without repeats, in a fixed order."""
+def _needs(desired: Desired) -> List[str]:
+    """What the host must have, in a fixed order; each family has its own names for it."""
     needs: List[str] = []
     if desired.parameter_server or desired.kind != "local":
         # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
         needs.append("libpmem")
     if desired.kind != "local":
-        needs += ["libstdc++", "venv"]
-        if not desired.runtime_requirements:
-            needs.append("numpy")  # with a framework, pip brings the version that it wants
+        needs.append("libstdc++")
+        if desired.runtime_python == "python3":
+            needs.append("venv")
+            if not desired.runtime_requirements:
+                needs.append("numpy")  # with a framework, pip brings the version that it wants
         if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
         if desired.kind == "cxl":
@@ -77,14 +44,26 @@ def needed(desired: Desired, family: str) -> List[str]:
             needs.append(desired.pmem_filesystem)
         if desired.pmem_mode == "system-ram":
             needs.append("memkind")
-    names = _NAMES.get(family, {})
-    wanted = [names[need] for need in needs if need in names] + desired.runtime_packages
-    return list(dict.fromkeys(wanted))
+    return needs
 
 
-def build_packages(family: str) -> List[str]:
-    """What a host needs on top, to build the runtime; empty for families that are not known."""
-    return _NAMES.get(family, {}).get("build", "").split()
+def needed(desired: Desired, os: OsInfo) -> List[str]:
+    """Names of the packages that the host must have; without repeats, in a fixed order."""
+    wanted = [name for need in _needs(desired) for name in families.names(os, need)]
+    return list(dict.fromkeys(wanted + desired.runtime_packages))
+
+
+def _repositories(os: OsInfo, desired: Desired) -> repositories.Use:
+    """Where the packages come from, beyond the repositories that are enabled."""
+    family = families.of(os)
+    needs = _needs(desired) if family is not None else []
+    wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
+    return repositories.use(os, _given(desired), list(dict.fromkeys(wanted)))
+
+
+def _given(desired: Desired) -> Dict[str, str]:
+    archive = {repositories.ARCHIVE: desired.kernel_archive_url} if desired.kernel_archive_url else {}
+    return dict(archive, **desired.runtime_repositories)
 
 
 def parse_dpkg(text: str) -> Dict[str, str]:
@@ -145,59 +124,99 @@ def parse_candidates(text: str) -> Dict[str, str]:
     return found
 
 
-def install_command(os: OsInfo, names: List[str]) -> List[str]:
+def install_command(os: OsInfo, names: List[str], options: List[str]) -> List[str]:
     """The command line that installs ``names``."""
     if os.package_manager == "apt":
         return _APT + ["install"] + _INSTALL + names
-    return [os.package_manager, "install", "-y"] + names
+    return [os.package_manager, "install", "-y"] + options + names
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
     """One step that installs what is missing; none when nothing is."""
-    missing = [name for name in needed(desired, state.os.family) if not state.packages.get(name)]
+    missing = [name for name in needed(desired, state.os) if not state.packages.get(name)]
     if not missing or not state.os.package_manager:
         return []
+    use = _repositories(state.os, desired)
     return [
         Step(
             id="packages",
             what="install " + ", ".join(missing),
             why="training and its tools need them and they are not installed",
-            commands=[install_command(state.os, missing)],
+            commands=use.commands + [install_command(state.os, missing, use.options)],
             action="install_packages",
-            args={"manager": state.os.package_manager, "names": missing},
+            args=dict(
+                {"manager": state.os.package_manager, "names": missing},
+                **({} if use == repositories.ENABLED else {"repositories": use._asdict()}),
+            ),
         )
     ]
 
 
+# What is not there where a system has no package of it, and what there is instead.
+_WITHOUT = {
+    "memkind": "storage pmem_memkind cannot be had; dram puts servers on the memory node all the same",
+    "ipmctl": "goals can be set on another system, or with ipmctl from elsewhere",
+    "cxl": "daxctl does what oeprov needs; cxl list, for looking, would have to come from elsewhere",
+}
+
+
+def notes(state: State, desired: Desired) -> List[str]:
+    """What is different on this release."""
+    found = [
+        "{} has no package of {}: {}".format(families.title(state.os), need, _WITHOUT[need])
+        for need in _needs(desired)
+        if need in _WITHOUT and families.lacks(state.os, need)
+    ]
+    family = families.of(state.os)
+    if family is None or desired.kind == "local":
+        return found
+    if not families.is_known(state.os):
+        found.append(
+            "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
+                families.title(state.os), families.KNOWN, family.name
+            )
+        )
+    if family.gone and repositories.ARCHIVE not in _given(desired) and plan(state, desired):
+        found.append(
+            "{}'s own mirrors are gone: unless this host knows another, set kernel_archive_url: {}".format(
+                family.name, family.gone.replace("$basearch", state.os.architecture)
+            )
+        )
+    return found
+
+
 def problems(state: State, desired: Desired) -> List[str]:
     """Why packages that are missing cannot be installed."""
-    wanted = needed(desired, state.os.family)
+    wanted = needed(desired, state.os)
     missing = [name for name in wanted if not state.packages.get(name)]
-    name = state.os.name or state.os.id or "this system"
-    if state.os.family not in _NAMES:
-        return [
-            "{}: packages are known for Debian, Ubuntu and EL (RHEL, Rocky, Alma, CentOS) only".format(name)
-        ]
+    name = families.title(state.os)
+    if families.of(state.os) is None:
+        return ["{}: packages are known for {} only".format(name, families.KNOWN)]
+    found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:
-        return ["{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing))]
-    if missing and not state.os.is_root and desired.kind == "local":
-        return [
+        found.append("{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing)))
+    elif missing and not state.os.is_root and desired.kind == "local":
+        found.append(
             "system packages are missing and this user cannot install them; as root: {} install {}".format(
                 "apt-get" if state.os.package_manager == "apt" else state.os.package_manager,
                 " ".join(missing),
             )
-        ]
-    return []
+        )
+    return found
 
 
-def apply(system: System, manager: str, names: List[str]) -> List[str]:
+def apply(
+    system: System, manager: str, names: List[str], use: repositories.Use = repositories.ENABLED
+) -> List[str]:
     """Installs ``names``; returns what was installed. CommandError when the package manager fails."""
     os = OsInfo(package_manager=manager)
     before = observe(system, os, names)
     absent = [name for name in names if not before[name]]
     if not absent:
         return []
-    result = _apt_install(system, absent) if manager == "apt" else _run(system, install_command(os, absent))
+    written = bool(use.path) and system.write(use.path, use.text)
+    command = install_command(os, absent, use.options)
+    result = _apt_install(system, absent, written) if manager == "apt" else _run(system, command)
     if not result.ok:
         raise CommandError(result.explain())
     after = observe(system, os, absent)
@@ -211,11 +230,11 @@ def _run(system: System, argv: List[str]) -> Result:
     return system.run(argv, timeout=_TIMEOUT, environment=_ENVIRONMENT)
 
 
-def _apt_install(system: System, names: List[str]) -> Result:
-    """Installs from the index that is there, and from a fresh one only where that does not do."""
+def _apt_install(system: System, names: List[str], stale: bool) -> Result:
+    """Installs from the index that is there, and from a fresh one only where that does not do or is stale."""
     _repair_dpkg(system)
-    command = install_command(OsInfo(package_manager="apt"), names)
-    candidates = parse_candidates(system.run(["apt-cache", "policy"] + names).out)
+    command = install_command(OsInfo(package_manager="apt"), names, [])
+    candidates = {} if stale else parse_candidates(system.run(["apt-cache", "policy"] + names).out)
     if all(candidates.get(name) for name in names):
         result = _run(system, command)
         if result.ok:
@@ -249,7 +268,9 @@ def _apt_update(system: System) -> Result:
 
 
 def _install_packages(system: System, args: Dict[str, Any]) -> Applied:
-    installed = apply(system, args["manager"], args["names"])
+    installed = apply(
+        system, args["manager"], args["names"], repositories.Use(**args.get("repositories", {}))
+    )
     return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
 
 

@@ -29,7 +29,8 @@ def make_plan(state: State, desired: Desired) -> Plan:
     notes, problems = list(part.notes), list(part.problems)
     problems += packages.problems(state, desired) + runtime.problems(state, desired)
     if desired.kind != "local":
-        notes += kernel.notes(state, desired) + bootloader.notes(state) + gpu.notes(state, desired)
+        notes += packages.notes(state, desired) + kernel.notes(state, desired)
+        notes += bootloader.notes(state) + gpu.notes(state, desired)
         problems += kernel.problems(state, desired) + gpu.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
         notes += ["could not be looked at: " + item for item in state.trouble]

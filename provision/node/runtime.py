@@ -11,12 +11,14 @@ import shutil
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, wheel_file
+from . import families
+from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, python_version, wheel_file
 from .command import CommandError, System
 from .state import Runtime, State
 from .step import Action, Applied, Desired, Step
 
 STAMP = ".oeprov-wheel"
+PYTHON_SINCE = (3, 10)  # requires-python of pyproject.toml
 # Runs in the environment's own interpreter. pip carries the library that understands requirements and
 # markers, so that nothing must be installed there first.
 _PROBE = r"""
@@ -265,6 +267,8 @@ def problems(state: State, desired: Desired) -> List[str]:
                 state.os.cpu_level, CPU_LEVEL
             )
         )
+    if desired.kind != "local" and (not runtime.exists or _why_again(runtime)):
+        found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
     elif desired.kind == "local" and not runtime.exists:
@@ -284,6 +288,24 @@ def problems(state: State, desired: Desired) -> List[str]:
             )
         )
     return found
+
+
+def _python_problems(state: State, desired: Desired) -> List[str]:
+    """Why the interpreter that is to make the environment cannot."""
+    python, version = python_of(state.os, desired), python_version(state, desired)
+    cure = (
+        "install a newer one beside it (of your site, conda, pyenv) and set runtime_python to its path; "
+        "numpy then comes from PyPI"
+    )
+    if version and tuple(int(item) for item in minor(version).split(".")) < PYTHON_SINCE:
+        return [
+            "{} is Python {} on {}, and the runtime needs {}.{}: {}".format(
+                python, minor(version), families.title(state.os), PYTHON_SINCE[0], PYTHON_SINCE[1], cure
+            )
+        ]
+    if not version and desired.runtime_python != "python3" and not state.assumed:
+        return ["runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)]
+    return []
 
 
 def _empty(system: System, venv: str) -> None:

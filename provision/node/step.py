@@ -68,6 +68,7 @@ class Desired(NamedTuple):
     runtime_wheel_digest: str = ""  # of the sources of oeprov's wheel, for hosts other than local
     runtime_wheel_key: str = ""  # what the controller builds wheels for itself; see runtime.wheel_key
     runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
+    runtime_repositories: Dict[str, str] = {}  # where they come from: name -> address; see repositories.py
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
 
     def to_dict(self) -> Dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import daxctl, mount, ndctl, numa
+from . import daxctl, families, mount, ndctl, numa
 from .directory import human
 from .part import Part
 from .state import DaxDevice, Namespace, State
@@ -56,12 +56,12 @@ def forget(state: State) -> List[Step]:
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
     """Why so much memory cannot be added, before anything is touched."""
     found = []
-    version = daxctl.tool_version(state.tools.daxctl)
+    # Before it is installed, the version that would be.
+    version = daxctl.tool_version(state.tools.daxctl) or families.daxctl_version(state.os)
     if 0 < version < daxctl.RECONFIGURE_SINCE:
         found.append(
-            "daxctl {} cannot reconfigure devices (needs {}); install a newer ndctl/daxctl".format(
-                version, daxctl.RECONFIGURE_SINCE
-            )
+            "daxctl {} cannot reconfigure devices (needs {}); install a newer ndctl/daxctl in /usr/local, or "
+            "use pmem_mode fsdax, which works with this one".format(version, daxctl.RECONFIGURE_SINCE)
         )
     elif 0 < version < daxctl.NO_MOVABLE_SINCE and not desired.pmem_movable:
         found.append(

@@ -39,7 +39,7 @@ def layer(directory: Path) -> Path:
     (venv / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {python}\n")
     stamp = {"wheel": build.build_of(state, desired), "made": True, "finished": True}
     (venv / runtime.STAMP).write_text(json.dumps(stamp))
-    names = packages.needed(desired, state.os.family)
+    names = packages.needed(desired, state.os)
     found = packages.observe(system, state.os, names)
     status = Path("/var/lib/dpkg/status").read_text()
     for name in names:

@@ -48,7 +48,7 @@ def inputs(case: dict[str, Any]) -> tuple[State, Desired]:
         base[name] = {**base[name], **value} if isinstance(value, dict) else value
     state = State.from_dict(base)
     if case.get("ready", True):
-        names = packages.needed(desired, state.os.family)
+        names = packages.needed(desired, state.os)
         state = state._replace(
             packages=dict.fromkeys(names, "1"),
             runtime=Runtime("/opt/v", exists=True, writable=True, python="3.11.2", oeprov="0.1.0"),

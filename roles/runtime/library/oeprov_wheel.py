@@ -25,6 +25,10 @@ options:
     description: Interpreter that the wheel is for.
     type: str
     default: python3
+  repositories:
+    description: Where packages come from, as the variable C(runtime_repositories) says.
+    type: dict
+    default: {}
 author: oeprov
 """
 
@@ -62,13 +66,15 @@ def main():
             "packed": {"type": "path", "required": True},
             "into": {"type": "path", "required": True},
             "python": {"type": "str", "default": "python3"},
+            "repositories": {"type": "dict", "default": {}},
         }
     )
     system, into = System(), module.params["into"]
     host = observe_os(system)
     python = build.python_of(host, Desired(runtime_python=module.params["python"]))
     try:
-        path = build.make(system, host, python, module.params["packed"], into)
+        given = module.params["repositories"]
+        path = build.make(system, host, python, module.params["packed"], into, given)
     except CommandError as error:
         log = system.read(os.path.join(into, "log")).splitlines()
         module.fail_json(msg=str(error), log="\n".join(log[-200:]))

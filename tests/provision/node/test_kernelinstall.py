@@ -23,8 +23,7 @@ def install(machine: System, release: str = NEW, options: tuple[str, ...] = (), 
     args = {
         "release": release,
         "source": "distribution",
-        "repository_url": "",
-        "archive_url": "",
+        "repositories": {},
         "options": list(options),
         "os": OS,
         **other,
@@ -151,8 +150,8 @@ def test_commands_of_each_distribution() -> None:
 def test_el_installs_from_the_mirrors_and_keeps_its_default(tmp_path: Path) -> None:
     system = El(tmp_path)
     os = {**OS, "id": "centos", "version": "7", "package_manager": "yum"}
-    urls = {"repository_url": "https://mirror/el7", "archive_url": "https://mirror/vault"}
-    applied = install(system, NEW, source="elrepo-lt", os=os, **urls)
+    urls = {"archive": "https://mirror/vault", "kernel": "https://mirror/el7"}
+    applied = install(system, NEW, source="elrepo-lt", os=os, repositories=urls)
     assert applied.message == f"installed kernel {NEW}; {OLD} stays the default"
     assert system.default == OLD
     text = system.read("/etc/yum.repos.d/oeprov.repo")

@@ -1,0 +1,58 @@
+"""What differs between distributions, as data: one file a family (``family_*.py``), each a ``Family``;
+``families.py`` finds the one of a host.
+
+They are Python because nodes are sent nothing else: both Ansible and ``provision/carry.py`` carry modules.
+"""
+
+from typing import Dict, List, NamedTuple
+
+
+class Repository(NamedTuple):
+    """A repository of rpm packages that is not enabled on a fresh host."""
+
+    ids: Dict[str, str] = {}  # ID of os-release, "" for any other -> what the distribution calls it, disabled
+    url: str = ""  # its address where the distribution does not bring it
+    key: str = ""  # address of the key that its packages are signed with
+
+
+class KernelSource(NamedTuple):
+    """Packages of a kernel; ``{architecture}`` is Debian's, ``{release}`` as ``uname -r`` prints it.
+
+    rpm families name packages without the architecture, which is taken off there.
+    """
+
+    newest: str
+    pinned: List[str]
+    by_suffix: Dict[str, List[str]] = {}  # end of a release -> packages on top
+    release_rpm: str = ""  # package that brings the repository, for hosts without a mirror
+    repository: str = ""  # what that package calls the repository, disabled
+    archived: str = ""  # who has archived it: a mirror must be named
+
+
+class GpuDriver(NamedTuple):
+    """Words for the package manager; ``{running}`` is the kernel. An empty ``branch``: there is one only."""
+
+    newest: List[str]
+    branch: List[str]
+
+
+class Family(NamedTuple):
+    """Distributions that are set up alike; releases are majors if ``by_major``, else as os-release says."""
+
+    name: str
+    lineage: str  # "debian" or "rhel": which tools there are, and what derivatives say that they are like
+    ids: List[str]  # ID of os-release
+    releases: List[str]
+    managers: List[str]  # programs, of which the first that is there is used
+    packages: Dict[str, str]  # what is needed -> packages
+    kernels: Dict[str, KernelSource]  # kernel_source ->
+    gpu: GpuDriver
+    python: str = "python3"  # interpreter that makes the runtime's environment
+    pythons: Dict[str, str] = {}  # release -> its version
+    lacks: Dict[str, List[str]] = {}  # release -> needs without a package there
+    daxctl: Dict[str, int] = {}  # release -> version of daxctl there, where that is too old for something
+    repositories: Dict[str, Repository] = {}
+    comes_from: Dict[str, List[str]] = {}  # need -> repositories on top of those that are enabled
+    compilers: str = ""  # directory of the compilers that build the runtime; empty: those on the PATH
+    by_major: bool = False  # minor releases run each other's programs
+    gone: str = ""  # where its packages are now, when its own mirrors have none any more

@@ -1,0 +1,22 @@
+"""Alibaba Cloud Linux 3: EL 8's packages with a newer kernel (5.10), C library and compiler.
+
+From its documentation, not looked up in its indexes.
+"""
+
+from . import family_el8
+from .family import KernelSource
+
+_EL8 = family_el8.FAMILY
+
+FAMILY = _EL8._replace(
+    name="Alibaba Cloud Linux 3",
+    ids=["alinux"],
+    releases=["3"],
+    packages=dict(_EL8.packages, build=_EL8.packages["build"].replace("gcc-toolset-13-gcc-c++", "gcc-c++")),
+    # ELRepo builds for EL's user space; Alibaba's drivers are in Alibaba's own kernel.
+    kernels={"distribution": KernelSource("kernel", ["kernel-{release}"])},
+    pythons={"3": "3.11"},
+    repositories={"epel": _EL8.repositories["epel"]},
+    comes_from={"build": ["epel"], "ipmctl": ["epel"]},
+    compilers="",
+)

@@ -1,0 +1,45 @@
+"""CentOS 7.8 and 7.9, whose mirrors are gone. From documentation, not looked up in its indexes."""
+
+from . import family_el8
+from .family import GpuDriver, KernelSource, Repository
+
+_VAULT = "https://vault.centos.org/"
+
+FAMILY = family_el8.FAMILY._replace(
+    name="CentOS 7",
+    ids=["centos", "rhel"],
+    releases=["7"],
+    managers=["yum", "dnf"],
+    packages=dict(
+        family_el8.FAMILY.packages,
+        venv="",
+        numpy="",
+        build="devtoolset-11-gcc-c++ pkgconfig cmake3 ninja-build openssl11-devel libpmem-devel asio-devel "
+        "json-devel xxhash-devel",
+    ),
+    kernels={
+        "distribution": KernelSource("kernel", ["kernel-{release}"]),
+        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo"),
+        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo"),
+    },
+    gpu=GpuDriver(
+        ["install", "-y", "nvidia-driver-latest-dkms"], ["install", "-y", "nvidia-driver-branch-{branch}"]
+    ),
+    python="python3",
+    pythons={"7": "3.6"},
+    lacks={"7": ["cxl", "venv", "numpy"]},
+    daxctl={"7": 65},
+    repositories={
+        "epel": Repository(
+            url="https://archives.fedoraproject.org/pub/archive/epel/7/$basearch/",
+            key="https://archives.fedoraproject.org/pub/archive/epel/RPM-GPG-KEY-EPEL-7",
+        ),
+        "scl": Repository(
+            url=_VAULT + "7.9.2009/sclo/$basearch/rh/",
+            key=_VAULT + "RPM-GPG-KEY-CentOS-SIG-SCLo",
+        ),
+    },
+    comes_from={"build": ["scl", "epel"], "ipmctl": ["epel"]},
+    compilers="/opt/rh/devtoolset-11/root/usr/bin",
+    gone=_VAULT + "7.9.2009/os/$basearch/",
+)

@@ -1,0 +1,56 @@
+"""EL 8: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
+
+from .family import Family, GpuDriver, KernelSource, Repository
+
+EPEL = "https://dl.fedoraproject.org/pub/epel/"
+_ELREPO = "https://www.elrepo.org/elrepo-release-8.el8.elrepo.noarch.rpm"
+
+FAMILY = Family(
+    name="EL 8",
+    lineage="rhel",
+    ids=["rhel", "rocky", "almalinux", "centos"],
+    releases=["8"],
+    managers=["dnf"],
+    packages={
+        "libpmem": "libpmem",
+        "memkind": "memkind",
+        "ndctl": "ndctl",
+        "daxctl": "daxctl",
+        "cxl": "cxl-cli",
+        "ipmctl": "ipmctl",
+        "numactl": "numactl",
+        "ext4": "e2fsprogs",
+        "xfs": "xfsprogs",
+        "venv": "python3.11",  # python3 is 3.6
+        "numpy": "python3.11-numpy",
+        "libstdc++": "libstdc++",
+        # EL's own compiler, 8.5, knows too little of C++17.
+        "build": "gcc-toolset-13-gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel openssl-devel "
+        "libpmem-devel asio-devel json-devel xxhash-devel",
+    },
+    kernels={
+        "distribution": KernelSource("kernel", ["kernel-{release}"]),
+        "elrepo-lt": KernelSource(
+            "kernel-lt", ["kernel-lt-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+        ),
+        "elrepo-ml": KernelSource(
+            "kernel-ml", ["kernel-ml-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+        ),
+    },
+    gpu=GpuDriver(
+        ["module", "install", "-y", "nvidia-driver:latest-dkms"],
+        ["module", "install", "-y", "nvidia-driver:{branch}-dkms"],
+    ),
+    python="python3.11",
+    pythons={"8": "3.11"},
+    repositories={
+        "crb": Repository({"rhel": "codeready-builder-for-rhel-8-x86_64-rpms", "": "powertools"}),
+        "epel": Repository(
+            url=EPEL + "8/Everything/$basearch/",
+            key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-8",
+        ),
+    },
+    comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"]},
+    compilers="/opt/rh/gcc-toolset-13/root/usr/bin",
+    by_major=True,
+)

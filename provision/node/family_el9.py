@@ -1,0 +1,34 @@
+"""EL 9: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
+
+from . import family_el8
+from .family import KernelSource, Repository
+
+_EL8 = family_el8.FAMILY
+_ELREPO = "https://www.elrepo.org/elrepo-release-9.el9.elrepo.noarch.rpm"
+
+FAMILY = _EL8._replace(
+    name="EL 9",
+    releases=["9"],
+    packages=dict(
+        _EL8.packages,
+        build=_EL8.packages["build"].replace("gcc-toolset-13-gcc-c++", "gcc-c++"),
+    ),
+    kernels={
+        "distribution": KernelSource("kernel", ["kernel-{release}"]),
+        "elrepo-lt": KernelSource(
+            "kernel-lt", ["kernel-lt-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+        ),
+        "elrepo-ml": KernelSource(
+            "kernel-ml", ["kernel-ml-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+        ),
+    },
+    pythons={"9": "3.11"},
+    repositories={
+        "crb": Repository({"rhel": "codeready-builder-for-rhel-9-x86_64-rpms", "": "crb"}),
+        "epel": Repository(
+            url=family_el8.EPEL + "9/Everything/$basearch/",
+            key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
+        ),
+    },
+    compilers="",
+)

@@ -1,0 +1,77 @@
+"""Repositories that a package is installed from beyond those that a host has enabled, and mirrors of them.
+
+``given`` is what the inventory names: a repository's name and its address, after a space the address of its
+key. For apt the value is a whole line of sources.list. Names that a family does not know are used as well.
+"""
+
+from typing import Dict, List, NamedTuple
+
+from . import families
+from .state import OsInfo
+
+YUM = "/etc/yum.repos.d/oeprov.repo"
+APT = "/etc/apt/sources.list.d/oeprov.list"
+ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone
+
+
+class Use(NamedTuple):
+    """A file to write (``path`` is empty for none), and options that make the package manager use it."""
+
+    path: str = ""
+    text: str = ""
+    options: List[str] = []
+
+    @property
+    def commands(self) -> List[List[str]]:
+        """The file, as plans show it."""
+        return [["write", self.path, self.text]] if self.path else []
+
+
+ENABLED = Use()
+
+
+def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
+    """What makes ``wanted`` repositories and all of ``given`` that the family does not know available."""
+    family = families.of(os)
+    known = {} if family is None else family.repositories
+    if os.package_manager == "apt":
+        lines = [line for line in given.values() if line]
+        return Use(APT, "".join(line + "\n" for line in lines)) if lines else Use()
+    sections, options = [], []
+    if given.get(ARCHIVE):
+        # The distribution's own addresses do not answer, and one that does not fails the whole command.
+        options.append("--disablerepo=*")
+    for name in [item for item in given if item not in known or item in wanted] + wanted:
+        section = "oeprov-" + name
+        words = given.get(name, "").split() or ([known[name].url, known[name].key] if name in known else [])
+        shipped = known[name].ids.get(os.id, known[name].ids.get("", "")) if name in known else ""
+        option = "--enablerepo=" + (section if given.get(name) or not shipped else shipped)
+        if option in options or not (shipped or words[:1] > [""]):
+            continue
+        options.append(option)
+        if option.endswith("=" + section):
+            sections.append(_section(section, words[0], (words + [""])[1]))
+    return Use(YUM if sections else "", "".join(sections), options)
+
+
+def _section(name: str, url: str, key: str) -> str:
+    text = "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
+    return text + ("gpgcheck=1\ngpgkey={}\n".format(key) if key else "")
+
+
+def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
+    """What the inventory says that this system's package manager cannot use."""
+    found = []
+    for name, value in given.items():
+        line = value.startswith("deb ")
+        if os.package_manager == "apt" and not line:
+            found.append(
+                "runtime_repositories {}: apt wants a whole line, such as 'deb [signed-by=/path/key.gpg] "
+                "https://mirror/debian bookworm main'; found {!r}".format(name, value)
+            )
+        if os.package_manager in ("dnf", "yum") and (line or len(value.split()) > 2 or ":/" not in value):
+            found.append(
+                "runtime_repositories {}: {} wants an address, and after a space that of the signing key; "
+                "found {!r}".format(name, os.package_manager, value)
+            )
+    return found
