@@ -20,6 +20,7 @@ from provision import requirements, settings, wheel
 from provision.connection import KEYS, boolean, refusals, ssh_arguments
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
+from provision.kubernetes.settings import KubernetesSettings
 from provision.node.plan import Desired
 from provision.settings import (
     GpuSettings,
@@ -108,6 +109,7 @@ class Inventory:
     parameter_servers: list[str]
     workers: list[str]
     training: TrainingSettings
+    kubernetes: KubernetesSettings
 
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
@@ -127,7 +129,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
                 hosts[host.name] = host
     problems.check_groups()
     _check_addresses(hosts.values(), problems)
-    cluster, training = _job_wide(raw, problems)
+    cluster, training, kubernetes = _job_wide(raw, problems)
     problems.raise_if_any()
     selected = raw.select(limit) if limit else list(hosts)
     hosts = {name: host for name, host in hosts.items() if name in selected}
@@ -140,6 +142,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
         parameter_servers=[name for name, host in hosts.items() if host.is_parameter_server],
         workers=[name for name, host in hosts.items() if host.is_worker],
         training=training,
+        kubernetes=kubernetes,
     )
 
 
@@ -369,10 +372,10 @@ def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
             )
 
 
-def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSettings]:
-    """The cluster's name and the training settings, which must not differ between hosts."""
+def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSettings, KubernetesSettings]:
+    """The cluster's name and the settings of jobs, which must not differ between hosts."""
     members = [host for host in raw.hosts if {PARAMETER_SERVERS, WORKERS} & set(host.groups)]
-    training = None
+    training, kubernetes = None, None
     for host in members[1:]:
         first = members[0]
         for key in settings.JOB_WIDE:
@@ -387,5 +390,6 @@ def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSett
                 )
     if members:
         training = _part(TrainingSettings, members[0], problems)
+        kubernetes = _part(KubernetesSettings, members[0], problems)
     cluster = str(members[0].variables.get("oeprov_cluster") or "") if members else ""
-    return cluster, training or TrainingSettings()
+    return cluster, training or TrainingSettings(), kubernetes or KubernetesSettings()

@@ -181,8 +181,8 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def check_data(data: str, worker: Host) -> None:
-    """Refuse data that the worker cannot read, as far as this machine knows."""
+def check_generated(data: str) -> bool:
+    """Whether rows are generated; refuses none at all, and a wrong number of generated ones."""
     if not data:
         raise TrainingError(
             "no data to train on: give --data FILE (Criteo TSV), --data generate:ROWS, "
@@ -191,6 +191,13 @@ def check_data(data: str, worker: Host) -> None:
     if data.startswith("generate:"):
         if not _GENERATE.fullmatch(data):
             raise TrainingError(f"--data: found {data!r}; expected generate:ROWS or generate:ROWS:SEED")
+        return True
+    return False
+
+
+def check_data(data: str, worker: Host) -> None:
+    """Refuse data that the worker cannot read, as far as this machine knows."""
+    if check_generated(data):
         return
     path = Path(data)
     if placement.on_host(worker):
