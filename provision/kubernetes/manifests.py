@@ -15,14 +15,16 @@ from provision.kubernetes.plan import Plan
 
 def build(plan: Plan, token: str = "") -> list[Document]:
     """All objects; without a ``token``, all but the secret that holds it."""
-    secret = [_secret(plan, token)] if token else []
-    return [*secret, *servers.documents(plan), *workers.documents(plan)]
+    first = [secret(plan.name, plan.settings.namespace, token)] if token else []
+    return [*first, *servers.documents(plan), *workers.documents(plan)]
 
 
-def _secret(plan: Plan, token: str) -> Document:
+def secret(name: str, namespace: str, token: str) -> Document:
     """What servers ask of clients; the keys of their connections are made from it too."""
     return {
-        **parts.document(plan, "v1", "Secret", f"{plan.name}-token"),
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{name}-token", "namespace": namespace, "labels": parts.labels_of(name)},
         "type": "Opaque",
         "data": {"token": base64.b64encode(token.encode()).decode()},
     }

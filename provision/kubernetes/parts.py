@@ -20,13 +20,18 @@ TOKEN = f"{PRIVATE_DIR}/token"
 TAKE_TOKEN = f"umask 077\ncat {SECRET_DIR}/token >{TOKEN}\n"
 
 
-def labels(plan: Plan, role: str = "") -> Document:
-    """Labels by which objects of a job are found; of one role only, if given."""
-    found = {
+def labels_of(name: str) -> Document:
+    """Labels of all objects of a job."""
+    return {
         "app.kubernetes.io/name": "oeprov",
         "app.kubernetes.io/managed-by": "oeprov",
-        "app.kubernetes.io/instance": plan.name,
+        "app.kubernetes.io/instance": name,
     }
+
+
+def labels(plan: Plan, role: str = "") -> Document:
+    """Labels by which objects of a job are found; of one role only, if given."""
+    found = labels_of(plan.name)
     return {**found, "app.kubernetes.io/component": role} if role else found
 
 
