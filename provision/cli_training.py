@@ -122,9 +122,11 @@ def launch_training(
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
-    from provision import training
+    from provision import containers, training
     from provision.jobspec import LaunchOptions
 
+    if on not in ("hosts", "kubernetes", *containers.ENGINES):
+        raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
     options = LaunchOptions(
@@ -144,6 +146,7 @@ def launch_training(
         storage_cache=storage_cache,
         servers=servers,
         run_name=name,
+        on=on if on in containers.ENGINES else None,
         resume=(job or "") if resume else None,
         detach=detach,
         as_json=as_json,
@@ -153,8 +156,6 @@ def launch_training(
         from provision.kubernetes import run
 
         return run.launch(found, options, state_dir=state_dir)
-    if on != "hosts":
-        raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     return training.launch(found, options, state_dir=state_dir)
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from provision import requirements, settings, wheel
 from provision.connection import KEYS, boolean, refusals, ssh_arguments
+from provision.container_settings import ContainerSettings
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
 from provision.kubernetes.settings import KubernetesSettings
@@ -109,6 +110,7 @@ class Inventory:
     parameter_servers: list[str]
     workers: list[str]
     training: TrainingSettings
+    containers: ContainerSettings
     kubernetes: KubernetesSettings
 
 
@@ -129,7 +131,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
                 hosts[host.name] = host
     problems.check_groups()
     _check_addresses(hosts.values(), problems)
-    cluster, training, kubernetes = _job_wide(raw, problems)
+    cluster, jobs = _job_wide(raw, problems)
     problems.raise_if_any()
     selected = raw.select(limit) if limit else list(hosts)
     hosts = {name: host for name, host in hosts.items() if name in selected}
@@ -141,8 +143,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
         hosts=hosts,
         parameter_servers=[name for name, host in hosts.items() if host.is_parameter_server],
         workers=[name for name, host in hosts.items() if host.is_worker],
-        training=training,
-        kubernetes=kubernetes,
+        **jobs,
     )
 
 
@@ -372,10 +373,16 @@ def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
             )
 
 
-def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSettings, KubernetesSettings]:
+_JOBS: dict[str, type[Any]] = {
+    "training": TrainingSettings,
+    "containers": ContainerSettings,
+    "kubernetes": KubernetesSettings,
+}
+
+
+def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, dict[str, Any]]:
     """The cluster's name and the settings of jobs, which must not differ between hosts."""
     members = [host for host in raw.hosts if {PARAMETER_SERVERS, WORKERS} & set(host.groups)]
-    training, kubernetes = None, None
     for host in members[1:]:
         first = members[0]
         for key in settings.JOB_WIDE:
@@ -388,8 +395,8 @@ def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSett
                     f"applies to the whole job but is {others!r} on {first.name} and {mine!r} on "
                     f"{host.name}; set it under all: vars:",
                 )
-    if members:
-        training = _part(TrainingSettings, members[0], problems)
-        kubernetes = _part(KubernetesSettings, members[0], problems)
     cluster = str(members[0].variables.get("oeprov_cluster") or "") if members else ""
-    return cluster, training or TrainingSettings(), kubernetes or KubernetesSettings()
+    found = {
+        name: _part(model, members[0], problems) if members else model() for name, model in _JOBS.items()
+    }
+    return cluster, found

@@ -56,6 +56,7 @@ class LaunchOptions:
     storage_cache: str | None = None
     servers: int | None = None
     run_name: str | None = None
+    on: str | None = None  # an engine of containers; None: processes
     resume: str | None = None
     detach: bool = False
     as_json: bool = False
@@ -80,10 +81,17 @@ class Request:
     storage_cache: int  # bytes; 0: what each host says
     servers: int  # on each host; 0: as many as it says
     name: str
+    on: str = ""  # an engine of containers; empty: processes
 
     def settings(self) -> dict[str, Any]:
         """For the job file."""
-        own = {"storage": self.storage, "storage_cache": self.storage_cache, "servers": self.servers}
+        own: dict[str, Any] = {
+            "storage": self.storage,
+            "storage_cache": self.storage_cache,
+            "servers": self.servers,
+        }
+        if self.on:
+            own["on"] = self.on
         return {**self.training.model_dump(mode="json"), **own}
 
     @classmethod
@@ -93,7 +101,8 @@ class Request:
         try:
             storage, servers = str(values.pop("storage")), int(values.pop("servers"))
             cache = int(values.pop("storage_cache", 0))  # jobs of earlier versions have none
-            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id)
+            on = str(values.pop("on", ""))
+            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id, on)
         except (KeyError, ValueError) as error:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 
@@ -103,7 +112,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     given = options.given()
     storage, servers = given.pop("storage", None), given.pop("servers", None)
     cache = given.pop("storage_cache", None)
-    name = given.pop("run_name", None)
+    name, on = given.pop("run_name", None), given.pop("on", "")
     base = inventory.training.model_dump()
     try:
         training = TrainingSettings.model_validate({**base, **given})
@@ -125,7 +134,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         path = Path(training.data).expanduser()
         if not placement.on_host(placement.worker_host(inventory)):
             training = training.model_copy(update={"data": str(path.absolute())})
-    wanted = Request(training, storage or "", 0, servers or 0, name or training.model)
+    wanted = Request(training, storage or "", 0, servers or 0, name or training.model, on)
     return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import units
+from provision import containers, units
 from provision.errors import TrainingError
 from provision.jobs import SERVERS, Job, ProcessSpec
 from provision.node import numa
@@ -207,6 +207,8 @@ def place(
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
     processes.append(_worker(job, worker, wanted.training, tls, wire))
+    if wanted.on:
+        processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
     return Placement(processes, prepared)
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from provision.container_settings import ContainerSettings
 from provision.kubernetes.settings import KubernetesSettings
 from provision.setting_types import Port, Size, Switch, Text
 from provision.setting_types import Settings as _Settings
@@ -346,12 +347,18 @@ HOST_MODELS: tuple[type[_Settings], ...] = (
     ServerSettings,
     WorkerSettings,
 )
-MODELS: tuple[type[_Settings], ...] = (*HOST_MODELS, TrainingSettings, KubernetesSettings)
+MODELS: tuple[type[_Settings], ...] = (
+    *HOST_MODELS,
+    TrainingSettings,
+    ContainerSettings,
+    KubernetesSettings,
+)
 PREFIXES: tuple[str, ...] = tuple(model.prefix for model in MODELS)
 KNOWN: tuple[str, ...] = tuple(name for model in MODELS for name in model.variables())
 JOB_WIDE: tuple[str, ...] = (
     "oeprov_cluster",
     *TrainingSettings.variables(),
+    *ContainerSettings.variables(),
     *KubernetesSettings.variables(),
 )
 
