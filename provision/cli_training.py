@@ -104,6 +104,10 @@ def launch_training(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name the job.")] = None,
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="WHERE", help="hosts (of the inventory), kubernetes, docker or podman."),
+    ] = "hosts",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a job from its last checkpoint, with its settings.")
     ] = False,
@@ -118,9 +122,11 @@ def launch_training(
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
-    from provision import training
+    from provision import containers, training
     from provision.jobspec import LaunchOptions
 
+    if on not in ("hosts", "kubernetes", *containers.ENGINES):
+        raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
     options = LaunchOptions(
@@ -140,11 +146,17 @@ def launch_training(
         storage_cache=storage_cache,
         servers=servers,
         run_name=name,
+        on=on if on in containers.ENGINES else None,
         resume=(job or "") if resume else None,
         detach=detach,
         as_json=as_json,
     )
-    return training.launch(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+    found = open_inventory(inventory, limit, state_dir)
+    if on == "kubernetes":
+        from provision.kubernetes import run
+
+        return run.launch(found, options, state_dir=state_dir)
+    return training.launch(found, options, state_dir=state_dir)
 
 
 def resume(
@@ -176,7 +188,13 @@ def resume(
     """
     from provision import jobs, training
     from provision.jobspec import LaunchOptions
+    from provision.kubernetes import record
 
+    if there := record.find(state_dir, job):
+        from provision.kubernetes import run
+
+        options = LaunchOptions(servers=servers, detach=detach, as_json=as_json)
+        return run.resume(there, options, state_dir=state_dir)
     found = jobs.find(state_dir, job)
     options = LaunchOptions(resume=found.id, servers=servers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
@@ -209,7 +227,12 @@ def logs(
 ) -> int:
     """Print what the processes of a job said."""
     from provision import logview
+    from provision.kubernetes import record
 
+    if there := record.find(state_dir, job):
+        from provision.kubernetes import view
+
+        return view.logs(there, process=process, follow=follow, lines=lines)
     return logview.logs(state_dir, job, process_name=process, follow=follow, lines=lines)
 
 
@@ -223,5 +246,10 @@ def stop(
     Also for a job whose launcher was killed. Doing it twice does no harm.
     """
     from provision import training
+    from provision.kubernetes import record
 
+    if there := record.find(state_dir, job):
+        from provision.kubernetes import run
+
+        return run.stop(there, state_dir=state_dir, as_json=as_json)
     return training.stop(state_dir, job, as_json=as_json)

@@ -18,8 +18,10 @@ from pydantic import ValidationError
 
 from provision import requirements, settings, wheel
 from provision.connection import KEYS, boolean, refusals, ssh_arguments
+from provision.container_settings import ContainerSettings
 from provision.errors import InventoryError
 from provision.inventory_file import RawHost, RawInventory, read
+from provision.kubernetes.settings import KubernetesSettings
 from provision.node.plan import Desired
 from provision.settings import (
     GpuSettings,
@@ -110,6 +112,8 @@ class Inventory:
     parameter_servers: list[str]
     workers: list[str]
     training: TrainingSettings
+    containers: ContainerSettings
+    kubernetes: KubernetesSettings
 
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
@@ -129,7 +133,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
                 hosts[host.name] = host
     problems.check_groups()
     _check_addresses(hosts.values(), problems)
-    cluster, training = _job_wide(raw, problems)
+    cluster, jobs = _job_wide(raw, problems)
     problems.raise_if_any()
     selected = raw.select(limit) if limit else list(hosts)
     hosts = {name: host for name, host in hosts.items() if name in selected}
@@ -141,7 +145,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
         hosts=hosts,
         parameter_servers=[name for name, host in hosts.items() if host.is_parameter_server],
         workers=[name for name, host in hosts.items() if host.is_worker],
-        training=training,
+        **jobs,
     )
 
 
@@ -371,10 +375,16 @@ def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
             )
 
 
-def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSettings]:
-    """The cluster's name and the training settings, which must not differ between hosts."""
+_JOBS: dict[str, type[Any]] = {
+    "training": TrainingSettings,
+    "containers": ContainerSettings,
+    "kubernetes": KubernetesSettings,
+}
+
+
+def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, dict[str, Any]]:
+    """The cluster's name and the settings of jobs, which must not differ between hosts."""
     members = [host for host in raw.hosts if {PARAMETER_SERVERS, WORKERS} & set(host.groups)]
-    training = None
     for host in members[1:]:
         first = members[0]
         for key in settings.JOB_WIDE:
@@ -387,7 +397,8 @@ def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, TrainingSett
                     f"applies to the whole job but is {others!r} on {first.name} and {mine!r} on "
                     f"{host.name}; set it under all: vars:",
                 )
-    if members:
-        training = _part(TrainingSettings, members[0], problems)
     cluster = str(members[0].variables.get("oeprov_cluster") or "") if members else ""
-    return cluster, training or TrainingSettings()
+    found = {
+        name: _part(model, members[0], problems) if members else model() for name, model in _JOBS.items()
+    }
+    return cluster, found

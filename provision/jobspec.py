@@ -56,6 +56,7 @@ class LaunchOptions:
     storage_cache: str | None = None
     servers: int | None = None
     run_name: str | None = None
+    on: str | None = None  # an engine of containers; None: processes
     resume: str | None = None
     detach: bool = False
     as_json: bool = False
@@ -80,10 +81,17 @@ class Request:
     storage_cache: int  # bytes; 0: what each host says
     servers: int  # on each host; 0: as many as it says
     name: str
+    on: str = ""  # an engine of containers; empty: processes
 
     def settings(self) -> dict[str, Any]:
         """For the job file."""
-        own = {"storage": self.storage, "storage_cache": self.storage_cache, "servers": self.servers}
+        own: dict[str, Any] = {
+            "storage": self.storage,
+            "storage_cache": self.storage_cache,
+            "servers": self.servers,
+        }
+        if self.on:
+            own["on"] = self.on
         return {**self.training.model_dump(mode="json"), **own}
 
     @classmethod
@@ -93,7 +101,8 @@ class Request:
         try:
             storage, servers = str(values.pop("storage")), int(values.pop("servers"))
             cache = int(values.pop("storage_cache", 0))  # jobs of earlier versions have none
-            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id)
+            on = str(values.pop("on", ""))
+            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id, on)
         except (KeyError, ValueError) as error:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 
@@ -103,7 +112,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     given = options.given()
     storage, servers = given.pop("storage", None), given.pop("servers", None)
     cache = given.pop("storage_cache", None)
-    name = given.pop("run_name", None)
+    name, on = given.pop("run_name", None), given.pop("on", "")
     base = inventory.training.model_dump()
     try:
         training = TrainingSettings.model_validate({**base, **given})
@@ -125,7 +134,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         path = Path(training.data).expanduser()
         if not placement.on_host(placement.worker_host(inventory)):
             training = training.model_copy(update={"data": str(path.absolute())})
-    wanted = Request(training, storage or "", 0, servers or 0, name or training.model)
+    wanted = Request(training, storage or "", 0, servers or 0, name or training.model, on)
     return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
 
 
@@ -181,8 +190,8 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def check_data(data: str, worker: Host) -> None:
-    """Refuse data that the worker cannot read, as far as this machine knows."""
+def check_generated(data: str) -> bool:
+    """Whether rows are generated; refuses none at all, and a wrong number of generated ones."""
     if not data:
         raise TrainingError(
             "no data to train on: give --data FILE (Criteo TSV), --data generate:ROWS, "
@@ -191,6 +200,13 @@ def check_data(data: str, worker: Host) -> None:
     if data.startswith("generate:"):
         if not _GENERATE.fullmatch(data):
             raise TrainingError(f"--data: found {data!r}; expected generate:ROWS or generate:ROWS:SEED")
+        return True
+    return False
+
+
+def check_data(data: str, worker: Host) -> None:
+    """Refuse data that the worker cannot read, as far as this machine knows."""
+    if check_generated(data):
         return
     path = Path(data)
     if placement.on_host(worker):

@@ -15,6 +15,7 @@ from rich.table import Table
 from provision import jobs, processview
 from provision.ending import saved, state_flag
 from provision.jobs import ACTIVE, Job
+from provision.kubernetes import record, view
 from provision.metrics import summary
 from provision.progress import duration, number
 
@@ -23,14 +24,20 @@ STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
 
 def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -> int:
     """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
-    shown = [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
+    named = record.find(state_dir, name) if name else None
+    there = [named] if named else [] if name else record.all_jobs(state_dir)
+    shown = [] if named else [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
     console = Console(stderr=True) if as_json else Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has no edge that lines must end at
     with console.status("looking at the hosts"):
         reports = [report(job) for job in shown]
+        clusters = [view.report(job) for job in there[-20:]]
     if as_json:
-        print(json.dumps({"jobs": reports}))
+        print(json.dumps({"jobs": [*reports, *clusters]}))
+        return 0
+    view.show(clusters, console, state_flag(state_dir))
+    if clusters and not reports:
         return 0
     if not reports:
         console.print(f"no jobs in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import units
+from provision import containers, units
 from provision.errors import TrainingError
 from provision.jobs import SERVERS, Job, ProcessSpec
 from provision.node import numa
@@ -207,6 +207,8 @@ def place(
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
     processes.append(_worker(job, worker, wanted.training, tls, wire))
+    if wanted.on:
+        processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
     return Placement(processes, prepared)
 
 
@@ -313,23 +315,12 @@ def _is_loopback(address: str) -> bool:
 
 def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bool) -> ProcessSpec:
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
-    options: dict[str, Any] = training.model_dump(mode="json", exclude={"export", "steps", "jit"})
-    options = {name: value for name, value in options.items() if value != ""}
-    if training.steps:
-        options["steps"] = training.steps
-    if training.export:
-        options["export"] = directory / "run" / "export"
-    options.update({"servers": SERVERS, "token_file": directory / "token", "run_dir": directory / "run"})
-    options["tls"] = tls
+    words = training_words(training, directory / "run")
+    options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
-    environment = dict(host.worker.environment)
-    if host.worker.threads:
-        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
-            environment.setdefault(variable, str(host.worker.threads))
-    argv = [python_of(host), "-m", "oe_runtime.train", *arguments(options)]
-    if training.jit:
-        argv.append("--jit")
+    environment = worker_environment(host)
+    argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options)]
     return ProcessSpec(
         name="worker-0",
         role="worker",
@@ -338,6 +329,27 @@ def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bo
         environment=environment,
         unit=units.unit_name(job.id, "worker-0") if on_host(host) else "",
     )
+
+
+def worker_environment(host: Host) -> dict[str, str]:
+    """The environment variables of workers."""
+    environment = dict(host.worker.environment)
+    if host.worker.threads:
+        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            environment.setdefault(variable, str(host.worker.threads))
+    return environment
+
+
+def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
+    """The part of a worker's command line that says what is trained and where the run's files go."""
+    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "tls"})
+    options = {name: value for name, value in options.items() if value != ""}
+    if training.steps:
+        options["steps"] = training.steps
+    if training.export:
+        options["export"] = run_dir / "export"
+    options["run_dir"] = run_dir
+    return [*arguments(options), *(["--jit"] if training.jit else [])]
 
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:

@@ -19,10 +19,14 @@ def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
     answers: Mapping[str, Answer | HostError] = {}
     if any(item.unit and item.alive for item in states):
         answers = Fleet(job, job.spec()).look()
-    return [_process(job, item, answers.get(item.host)) for item in states]
+    contained = bool(states) and bool(job.spec().settings.get("on"))
+    return [_process(job, item, answers.get(item.host), contained) for item in states]
 
 
-def _process(job: Job, item: ProcessState, answer: Answer | HostError | None) -> dict[str, Any]:
+def _process(
+    job: Job, item: ProcessState, answer: Answer | HostError | None, contained: bool
+) -> dict[str, Any]:
+    """``contained``: what runs here is the engine that has the process in a container."""
     found: dict[str, Any] = {
         "name": item.name,
         "role": item.role,
@@ -39,7 +43,7 @@ def _process(job: Job, item: ProcessState, answer: Answer | HostError | None) ->
     counters = _read_counters(job.server_metrics(item.name)) if item.role == "parameter_server" else {}
     nodes: Mapping[str, int] = {}
     cpuless: list[int] = []
-    if item.alive and not item.unit:
+    if item.alive and not item.unit and not contained:
         found["memory_bytes"] = process.resident_bytes(item.pid)
         nodes, cpuless = memory.by_node(System(), item.pid), memory.cpuless(System())
     elif isinstance(answer, HostError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from provision import fleet, jobs, jobspec, placement, playbook
+from provision import containers, fleet, jobs, jobspec, placement, playbook
 from provision.child import TICK, StopRequest
 from provision.converge import look
 from provision.ending import last_screen, result, resume_command, state_flag
@@ -174,12 +174,15 @@ def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
     """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
     jobspec.check_data(wanted.training.data, placement.worker_host(inventory))
+    if wanted.on:
+        containers.check(inventory, wanted.on)
     found = look(inventory)
     if found.lost:
         more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
         raise TrainingError(f"host {found.lost[0].host} {found.lost[0].reason}{more}; nothing was started")
     for name, plan in found.plans.items():
-        missing = plan.problems + [step.what for step in plan.steps]
+        steps = [step for step in plan.steps if not (wanted.on and step.id in containers.IN_IMAGES)]
+        missing = plan.problems + [step.what for step in steps]
         if missing:
             raise TrainingError(
                 f"host {name} is not ready: {missing[0]}"

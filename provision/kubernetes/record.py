@@ -1,0 +1,106 @@
+"""What this machine keeps of a job on Kubernetes in ``.oeprov/jobs/JOB/``: where it is, manifests, token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from provision import jobs
+from provision.errors import TrainingError
+from provision.jobs import Job, write_json
+
+FILE = "kubernetes.json"
+MANIFESTS = "manifests.yml"
+Phase = Literal["running", "done", "failed", "interrupted"]
+
+
+class Record(BaseModel):
+    """Where a job is and how it ended; "running" until somebody saw its end."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: Literal[1] = 1
+    id: str
+    created: str
+    context: str
+    namespace: str
+    servers: int
+    workers: int
+    claim: str
+    run: str  # as pods see it
+    phase: Phase = "running"
+    message: str = ""
+
+
+def write(job: Job, record: Record) -> None:
+    """Write the record in one piece."""
+    write_json(job.directory / FILE, record.model_dump(mode="json"))
+
+
+def read(job: Job) -> Record:
+    """The record of a job; TrainingError when it cannot be used."""
+    file = job.directory / FILE
+    try:
+        return Record.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise TrainingError(f"{file}: {error.strerror}") from None
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise TrainingError(f"{file}: {where}: {error.errors()[0]['msg']}") from None
+
+
+def documents(job: Job) -> list[dict[str, Any]]:
+    """The job's objects, without the secret."""
+    file = job.directory / MANIFESTS
+    try:
+        return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError) as error:
+        raise TrainingError(f"{file}: {error}") from None
+
+
+def work(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object that runs the workers."""
+    return next(item for item in found if item["kind"] in ("Job", "TFJob", "MPIJob"))
+
+
+def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims that the StatefulSet made for its pods; it leaves them behind."""
+    claims = []
+    for item in found:
+        if item["kind"] != "StatefulSet":
+            continue
+        for template in item["spec"].get("volumeClaimTemplates", []):
+            name, place = template["metadata"]["name"], item["metadata"]
+            claims += [
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {"name": f"{name}-{place['name']}-{index}", "namespace": place["namespace"]},
+                }
+                for index in range(item["spec"]["replicas"])
+            ]
+    return claims
+
+
+def all_jobs(state_dir: Path) -> list[Job]:
+    """Every job on Kubernetes, oldest first."""
+    files = jobs.jobs_dir(state_dir).glob(f"*/{FILE}")
+    return [
+        Job(path.parent) for path in sorted(files, key=lambda path: (path.parent.stat().st_ctime_ns, path))
+    ]
+
+
+def find(state_dir: Path, name: str | None) -> Job | None:
+    """The named job, or the last one if no other is younger; None when it is not on Kubernetes."""
+    if name:
+        job = Job(jobs.jobs_dir(state_dir) / name)
+        return job if Path(name).name == name and (job.directory / FILE).is_file() else None
+    here, there = jobs.all_jobs(state_dir), all_jobs(state_dir)
+    if not there:
+        return None
+    if not here:
+        return there[-1]
+    born = [(job.directory / "token").stat().st_mtime_ns for job in (here[-1], there[-1])]
+    return there[-1] if born[1] > born[0] else None

@@ -1,0 +1,57 @@
+"""What inventory variables are made of: sizes, texts, ports, switches, and the base of their models."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB)?", re.ASCII)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SIZE_HELP = "a size such as 512M, 64G or 1.5T (powers of 1024), or a number of bytes"
+
+
+def parse_size(value: Any) -> int:
+    """Bytes of ``64G``, ``1.5TiB``, ``1048576``; ValueError for anything else (``64GB`` is ambiguous)."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected {SIZE_HELP}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"YAML reads it as a number: put it in quotes, as '{value}'")
+    return value
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads ``on`` and ``off`` without quotes as true and false."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str)]
+Text = Annotated[str, BeforeValidator(_text)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Switch = Annotated[
+    Literal["auto", "on", "off"], BeforeValidator(_switch, json_schema_input_type=bool | Literal["auto"])
+]
+
+
+class Settings(BaseModel):
+    """Variables with one prefix; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def variables(cls) -> list[str]:
+        """Names of the inventory variables that this model reads."""
+        return [cls.prefix + name for name in cls.model_fields]
+
+    def flat(self) -> dict[str, Any]:
+        """Variable name → value, JSON types only; what Ansible gets as variables."""
+        return {self.prefix + name: value for name, value in self.model_dump(mode="json").items()}

@@ -1,0 +1,205 @@
+"""A small API server on loopback: it keeps objects, and does for pods what controllers do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Document = dict[str, Any]
+STEPS = ["reading /shared/criteo", "step 20/40  loss 0.61", "step 40/40  loss 0.52"]
+
+
+class FakeCluster:
+    """What ``worker`` does: "runs" until it is deleted, or is "done" or "failed" at once."""
+
+    def __init__(self, directory: Path, *, worker: str = "runs", namespace: str = "ads") -> None:
+        self.worker = worker
+        self.images = True  # that nodes can pull them
+        self.denied: set[tuple[str, str]] = set()  # verb and resource
+        self.refused: dict[str, tuple[int, str]] = {}  # kind → what POST answers
+        self.posts: list[str] = []  # kinds that were really made
+        self.lock = threading.RLock()
+        self.objects: dict[str, Document] = {
+            f"/api/v1/namespaces/{namespace}": {},
+            "/version": {"gitVersion": "v1.37.0"},
+        }
+        claim = {"spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+        self.claim_path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/deeprec"
+        self.objects[self.claim_path] = claim
+        self.pods: dict[str, Document] = {}
+        self.logs: dict[str, list[str]] = {}
+        handler = type("Handler", (_Handler,), {"cluster": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
+        self.thread.start()
+        self.kubeconfig = directory / "kubeconfig"
+        self.kubeconfig.write_text(json.dumps(self._config()))
+
+    def _config(self) -> Document:
+        address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {"token": "abc"}}],
+            "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u"}}],
+        }
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def kinds(self) -> list[str]:
+        """What a job has left here."""
+        with self.lock:
+            return sorted(str(item["kind"]) for item in self.objects.values() if "kind" in item)
+
+    def made(self, path: str, body: Document) -> None:
+        """An object is made; its pods come up."""
+        self.objects[f"{path}/{body['metadata']['name']}"] = body
+        self.posts.append(body["kind"])
+        name = body["metadata"]["name"]
+        if body["kind"] == "StatefulSet":
+            for index in range(body["spec"]["replicas"]):
+                self._pod(f"{name}-{index}", body["spec"]["template"], ready=True)
+                for claim in body["spec"].get("volumeClaimTemplates", []):
+                    place = f"{path.replace('apis/apps', 'api').rpartition('/')[0]}/persistentvolumeclaims"
+                    full = f"{claim['metadata']['name']}-{name}-{index}"
+                    self.objects[f"{place}/{full}"] = {"kind": "PersistentVolumeClaim"}
+        if body["kind"] == "Job":
+            self._pod(f"{name}-0-x7k2p", body["spec"]["template"], ready=False)
+            self.logs[f"{name}-0-x7k2p"] = list(STEPS)
+            ends = {"done": "Complete", "failed": "Failed"}.get(self.worker)
+            if ends:
+                condition = {
+                    "type": ends,
+                    "status": "True",
+                    "message": "Job has reached the specified backoff limit",
+                }
+                body["status"] = {"conditions": [condition]}
+
+    def _pod(self, name: str, template: Document, *, ready: bool) -> None:
+        container: Document = {"name": "main", "restartCount": 0, "state": {"running": {}}}
+        phase = "Running"
+        if not self.images:
+            message = 'Back-off pulling image "registry.example/oeprov-server:0.1.0"'
+            container["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
+            phase, ready = "Pending", False
+        self.pods[name] = {
+            "metadata": {"name": name, "labels": template["metadata"]["labels"]},
+            "spec": {"nodeName": "re6p-1"},
+            "status": {
+                "phase": phase,
+                "containerStatuses": [container],
+                "conditions": [{"type": "Ready", "status": str(ready)}],
+            },
+        }
+
+    def deleted(self, path: str) -> bool:
+        body = self.objects.pop(path, None)
+        if body is None:
+            return False
+        gone = body["metadata"]["name"] if body.get("kind") in ("StatefulSet", "Job") else None
+        for name in [item for item in self.pods if gone and item.startswith(f"{gone}-")]:
+            if name in self.logs:
+                self.logs[name].append("stopped (SIGTERM) after step 40: checkpoint step-0000000040")
+            del self.pods[name]
+        return True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    cluster: FakeCluster
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def answer(self, code: int, body: Document) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def fail(self, code: int, message: str) -> None:
+        self.answer(
+            code,
+            {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code},
+        )
+
+    def not_found(self, path: str) -> None:
+        self.fail(404, f'{path.split("/")[-2]} "{path.split("/")[-1]}" not found')
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query, cluster = parse_qs(parts.query), self.cluster
+        if self.headers["Authorization"] != "Bearer abc":
+            return self.fail(401, "Unauthorized")
+        if parts.path.endswith("/log"):
+            return self.log(parts.path.split("/")[-2], query)
+        with cluster.lock:
+            if parts.path.endswith("/pods"):
+                wanted = dict(item.split("=") for item in query["labelSelector"][0].split(","))
+                items = [
+                    p for p in cluster.pods.values() if wanted.items() <= p["metadata"]["labels"].items()
+                ]
+                return self.answer(200, {"kind": "PodList", "items": items})
+            found = cluster.objects.get(parts.path)
+            return self.not_found(parts.path) if found is None else self.answer(200, found)
+
+    def log(self, pod: str, query: dict[str, list[str]]) -> None:
+        cluster = self.cluster
+        with cluster.lock:
+            lines = cluster.logs.get(pod, ["server 0 listens"] if pod in cluster.pods else None)
+        if lines is None:
+            return self.not_found(f"pods/{pod}")
+        shown = 0 if "tailLines" not in query else max(0, len(lines) - int(query["tailLines"][0]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:
+            with cluster.lock:
+                new, ended = lines[shown:], pod not in cluster.pods or cluster.worker != "runs"
+            for line in new:
+                data = f"{line}\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+            shown += len(new)
+            if ended or "follow" not in query:
+                self.wfile.write(b"0\r\n\r\n")
+                return None
+            threading.Event().wait(0.01)
+
+    def do_POST(self) -> None:
+        parts = urlsplit(self.path)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        cluster = self.cluster
+        with cluster.lock:
+            if body["kind"] == "SelfSubjectAccessReview":
+                asked = body["spec"]["resourceAttributes"]
+                allowed = (asked["verb"], asked["resource"]) not in cluster.denied
+                return self.answer(201, {**body, "status": {"allowed": allowed}})
+            if body["kind"] in cluster.refused:
+                return self.fail(*cluster.refused[body["kind"]])
+            if f"{parts.path}/{body['metadata']['name']}" in cluster.objects:
+                return self.fail(409, f'"{body["metadata"]["name"]}" already exists')
+            if "dryRun" not in parse_qs(parts.query):
+                cluster.made(parts.path, body)
+            return self.answer(201, body)
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = urlsplit(self.path).path
+        with self.cluster.lock:
+            return self.answer(200, {}) if self.cluster.deleted(path) else self.not_found(path)
+
+    def log_message(self, *_: object) -> None:
+        pass

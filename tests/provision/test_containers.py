@@ -1,0 +1,217 @@
+"""Jobs in containers: the commands that engines get, by stand-ins for docker and podman that record them."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from fake_processes import make_environment
+from test_training_launch import inventory
+from test_training_supervisor import assert_nothing_left, until
+
+from provision import cli, containers, jobs, jobspec, placement, training
+from provision.child import StopRequest
+from provision.converge import Look
+from provision.errors import TrainingError
+from provision.jobs import Job
+from provision.jobspec import LaunchOptions
+from provision.node.step import Plan, Step
+from provision.supervisor import Supervisor
+
+ENGINE = """\
+#!{python} -IS
+import json, os, sys
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(words) + "\\n")
+if words[0] == "info":
+    sys.exit({info})
+if words[:2] == ["image", "inspect"]:
+    if words[2] in {images}:
+        sys.exit(0)
+    sys.exit("Error: No such image: " + words[2])
+assert words[0] == "run" and "--interactive" in words
+begin = words.index("python")
+os.execv({process!r}, [{process!r}, *words[begin + 1 :]])
+"""
+
+
+class Engine:
+    """A program ``docker`` or ``podman`` that runs the stand-ins for the runtime in place of images."""
+
+    def __init__(self, directory: Path, name: str, worker: str, images: list[str], info: str = "0") -> None:
+        self.log = directory / f"{name}.log"
+        self.log.touch()
+        process = make_environment(directory / "environment", worker=worker) / "bin" / "python"
+        program = directory / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        values = {"python": sys.executable, "log": str(self.log), "process": str(process)}
+        program.write_text(ENGINE.format(**values, images=images, info=info))
+        program.chmod(0o755)
+
+    def runs(self) -> list[list[str]]:
+        return [words for words in map(json.loads, self.log.read_text().splitlines()) if words[0] == "run"]
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state" / "pmem0").mkdir(parents=True)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    def make(
+        name: str = "docker",
+        worker: str = "good",
+        images: tuple[str, ...] = ("oeprov-server", "oeprov-worker"),
+        info: str = "0",
+    ) -> Engine:
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        return Engine(tmp_path, name, worker, list(images), info)
+
+    return make
+
+
+def made(state_dir: Path, options: LaunchOptions, more: str = "") -> Job:
+    """A job that is ready for its supervisor."""
+    found = inventory(state_dir, more)
+    wanted = jobspec.request(found, options)
+    now = datetime(2026, 11, 22)
+    job = jobs.create(state_dir, "ctr", now)
+    job.write_spec(jobspec.build(job, found, placement.place(job, found, {}, wanted), wanted, now))
+    return job
+
+
+def run(job: Job, *, resume: bool = False, stop: StopRequest | None = None) -> str:
+    return Supervisor(job, lambda _: None, stop or StopRequest()).run(resume).phase
+
+
+@pytest.mark.parametrize("name", containers.ENGINES)
+def test_a_job_in_containers(state_dir: Path, engine: Callable[..., Engine], name: str) -> None:
+    recorded = engine(name)
+    data = state_dir.parent / "day_0.tsv"
+    data.touch()
+    job = made(state_dir, LaunchOptions(on=name, data=str(data), servers=2))
+    assert run(job) == "done"
+    assert_nothing_left(job)
+    first, second, worker = recorded.runs()
+    for words in (first, second, worker):
+        assert {"--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(words)
+        assert f"--user={os.getuid()}:{os.getgid()}" in words
+        assert "--network=host" in words
+        assert f"--volume={job.directory}:{job.directory}" in words
+        assert f"--label=oeprov.job={job.id}" in words
+        assert not any(word.startswith("--cap-add") for word in words)
+    pool = state_dir / "pmem0"
+    assert f"--volume={pool}:{pool}" in first
+    assert f"--volume={data}:{data}:ro" in worker
+    assert f"--volume={pool}:{pool}" not in worker
+    assert second[second.index("oeprov-server") + 1 :][:3] == ["python", "-m", "oe_runtime.server"]
+    assert worker[worker.index("oeprov-worker") + 1 :][:3] == ["python", "-m", "oe_runtime.train"]
+
+
+def test_stop_and_resume(state_dir: Path, engine: Callable[..., Engine]) -> None:
+    recorded = engine(worker="waits")
+    job = made(state_dir, LaunchOptions(on="docker"))
+    stop = StopRequest()
+    phases: list[str] = []
+    thread = threading.Thread(target=lambda: phases.append(run(job, stop=stop)))
+    thread.start()
+    until(job.run_dir / "waiting")
+    stop.ask()
+    thread.join()
+    assert phases == ["interrupted"]
+    assert job.checkpoint() is not None
+    # `oeprov resume` makes the processes anew from the job's own settings.
+    found = inventory(state_dir)
+    again = jobspec.Request.of_job(job.spec())
+    assert again.on == "docker"
+    job.write_spec(
+        jobspec.build(job, found, placement.place(job, found, {}, again), again, datetime(2026, 11, 22))
+    )
+    assert run(job, resume=True) == "done"
+    assert recorded.runs()[-1][-1] == "--resume"
+    assert_nothing_left(job)
+
+
+def test_memory_nodes_need_a_capability(state_dir: Path) -> None:
+    job = made(state_dir, LaunchOptions(on="podman"))
+    server = job.spec().processes[0]
+    plain = server.model_copy(
+        update={"argv": ["python", "-m", "oe_runtime.server", "--storage", "pmem_memkind"]}
+    )
+    found = inventory(state_dir)
+    wanted = jobspec.request(found, LaunchOptions(on="podman"))
+    assert "--cap-add=SYS_NICE" in containers.wrapped(job, found, wanted, plain).argv
+
+
+def test_settings_of_the_inventory(state_dir: Path) -> None:
+    more = (
+        "container_worker_image: registry/w:1\n      container_arguments: [--gpus=all]\n"
+        "      worker_environment: {TF_CPP_MIN_LOG_LEVEL: '2'}"
+    )
+    job = made(state_dir, LaunchOptions(on="docker", storage="dram"), more)
+    server, worker = job.spec().processes
+    assert "--env=TF_CPP_MIN_LOG_LEVEL=2" in worker.argv
+    place = worker.argv.index("registry/w:1")
+    assert worker.argv[place - 1] == "--gpus=all"
+    assert not any(word.startswith("--volume") and "pmem0" in word for word in server.argv)
+
+
+class TestRefusals:
+    def refused(self, state_dir: Path, words: str, on: str = "docker") -> None:
+        with pytest.raises(TrainingError) as caught:
+            training.launch(inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir)
+        assert words in str(caught.value)
+        assert jobs.all_jobs(state_dir) == []
+
+    def test_no_engine(self, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nonexistent")
+        self.refused(state_dir, "--on podman: there is no program podman", "podman")
+
+    def test_engine_that_does_not_answer(self, state_dir: Path, engine: Callable[..., Engine]) -> None:
+        engine(info="'Cannot connect to the Docker daemon'")
+        self.refused(state_dir, "--on docker: docker info fails: Cannot connect to the Docker daemon")
+
+    def test_no_image(self, state_dir: Path, engine: Callable[..., Engine]) -> None:
+        engine(images=("oeprov-server",))
+        self.refused(
+            state_dir, "container_worker_image: docker has no image oeprov-worker (Error: No such image"
+        )
+
+    def test_hosts_over_ssh(self, state_dir: Path) -> None:
+        found = inventory(state_dir)
+        (host,) = found.hosts.values()
+        far = replace(found, hosts={host.name: replace(host, connection="ssh")})
+        with pytest.raises(
+            TrainingError, match="host localhost is reached over ssh; use an inventory with kind"
+        ):
+            containers.check(far, "docker")
+
+
+def test_what_images_have_need_not_be_on_the_host(
+    state_dir: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine()
+    steps = [Step("runtime", "install tensorflow", "why"), Step("directory", "make /x", "why")]
+    monkeypatch.setattr(
+        training, "look", lambda inventory: Look(plans={"localhost": Plan("localhost", steps)})
+    )
+    with pytest.raises(TrainingError, match="host localhost is not ready: make /x; run"):
+        training.launch(inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir)
+
+
+def test_resume_keeps_the_engine(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inventory(state_dir)
+    path = str(state_dir.parent / "inventory.yml")
+    assert (
+        cli.run(["launch-training", "--resume", "--on", "docker", "-i", path, "--state-dir", str(state_dir)])
+        == 1
+    )
+    assert "leave out --on" in capsys.readouterr().err

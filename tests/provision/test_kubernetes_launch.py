@@ -1,0 +1,261 @@
+"""Jobs on a small API server: what is asked before anything is made, and what is left afterwards."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_cluster import FakeCluster
+from test_kubernetes_manifests import inventory_file
+
+from provision import cli
+from provision.jobs import jobs_dir
+from provision.kubernetes import follow, record, run
+
+pytest.importorskip("kubernetes")
+
+MADE = [
+    "Job",
+    "NetworkPolicy",
+    "PersistentVolume",
+    "PersistentVolume",
+    "PersistentVolume",
+    "PodDisruptionBudget",
+    "Secret",
+    "Service",
+    "StatefulSet",
+]
+VOLUMES = ["PersistentVolume"] * 3 + ["PersistentVolumeClaim"] * 3
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(follow, "PAUSE_SECONDS", 0.02)
+    found = FakeCluster(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def oeprov(tmp_path: Path) -> Callable[..., int]:
+    def call(*words: str, variables: str = "") -> int:
+        more = (
+            ["-i", str(inventory_file(tmp_path, variables)), "--on", "kubernetes"]
+            if words[0] == "launch-training"
+            else []
+        )
+        return cli.run([*words, *more, "--state-dir", str(tmp_path / "state")])
+
+    return call
+
+
+def states(tmp_path: Path) -> list[str]:
+    return [record.read(job).phase for job in record.all_jobs(tmp_path / "state")]
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_job_to_its_end(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.worker = "done"
+    assert oeprov("launch-training", "--name", "ctr") == 0
+    said = capsys.readouterr().out
+    assert "step 40/40  loss 0.52" in said
+    assert "checkpoints and export: /shared/oeprov/ctr-" in said
+    assert sorted(cluster.posts) == MADE
+    assert cluster.kinds() == []
+    assert states(tmp_path) == ["done"]
+    assert oeprov("resume") == 1
+    assert "is done; there is nothing to resume" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_keeps_its_volumes(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.worker = "failed"
+    assert oeprov("launch-training", "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["state"] == "failed"
+    assert "backoff limit" in result["message"]
+    assert cluster.kinds() == VOLUMES
+    cluster.worker = "done"
+    assert oeprov("resume") == 0
+    assert cluster.kinds() == []
+    assert states(tmp_path) == ["done"]
+
+
+def test_status_logs_and_stop(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    (job,) = record.all_jobs(tmp_path / "state")
+    token = job.token_file.read_text().strip()
+    for file in job.directory.iterdir():
+        if file.is_file() and file != job.token_file:
+            assert token not in file.read_text()
+    capsys.readouterr()
+    assert oeprov("status", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (found["job"], found["state"], found["progress"]) == (job.id, "running", "step 40/40  loss 0.52")
+    assert [(pod["role"], pod["ready"]) for pod in found["pods"]] == [("server", True)] * 3 + [
+        ("worker", False)
+    ]
+    assert oeprov("status") == 0
+    assert "step 40/40" in capsys.readouterr().out
+    assert oeprov("logs", "--process", "worker-0", "-n", "1") == 0
+    assert capsys.readouterr().out == "step 40/40  loss 0.52\n"
+    assert oeprov("logs", "--process", "worker-7") == 1
+    assert "has no pod 'worker-7'; there are: " in capsys.readouterr().err
+    assert oeprov("resume") == 1
+    assert "is running; stop it first" in capsys.readouterr().err
+    assert oeprov("stop") == 0
+    assert "stopped (SIGTERM) after step 40" in capsys.readouterr().out
+    assert cluster.kinds() == VOLUMES
+    assert states(tmp_path) == ["interrupted"]
+    assert oeprov("stop") == 0  # twice does no harm
+    assert oeprov("logs") == 1
+    assert "has no pods any more" in capsys.readouterr().err
+    cluster.worker = "done"
+    assert oeprov("resume", job.id) == 0
+    assert states(tmp_path) == ["done"]
+
+
+def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:
+    def interrupt() -> None:
+        until(lambda: "Job" in cluster.posts)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert oeprov("launch-training") == 130
+    thread.join()
+    assert cluster.kinds() == VOLUMES
+    assert states(tmp_path) == ["interrupted"]
+
+
+def test_an_image_that_is_missing(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.images = False
+    assert oeprov("launch-training") == 1
+    assert (
+        'ImagePullBackOff: Back-off pulling image "registry.example/oeprov-server:0.1.0"'
+        in capsys.readouterr().out
+    )
+    assert cluster.kinds() == []
+    assert states(tmp_path) == ["failed"]
+
+
+def test_what_could_not_be_made_is_taken_back(
+    cluster: FakeCluster,
+    oeprov: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("provision.kubernetes.checks.rehearse", lambda *_: None)
+    cluster.refused["Job"] = (500, "etcdserver: request timed out")
+    assert oeprov("launch-training") == 1
+    assert "job/deepfm-" in (said := capsys.readouterr().err)
+    assert "could not be made: etcdserver: request timed out" in said
+    assert [kind for kind in cluster.kinds() if kind != "PersistentVolumeClaim"] == []
+    assert states(tmp_path) == ["failed"]
+
+
+class TestBeforeAnythingIsMade:
+    @pytest.fixture(autouse=True)
+    def _nothing(self, cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:
+        yield
+        assert cluster.posts == []
+        directory = jobs_dir(tmp_path / "state")
+        assert not directory.exists() or list(directory.iterdir()) == []
+
+    def refused(
+        self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str], words: str, variables: str = ""
+    ) -> None:
+        assert oeprov("launch-training", variables=variables) == 1
+        assert words in capsys.readouterr().err
+
+    def test_rights(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.denied = {("create", "statefulsets"), ("delete", "statefulsets"), ("get", "pods")}
+        words = "to create/delete statefulsets.apps, get pods, get pods/log; nothing was made"
+        self.refused(oeprov, capsys, words)
+
+    def test_volumes_are_the_clusters(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.denied = {("create", "persistentvolumes")}
+        self.refused(oeprov, capsys, "create persistentvolumes; nothing was made: let an administrator")
+
+    def test_no_such_namespace(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        words = "the cluster has no namespace other; make it with: kubectl create namespace other"
+        self.refused(oeprov, capsys, words, "kubernetes_namespace: other")
+
+    def test_no_claim(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        self.refused(oeprov, capsys, "namespace ads has no claim fast", "kubernetes_claim: fast")
+
+    def test_claim_of_one_node(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.objects[cluster.claim_path]["spec"]["accessModes"] = ["ReadWriteOnce"]
+        self.refused(oeprov, capsys, "claim deeprec has access mode ReadWriteOnce")
+
+    def test_no_pull_secret(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        self.refused(
+            oeprov, capsys, "namespace ads has no secret registry", "kubernetes_pull_secret: registry"
+        )
+
+    def test_no_operator(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        words = "the cluster has no TFJob (kubeflow.org/v1); install Kubeflow's training operator"
+        self.refused(oeprov, capsys, words, "kubernetes_form: tfjob")
+
+    def test_admission(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.refused["StatefulSet"] = (403, "exceeded quota: compute")
+        self.refused(oeprov, capsys, "-server: exceeded quota: compute; nothing was made")
+
+    def test_who_is_not_known(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cluster.kubeconfig.write_text(cluster.kubeconfig.read_text().replace('"abc"', '"old"'))
+        self.refused(oeprov, capsys, "does not know who you are: Unauthorized")
+
+    def test_nobody_answers(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            port = str(closed.getsockname()[1])
+            text = cluster.kubeconfig.read_text().replace(str(cluster.server.server_address[1]), port)
+            cluster.kubeconfig.write_text(text)
+            self.refused(oeprov, capsys, f"the Kubernetes API at http://127.0.0.1:{port} cannot be reached: ")
+
+    def test_no_kubeconfig(
+        self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+        self.refused(oeprov, capsys, "no usable kubeconfig file (KUBECONFIG)")
+
+    def test_no_such_context(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+        self.refused(oeprov, capsys, "kubernetes_context is production", "kubernetes_context: production")
+
+
+def test_on_what(oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["launch-training", "-i", str(inventory_file(tmp_path)), "--on", "moon"]) == 1
+    assert "--on: found 'moon'; allowed: hosts, kubernetes, docker, podman" in capsys.readouterr().err
