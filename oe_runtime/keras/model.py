@@ -247,7 +247,7 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         return export.save_as_original_model(self, self._tables(), Path(path))
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a SavedModel without the rows, for `oe_runtime.serving.Model` and `python -m oe_runtime.serve`.
+        """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
 
         Those look the rows up in checkpoints or at the servers, so that tables may be as large as they like.
         They need neither Keras nor the code that made the model. `path` must not exist; it appears only when

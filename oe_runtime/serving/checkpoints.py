@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oe_runtime import checkpoint
+from oe_runtime import _core, checkpoint
 from oe_runtime.checkpoint_tools import Saved
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
@@ -24,6 +25,7 @@ class Place:
 
     chain: Sequence[Path]
     step: int
+    digests: Sequence[str]  # of the chain's manifests: a run that went back may write a name anew
 
     @property
     def path(self) -> Path:
@@ -35,6 +37,11 @@ class Place:
         """The weights that are not rows, if it has them."""
         file = self.path / DENSE
         return file if file.exists() else None
+
+    def since(self, other: Place | None) -> Sequence[Path] | None:
+        """The increments that lead here from `other`; None where there is no such way."""
+        n = 0 if other is None else len(other.digests)
+        return self.chain[n:] if other is not None and self.digests[:n] == other.digests else None
 
 
 class Checkpoints:
@@ -61,7 +68,8 @@ class Checkpoints:
             for path in reversed(checkpoint.published(directory)):
                 found = checkpoint.read(path)
                 if any(name.endswith(".oet") for name in found.manifest["files"]):
-                    return Place(checkpoint.chain(path), found.step)
+                    chain = checkpoint.chain(path)
+                    return Place(chain, found.step, [_digest(part) for part in chain])
                 pools += 1
             if pools:
                 raise CheckpointError(
@@ -71,7 +79,8 @@ class Checkpoints:
         if not self.directory.is_dir():
             raise CheckpointError(f"{self.directory}: there is no such directory")
         saved = Saved.open(self.directory).require()
-        return Place([Path(p) for p in saved.directories], 1 if saved.found is None else saved.found.step)
+        chain = [Path(part) for part in saved.directories]
+        return Place(chain, 1 if saved.found is None else saved.found.step, [str(part) for part in chain])
 
 
 class Rows:
@@ -108,6 +117,23 @@ class Rows:
             raise
         return client, directory
 
+    def read_ahead(self, increments: Sequence[Path]) -> None:
+        """Verify the files that `apply` will read, while requests go on; CheckpointError names one."""
+        for directory in increments:
+            for spec in self._specs:
+                for file in Saved.open(directory).files.get(spec.name, ()):
+                    _core.verify_table_file(str(directory / file["file"]))
+
+    def apply(self, increments: Sequence[Path]) -> None:
+        """Change what is there to what the increments say, or close it and raise what went wrong."""
+        assert self.client is not None  # noqa: S101 - there is something to apply it to
+        try:
+            for directory in increments:
+                self.client.apply_increment(directory)
+        except BaseException:
+            self.close()
+            raise
+
     def use(self, loaded: tuple[Client, Path | None]) -> None:
         """From now on; what was there goes."""
         self.close()
@@ -120,6 +146,13 @@ class Rows:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self.client = self._directory = None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256((path / checkpoint.MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {checkpoint.MANIFEST}: {error.strerror}") from error
 
 
 def _servers(path: Path, specs: Sequence[TableSpec]) -> int:

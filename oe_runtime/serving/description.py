@@ -33,7 +33,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Rows that `forward` takes: those of `table`, of the ids that are element `ids` of what `ids` returns."""
+    """Rows that `forward` takes: those of `table`, of the ids that `ids` returns at this place."""
 
     table: str
     ids: int

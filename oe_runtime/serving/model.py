@@ -167,20 +167,31 @@ class Model:
     def refresh(self) -> bool:
         """Take over the newest checkpoint, if there is a newer one; whether there was.
 
-        Requests go on meanwhile, but for the moment in which it is put in place. Raises CheckpointError,
-        ServingError, StorageError; then what was served before still is.
+        Increments on the one that is served are applied to its rows; any other is loaded beside them, which
+        takes their memory twice. Requests go on meanwhile, but for the moment in which it is put in place.
+        Raises CheckpointError, ServingError, StorageError; then what was served before still is, unless an
+        increment could not be applied to the end: requests are refused then until a refresh succeeds.
         """
         with self._refreshing:
             if self._checkpoints is None:
                 return False
             place = self._checkpoints.newest()
-            if self._place is not None and place.path == self._place.path:
+            since = place.since(self._place)
+            if since is not None and not since:
                 return False
             weights = None if place.dense is None else self._loaded.read_weights(place.dense)
-            loaded = None if self._rows is None else self._rows.load(place)
+            loaded = None
+            if self._rows is not None:
+                if since is None:
+                    loaded = self._rows.load(place)
+                else:
+                    self._rows.read_ahead(since)
             with self._gate.closed():
                 if self._rows is not None and loaded is not None:
                     self._rows.use(loaded)
+                elif self._rows is not None and since:
+                    self._place = None  # if it fails, the next one loads all rows
+                    self._rows.apply(since)
                 if weights is not None:
                     self._loaded.use_weights(weights)
                 self._place = place
