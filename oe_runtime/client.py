@@ -43,6 +43,7 @@ class Client:
         tls: str = "auto",
         job: str = "",
         worker: Worker | None = None,
+        read_only: bool = False,
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -55,7 +56,9 @@ class Client:
         then must have 16 bytes and does not cross the network. ``job`` names the tables that this client
         works on, and is part of no file: several jobs or models may use the same servers, each with tables
         and checkpoints of its own. ``worker`` says which one of several that train the job this is; each has
-        its own rank and its own part of every batch. Raises ``ServerLost``, ``AuthError``,
+        its own rank and its own part of every batch. With ``read_only`` the servers refuse, with SpecError,
+        whatever would change something: ``create_table`` opens those that exist, and only pulls, lists and
+        figures are answered. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -76,6 +79,7 @@ class Client:
             tls,
             job,
             worker.to_json() if worker else "",
+            read_only,
         )
         self._core = self._connect()
         self._tables = 0
@@ -208,6 +212,16 @@ class Client:
         asked (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
         self._core.restore([str(Path(directory).absolute()) for directory in directories])
+
+    def apply_increment(self, directory: str | os.PathLike[str]) -> None:
+        """Bring tables of this process, which nobody pushes to, from what was restored last to an increment.
+
+        ``directory`` is what ``save`` with ``since`` that one wrote, from as many servers as this client has.
+        Nothing is loaded but the increment; what admission counts is left as it was. All files are verified
+        before the first row changes. Raises ``CheckpointError`` for one that does not follow; after a
+        ``StorageError`` only ``restore`` goes on.
+        """
+        self._core.apply_increment(str(Path(directory).absolute()))
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.

@@ -17,7 +17,7 @@ from oe_runtime.errors import CheckpointError
 FILE = "dense.npz"
 
 
-def _named_variables(model: Any) -> dict[str, Any]:
+def named_variables(model: Any) -> dict[str, Any]:
     """Every variable by a name that is the same in another process: model/… and optimizer/…."""
     if not model.compiled:
         raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
@@ -43,7 +43,7 @@ def _named_variables(model: Any) -> dict[str, Any]:
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """What `write` writes down: copies, which later steps do not change."""
-    return {name: np.asarray(variable).copy() for name, variable in _named_variables(model).items()}
+    return {name: np.asarray(variable).copy() for name, variable in named_variables(model).items()}
 
 
 def save(model: Any, directory: Path) -> Path:
@@ -71,7 +71,7 @@ def load(model: Any, directory: Path) -> None:
     shape or dtype.
     """
     path = directory / FILE
-    variables = _named_variables(model)
+    variables = named_variables(model)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

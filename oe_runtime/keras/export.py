@@ -1,11 +1,12 @@
-"""A SavedModel with the embeddings inside, from a model whose rows are on parameter servers."""
+"""SavedModels of a model whose rows are on parameter servers: with the rows inside, or without them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from oe_runtime.keras import dense
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, Table
+from oe_runtime.keras.feed import Collect, Supply, feeding
+from oe_runtime.keras.plan import Plan
 from oe_runtime.keras.translate import expected_row_value
+from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
 
 # Rows are read in pieces of about this many bytes.
 _PIECE = 64 << 20
@@ -23,19 +28,84 @@ _PIECE = 64 << 20
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
     """Writes `model` with the rows of its `tables` as a SavedModel; see `DistributedModel`'s method."""
+    return _publish(path, lambda place: original_model(model, tables).export(place, verbose=False))
+
+
+def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
+    """Writes `model` without its rows, for `oe_runtime.serving`; see `DistributedModel`'s method."""
+    return _publish(path, lambda place: _write_serving_model(model, tables, place))
+
+
+def _publish(path: Path, write: Callable[[Path], Any]) -> Path:
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that one rename publishes it.
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        original_model(model, tables).export(temporary / "model", verbose=False)
+        write(temporary / "model")
         if os.path.lexists(path):
             raise FileExistsError(f"{path} was made by someone else in the meantime")
         os.rename(temporary / "model", path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path
+
+
+def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> None:
+    """Two functions: from the inputs to the ids that are looked up, and from rows and inputs to outputs."""
+    if not getattr(model, "inputs", None):
+        raise ValueError(
+            f"{type(model).__name__} has no graph: a model for serving must be functional or Sequential, "
+            "whose inputs have names and shapes"
+        )
+    structure = model.input
+    specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype, x.name) for x in model.inputs]
+    plan = Plan(model, structure, specs)
+    first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
+    rows = [
+        tf.TensorSpec([None, layer.output_dim], layer.rows_dtype, f"rows_{i}")
+        for i, layer in enumerate(plan.layers)
+    ]
+
+    def ids(*inputs: Any) -> list[Any]:
+        collect = Collect()
+        with feeding(collect):
+            model(keras.tree.pack_sequence_as(structure, list(inputs)), training=False)
+        return [tf.reshape(tf.cast(collect.ids[lookup], tf.int64), [-1]) for lookup in first]
+
+    def forward(*tensors: Any) -> dict[str, Any]:
+        inputs = keras.tree.pack_sequence_as(structure, list(tensors[len(rows) :]))
+        with feeding(Supply(plan.layers, tensors[: len(rows)])):
+            return _named_outputs(model(inputs, training=False))
+
+    named = {
+        name: variable for name, variable in dense.named_variables(model).items() if name.startswith("model/")
+    }
+    module = tf.Module()
+    module.ids = tf.function(ids, input_signature=specs, autograph=False)
+    module.forward = tf.function(forward, input_signature=[*rows, *specs], autograph=False)
+    module.weights = [variable.value for variable in named.values()]
+    module.model = model  # what its layers hold beside variables, lookup tables for example
+    tf.saved_model.save(module, str(path))
+    outputs = module.forward.get_concrete_function().structured_outputs
+    names = {id(layer): name for name, layer in model._table_layers.items()}
+    Description(
+        inputs=[Tensor(s.name, s.dtype.name, s.shape.as_list()) for s in specs],
+        outputs=[Tensor(name, s.dtype.name, s.shape.as_list()) for name, s in outputs.items()],
+        tables=[json.loads(table.client.spec(table.number).to_json()) for table in tables.values()],
+        lookups=[
+            Lookup(names[id(layer)], source) for layer, source in zip(plan.layers, plan.sources, strict=True)
+        ],
+        weights=list(named),
+    ).write(path / FILE)
+
+
+def _named_outputs(outputs: Any) -> dict[str, Any]:
+    """By the names that Keras's own export gives them."""
+    if isinstance(outputs, dict):
+        return dict(outputs)
+    return {f"output_{i}": output for i, output in enumerate(keras.tree.flatten(outputs))}
 
 
 def original_model(model: Any, tables: Mapping[str, Table]) -> Any:

@@ -246,6 +246,15 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         """
         return export.save_as_original_model(self, self._tables(), Path(path))
 
+    def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
+
+        Those look the rows up in checkpoints or at the servers, so that tables may be as large as they like.
+        They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
+        it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
+        """
+        return export.save_serving_model(self, self._tables(), Path(path))
+
     def export(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refused: the rows are not in the model. Use `save_as_original_model`."""
         raise ValueError("the rows of this model are on parameter servers; use save_as_original_model(path)")

@@ -70,6 +70,21 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains) {
   return files;
 }
 
+void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes, const ShardInfo& shard,
+                  uint64_t base) {
+  CheckSpec(info, spec, row_bytes);
+  if (info.shard.server != shard.server || info.shard.servers != shard.servers) {
+    throw CheckpointError(info.file + " is of server " + std::to_string(info.shard.server) + " of " +
+                          std::to_string(info.shard.servers) + ", but what it shall be applied to of server " +
+                          std::to_string(shard.server) + " of " + std::to_string(shard.servers));
+  }
+  if (info.base == base) return;
+  throw CheckpointError(info.file +
+                        (info.base ? " is an increment on the file with the checksum " + HexText(*info.base)
+                                   : " is no increment") +
+                        ", but the table has the rows of that with " + HexText(base));
+}
+
 std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains) {
   if (chains.empty()) throw CheckpointError("table '" + spec.name + "': there is no file to restore it from");

@@ -25,6 +25,11 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains);
 
+// Checks that the file of `info` is an increment on that with the checksum `base`, of the same server and of a
+// table like this. Throws CheckpointError naming the file and the field with both values.
+void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes, const ShardInfo& shard,
+                  uint64_t base);
+
 // Reads the rows that a chain leaves, block by block: the newest file first, and of older ones what no newer
 // one has or erased. Memory: two blocks, and up to 24 bytes for each row and tombstone of the increments.
 // Every error is a CheckpointError naming the file, but StorageError when the memory does not suffice.

@@ -39,6 +39,7 @@ class Backend {
   // An array, see Store::Save. `since` is the directory of the last save, or empty.
   virtual nlohmann::json Save(const std::string& directory, const std::string& since) = 0;
   virtual void Restore(const std::vector<std::string>& directories) = 0;
+  virtual void ApplyIncrement(const std::string& directory) = 0;  // Store::ApplyIncrement
   // As Store's, on every server; Checkpoints() are those that all servers have.
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
@@ -62,6 +63,7 @@ struct RemoteOptions {
   std::string job;               // whose tables this client works on; the servers' other jobs have their own
   WorkerSpec worker;             // which of the job's workers this is
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
+  bool read_only = false;        // the servers refuse whatever would change something
   double timeout = 60;  // seconds that a server may take to answer, besides waiting for other workers
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;

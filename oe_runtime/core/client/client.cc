@@ -272,6 +272,11 @@ void Client::Restore(const std::vector<std::string>& directories) {
   backend_->Restore(directories);
 }
 
+void Client::ApplyIncrement(const std::string& directory) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->ApplyIncrement(directory);
+}
+
 std::vector<Key> Client::Keys(uint32_t table) {
   (void)Spec(table);  // the table exists
   std::vector<uint32_t> ids;

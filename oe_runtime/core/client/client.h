@@ -61,6 +61,8 @@ class Client {
   nlohmann::json Save(const std::string& directory, const std::string& since = "");
   void Restore(const std::vector<std::string>& directories);
   void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
+  // Store::ApplyIncrement; for a client in one process.
+  void ApplyIncrement(const std::string& directory);
   // Checkpoints in the storage of the servers (Store::Checkpoint).
   void Checkpoint(uint64_t id, bool wait);
   // Those that every table of every server has, ascending.

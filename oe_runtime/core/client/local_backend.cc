@@ -88,6 +88,11 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) store->Restore(directories);
   }
 
+  void ApplyIncrement(const std::string& directory) override {
+    CheckOpen();
+    for (const auto& store : stores_) store->ApplyIncrement(directory);
+  }
+
   void Checkpoint(uint64_t id, bool wait) override {
     CheckOpen();
     for (const auto& store : stores_) store->Checkpoint(id, wait);

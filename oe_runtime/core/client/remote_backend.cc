@@ -82,7 +82,8 @@ class RemoteBackend : public Backend {
       peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
     }
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
-    SayHello(options.token, options.job);
+    if (options.read_only && worker_.of > 1) throw SpecError("a worker cannot be read-only");
+    SayHello(options);
   }
 
   uint32_t servers() const override { return static_cast<uint32_t>(peers_.size()); }
@@ -180,6 +181,10 @@ class RemoteBackend : public Backend {
     });
   }
 
+  void ApplyIncrement(const std::string& /*directory*/) override {
+    throw SpecError("increments are applied in the tables of this process only; servers restore");
+  }
+
   void Checkpoint(uint64_t id, bool wait) override {
     AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), long_patience_);
   }
@@ -262,11 +267,12 @@ class RemoteBackend : public Backend {
     drop();
   }
 
-  void SayHello(const std::string& token, const std::string& job) {
+  void SayHello(const RemoteOptions& options) {
     // Over an encrypted connection the token has been proven, and stays here.
-    const std::string worker = worker_.of > 1 ? ToJsonText(worker_) : "";
-    const std::string clear = EncodeHello({kProtocolVersion, token, job, worker});
-    const std::string encrypted = EncodeHello({kProtocolVersion, "", job, worker});
+    std::string worker = worker_.of > 1 ? ToJsonText(worker_) : "";
+    if (options.read_only) worker = kReader;
+    const std::string clear = EncodeHello({kProtocolVersion, options.token, options.job, worker});
+    const std::string encrypted = EncodeHello({kProtocolVersion, "", options.job, worker});
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};

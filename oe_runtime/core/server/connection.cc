@@ -43,7 +43,7 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);
@@ -228,6 +228,7 @@ void Connection::ReadBody(Budget::Share share) {
 void Connection::Answer() {
   try {
     if (!greeted_) return Hello();
+    CheckMay(session_, header_.op);
     if (header_.op == Op::kShutdown) {
       SetReply("{}");
       return Reply(Op::kShutdown, true);
@@ -351,7 +352,8 @@ void Connection::Hello() {
   Job* const job = context_->jobs->Get(hello.job);
   session_.store = &job->store;
   session_.workers = &job->workers;
-  if (!hello.worker.empty()) {
+  session_.reads_only = hello.worker == kReader;
+  if (!hello.worker.empty() && !session_.reads_only) {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
     session_.workers->Join(session_.client, spec);
     session_.worker = true;

@@ -58,6 +58,45 @@ std::string PullOf(const std::vector<Key>& keys) {
   return {reinterpret_cast<const char*>(head.data()), head.size()};
 }
 
+TEST(RefusalsTest, AReaderChangesNothing) {
+  Cluster cluster(2);
+  RemoteOptions reading = cluster.remote;
+  reading.read_only = true;
+  const auto reader = Client::Connect(reading, 1);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->CreateTable(Spec("wide", 9, "adam")); }),
+            "table 'wide' does not exist on server 0, and a read-only client makes none: training does");
+  const auto client = Client::Connect(cluster.remote, 1);
+  Train(client.get(), 1);
+  EXPECT_THROW(reader->CreateTable(Spec("wide", 8, "adam")), SpecMismatch);
+  const uint32_t table = reader->CreateTable(Spec("wide", 9, "adam"));
+  const uint64_t rows = cluster.servers[0]->Stats()["tables"][0]["rows"].get<uint64_t>();
+  std::vector<Key> ids(2000);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = i;  // most have no row
+  const auto pulled = reader->Pull({{ids.data(), ids.size()}}, {{table, 0}});
+  std::vector<float> mine(ids.size() * 9);
+  std::vector<float> of_client(mine.size());
+  reader->PullRows(table, ids.data(), ids.size(), mine.data());
+  client->PullRows(client->CreateTable(Spec("wide", 9, "adam")), ids.data(), ids.size(), of_client.data());
+  EXPECT_EQ(mine, of_client);
+  EXPECT_EQ(reader->Keys(table).size(), client->Keys(table).size());
+  const std::vector<float> gradients(mine.size());
+  const std::string refusal = "this client is read-only: it may neither change tables nor have them saved";
+  const TestDirectory directory;
+  EXPECT_EQ(MessageOf<SpecError>([&] {
+              reader->Push(*pulled, {{gradients.data(), ids.size(), 9}}, {0.1});
+            }),
+            refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Save(directory.path()); }), refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Restore(directory.path()); }), refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Checkpoint(1, false); }), refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Recover(1); }), refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Evict(); }), refusal);
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Shutdown(); }), refusal);
+  EXPECT_EQ(cluster.servers[0]->Stats()["tables"][0]["rows"].get<uint64_t>(), rows);
+  EXPECT_EQ(reader->Stats().size(), 2U);
+  Train(client.get(), 2);  // the servers go on
+}
+
 TEST(RefusalsTest, NoHelloInTime) {
   Cluster cluster(1, "", "", Impatient());
   Raw silent(*cluster.servers[0]);

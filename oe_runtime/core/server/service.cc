@@ -48,6 +48,12 @@ size_t CountBytes(const Store& store, const BatchView& batch) {
   return static_cast<size_t>(bytes);
 }
 
+void ServeCreateTable(const Session& session, const std::string& text, Buffer* reply) {
+  const TableSpec spec = TableSpecFromJsonText(text);
+  const uint32_t id = session.reads_only ? session.store->OpenTable(spec) : session.store->CreateTable(spec);
+  Put(json(id).dump(), reply);
+}
+
 void ServePull(Store* store, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
@@ -182,6 +188,21 @@ void ServeWriteFile(const Session& session, Bytes body, Buffer* reply) {
 
 }  // namespace
 
+void CheckMay(const Session& session, Op op) {
+  if (!session.reads_only) return;
+  switch (op) {
+    case Op::kCreateTable:  // opens one that there is
+    case Op::kPull:
+    case Op::kKeys:
+    case Op::kCheckpoints:
+    case Op::kStats:
+    case Op::kLeave:
+      return;
+    default:
+      throw SpecError("this client is read-only: it may neither change tables nor have them saved");
+  }
+}
+
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
   if (!session.worker) return true;
   WorkerRequest request;
@@ -226,7 +247,7 @@ void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
     case Op::kPush:
       return ServePush(session, request, reply);
     case Op::kCreateTable:
-      return Put(json(store->CreateTable(TableSpecFromJsonText(TextOf(body)))).dump(), reply);
+      return ServeCreateTable(session, TextOf(body), reply);
     case Op::kSave:
       return ServeSave(session, body, reply);
     case Op::kRestore:

@@ -16,7 +16,11 @@ struct Session {
   uint64_t client = 0;         // the number of the connection, from 1
   Workers* workers = nullptr;  // those of the job
   bool worker = false;         // whether the client is one of them
+  bool reads_only = false;     // whether it said so in its hello
 };
+
+// Throws SpecError for an operation that a session that reads only may not do.
+void CheckMay(const Session& session, Op op);
 
 // Workers::Ready for what the request is; true for clients that are no workers. Throws as Serve does.
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);

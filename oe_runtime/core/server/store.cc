@@ -99,17 +99,31 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
     throw SpecError("table '" + wanted.name + "': the name is too long to name its checkpoint file");
   }
   const std::lock_guard<std::shared_mutex> lock(mutex_);
+  if (const auto id = FindTable(wanted)) return *id;
+  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
+  return static_cast<uint32_t>(tables_.size() - 1);
+}
+
+uint32_t Store::OpenTable(const TableSpec& spec) const {
+  const TableSpec wanted = Complete(spec);
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  if (const auto id = FindTable(wanted)) return *id;
+  throw SpecError("table '" + wanted.name + "' does not exist on server " + std::to_string(shard_.server) +
+                  (job_.empty() ? "" : " in job '" + job_ + "'") +
+                  ", and a read-only client makes none: training does");
+}
+
+std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
   for (uint32_t id = 0; id < tables_.size(); ++id) {
     const TableSpec& present = tables_[id]->spec();
-    if (present.name != wanted.name) continue;
-    if (const auto difference = Difference(present, wanted)) {
-      throw SpecMismatch("table '" + wanted.name + "' exists already with " + difference->field + " " +
+    if (present.name != complete.name) continue;
+    if (const auto difference = Difference(present, complete)) {
+      throw SpecMismatch("table '" + complete.name + "' exists already with " + difference->field + " " +
                          difference->left + "; asked for was " + difference->right);
     }
     return id;
   }
-  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
-  return static_cast<uint32_t>(tables_.size() - 1);
+  return std::nullopt;
 }
 
 Table& Store::Get(uint32_t id) const {
@@ -275,6 +289,22 @@ void Store::Restore(const std::vector<std::string>& directories) {
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
   for (size_t i = 0; i < tables.size(); ++i) tables[i]->RestoreChains(chains[i]);
+}
+
+void Store::ApplyIncrement(const std::string& directory) {
+  const std::vector<Table*> tables = Tables();
+  std::vector<TableFileInfo> infos(tables.size());
+  pool_->ParallelFor(tables.size(), [&](size_t i) {
+    infos[i] = VerifyTableFile(directory + "/" + TableFileName(tables[i]->spec().name, shard_));
+    if (infos[i].base) tables[i]->CheckIncrement(infos[i]);
+  });
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (infos[i].base) {
+      tables[i]->ApplyIncrement(infos[i].file);
+    } else {  // Save wrote all rows
+      tables[i]->RestoreChains(FindTableChains({directory}, tables[i]->spec().name));
+    }
+  }
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {

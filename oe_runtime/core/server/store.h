@@ -39,6 +39,8 @@ class Store {
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
+  // The same, but SpecError for a table that does not exist.
+  uint32_t OpenTable(const TableSpec& spec) const;
   std::vector<std::string> TableNames() const;
   // Bytes of the weights or the gradient of a key, as pulls and pushes have them. Here and below, throws
   // ProtocolError for an id that CreateTable never gave.
@@ -74,6 +76,11 @@ class Store {
   // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.
   void Restore(const std::vector<std::string>& directories);
 
+  // Brings every table from the state of the last restore, or of the last call of this, to that of a save with
+  // `since` of as many servers. Verifies all files before the first table changes. Throws CheckpointError for
+  // one that does not follow, StorageError where the rows do not fit; then some tables may have changed.
+  void ApplyIncrement(const std::string& directory);
+
   // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs
   // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
   // return.
@@ -93,6 +100,7 @@ class Store {
 
  private:
   Table& Get(uint32_t id) const;
+  std::optional<uint32_t> FindTable(const TableSpec& complete) const;
   std::vector<Table*> Tables() const;
   std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
 

@@ -1,6 +1,7 @@
 #ifndef OE_CORE_TABLE_CHANGE_LOG_H_
 #define OE_CORE_TABLE_CHANGE_LOG_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -16,6 +17,11 @@ namespace oe {
 class ChangeLog {
  public:
   bool known() const noexcept { return known_; }
+  // Whether it is known that nothing happened.
+  bool empty() const noexcept {
+    return known_ && erased_.empty() &&
+           std::all_of(written_.begin(), written_.end(), [](uint64_t word) { return word == 0; });
+  }
   // Forgets everything and begins.
   void Start() noexcept {
     known_ = true;

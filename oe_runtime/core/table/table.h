@@ -125,6 +125,14 @@ class Table {
   // The same from files that are no increments, one a server.
   void Restore(const std::vector<std::string>& files);
 
+  // Throws CheckpointError unless the file is an increment on the present content, which is that of the last
+  // Save, RestoreChains or ApplyIncrement.
+  void CheckIncrement(const TableFileInfo& info) const;
+  // Erases and writes in place what the increment says; of admission filters nothing. Everything waits
+  // meanwhile. Throws as CheckIncrement, with the content as before; StorageError, and CheckpointError for a
+  // file that is damaged, with a part of it taken, so that only a restore goes on from there.
+  void ApplyIncrement(const std::string& file);
+
   // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
   // SpecError.
   //

@@ -184,6 +184,48 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
   content_.swap(content);
 }
 
+void Table::CheckIncrement(const TableFileInfo& info) const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  bool unchanged = content_->saved.has_value();
+  for (const auto& map : content_->shards) unchanged = unchanged && map->changes().empty();
+  if (!unchanged) {
+    throw CheckpointError(info.file + ": table '" + spec_.name +
+                          "' has other rows than were saved or restored last; restore it first");
+  }
+  CheckFollows(info, spec_, row_bytes_, shard_, *content_->saved);
+}
+
+void Table::ApplyIncrement(const std::string& file) {
+  TableFileReader reader(file);
+  const TableFileInfo& info = reader.info();
+  CheckIncrement(info);
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  content_->saved.reset();  // until all of it is there
+  const auto map_of = [&](Key key) -> RowMap& {
+    const uint32_t shard = InternalShard(key);
+    if (shard < kShards && !(is_array_ && key >= spec_.input_dim)) return *content_->shards[shard];
+    throw CheckpointError(file + ": key " + std::to_string(key) + " is not of this server's part of table '" +
+                          spec_.name + "'; the file is damaged");
+  };
+  while (const size_t n = reader.NextTombstones()) {
+    for (size_t i = 0; i < n; ++i) map_of(reader.keys()[i]).Erase(reader.keys()[i]);
+  }
+  while (const size_t n = reader.NextBlock()) {
+    for (size_t i = 0; i < n; ++i) {
+      const Key key = reader.keys()[i];
+      RowMap& map = map_of(key);
+      const auto copies = map.LockCopies();
+      uint32_t number = kNoRow;
+      map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
+      std::memcpy(map.row(number), reader.rows() + i * row_bytes_, row_bytes_);
+    }
+  }
+  for (const auto& map : content_->shards) map->changes().Start();
+  content_->version = info.version;
+  content_->saved = info.checksum;
+}
+
 Pool& Table::RequirePool() const {
   if (content_->pool) return *content_->pool;
   throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +

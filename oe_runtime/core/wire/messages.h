@@ -16,8 +16,11 @@ struct Hello {
   uint16_t version = 0;
   std::string token;
   std::string job;          // whose tables this connection sees
-  std::string worker = {};  // of a job with several: ToJsonText (wire/worker_spec.h); otherwise empty
+  // Of a job with several workers: ToJsonText (wire/worker_spec.h); of a client that only reads: kReader;
+  // otherwise empty.
+  std::string worker = {};
 };
+constexpr char kReader[] = "reader";
 std::string EncodeHello(const Hello& hello);
 Hello ParseHello(Bytes body);
 

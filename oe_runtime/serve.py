@@ -1,0 +1,142 @@
+"""`python -m oe_runtime.serve`: answer TensorFlow Serving's requests with a model and rows of any size."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from oe_runtime.client import Client
+from oe_runtime.errors import OeError
+from oe_runtime.server import read_token
+from oe_runtime.spec import STORAGES, TLS, StorageSpec
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _serve(options)
+    except (OeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m oe_runtime.serve",
+        description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
+        "/v1/models/NAME[/metadata], and gRPC) with a trained model. Its rows come from checkpoints, which "
+        "are followed while training writes them, or from running servers, which are only read. There is "
+        "neither encryption nor a password: what listens elsewhere than on loopback belongs behind a proxy.",
+    )
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="what save_serving_model wrote, the directory of a run, or a SavedModel with its rows inside",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="DIR",
+        help="the checkpoints: a run's directory or its checkpoints/, or one checkpoint (default: the run's)",
+    )
+    parser.add_argument(
+        "--servers",
+        type=lambda text: text.split(","),
+        metavar="HOST:PORT,…",
+        help="ask these running servers for rows; of --rows only the other weights are taken then",
+    )
+    parser.add_argument("--token-file", type=Path, help="the servers' token")
+    parser.add_argument("--tls", choices=TLS, default="auto", help="to the servers (default: %(default)s)")
+    parser.add_argument("--job", default="", help="whose tables they are, on servers of several jobs")
+    parser.add_argument("--name", default="model", help="of the model in requests (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8501, help="for HTTP (default: %(default)s; 0: any free)")
+    parser.add_argument("--grpc-port", type=int, help="for gRPC (default: none; 0: any free)")
+    parser.add_argument(
+        "--refresh-seconds",
+        type=float,
+        default=10.0,
+        help="how often to look for a newer checkpoint (default: %(default)s; 0: never)",
+    )
+    parser.add_argument(
+        "--max-body-bytes", type=int, default=64 << 20, help="of a request (default: %(default)s)"
+    )
+    parser.add_argument("--storage", choices=STORAGES, default="dram", help="of rows (default: %(default)s)")
+    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for it")
+    parser.add_argument("--storage-cache", type=int, default=0, metavar="BYTES", help="of dram_pmem")
+    parser.add_argument("--ready-file", type=Path, help="written when requests are answered: ports and pid")
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    client = _client(options)
+    try:
+        return _answer(options, client, ended)
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _client(options: argparse.Namespace) -> Client | None:
+    if options.servers is None:
+        return None
+    token = "" if options.token_file is None else read_token(options.token_file)
+    return Client(options.servers, token=token, tls=options.tls, job=options.job, read_only=True)
+
+
+def _answer(options: argparse.Namespace, client: Client | None, ended: threading.Event) -> int:
+    from oe_runtime.serving.grpc import GrpcServer
+    from oe_runtime.serving.model import Model
+    from oe_runtime.serving.rest import RestServer
+
+    storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
+    with Model.load(options.model, options.rows, client=client, storage=storage) as model:
+        address = (options.name, model, options.host)
+        most = options.max_body_bytes
+        servers: list[RestServer | GrpcServer] = [RestServer(*address, options.port, max_body_bytes=most)]
+        if options.grpc_port is not None:
+            servers.append(GrpcServer(*address, options.grpc_port, max_body_bytes=most))
+        for server in servers:
+            server.start()
+        if options.refresh_seconds > 0:
+            model.watch(options.refresh_seconds)
+        ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
+        if options.ready_file is not None:
+            partial = options.ready_file.with_name(f".{options.ready_file.name}.part")
+            partial.write_text(json.dumps({"pid": os.getpid(), **ports}) + "\n", encoding="utf-8")
+            os.replace(partial, options.ready_file)
+        served = model.checkpoint or options.model
+        grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
+        print(
+            f"serving {served} at http://{options.host}:{ports['port']}/v1/models/{options.name}{grpc}",
+            flush=True,
+        )
+        _wait(model, ended)
+        for server in servers:
+            server.stop()
+    return 0
+
+
+def _wait(model: object, ended: threading.Event) -> None:
+    """Until the end; says what `watch` cannot read, once."""
+    said = ""
+    while not ended.wait(1.0):
+        problem = getattr(model, "problem", "")
+        if problem and problem != said:
+            print(f"warning: still serving what there was: {problem}", file=sys.stderr, flush=True)
+        said = problem
+
+
+if __name__ == "__main__":
+    sys.exit(main())

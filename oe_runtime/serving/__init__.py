@@ -1,0 +1,15 @@
+"""Answering requests with a trained model, its rows looked up in checkpoints or at the servers.
+
+    from oe_runtime.serving import Model
+
+    with Model.load("serving_model", "run/checkpoints") as model:
+        outputs = model.predict({"ids": ids, "numbers": numbers})
+        model.refresh()  # what training has published since
+
+`python -m oe_runtime.serve` serves it over HTTP and gRPC, with TensorFlow Serving's requests.
+"""
+
+from oe_runtime.serving.description import ServingError
+from oe_runtime.serving.model import InputError, Model
+
+__all__ = ["InputError", "Model", "ServingError"]

@@ -1,0 +1,164 @@
+"""Which checkpoint to serve, and its rows in a store of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oe_runtime import _core, checkpoint
+from oe_runtime.checkpoint_tools import Saved
+from oe_runtime.client import Client
+from oe_runtime.errors import CheckpointError
+from oe_runtime.serving.description import ServingError
+from oe_runtime.spec import StorageSpec, TableSpec
+
+DENSE = "dense.npz"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One checkpoint: `chain` are the directories that make it up, the newest last."""
+
+    chain: Sequence[Path]
+    step: int
+    digests: Sequence[str]  # of the chain's manifests: a run that went back may write a name anew
+
+    @property
+    def path(self) -> Path:
+        """Where it is itself."""
+        return self.chain[-1]
+
+    @property
+    def dense(self) -> Path | None:
+        """The weights that are not rows, if it has them."""
+        file = self.path / DENSE
+        return file if file.exists() else None
+
+    def since(self, other: Place | None) -> Sequence[Path] | None:
+        """The increments that lead here from `other`; None where there is no such way."""
+        n = 0 if other is None else len(other.digests)
+        return self.chain[n:] if other is not None and self.digests[:n] == other.digests else None
+
+
+class Checkpoints:
+    """Those of a run, of a directory of published ones, or one directory with saved tables for ever."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def newest(self) -> Place:
+        """The newest checkpoint whose rows are files.
+
+        Raises CheckpointError where there is none or one cannot be read.
+        """
+        for _ in range(5):  # training may remove one while it is looked at
+            try:
+                return self._newest()
+            except CheckpointError as error:
+                last = error
+        raise last
+
+    def _newest(self) -> Place:
+        for directory in (self.directory, self.directory / "checkpoints"):
+            pools = 0
+            for path in reversed(checkpoint.published(directory)):
+                found = checkpoint.read(path)
+                if any(name.endswith(".oet") for name in found.manifest["files"]):
+                    chain = checkpoint.chain(path)
+                    return Place(chain, found.step, [_digest(part) for part in chain])
+                pools += 1
+            if pools:
+                raise CheckpointError(
+                    f"none of the {pools} checkpoints in {directory} has its rows in files: train with "
+                    "--checkpoint-rows files or --export-checkpoints, or ask the running servers (--servers)"
+                )
+        if not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory}: there is no such directory")
+        saved = Saved.open(self.directory).require()
+        chain = [Path(part) for part in saved.directories]
+        return Place(chain, 1 if saved.found is None else saved.found.step, [str(part) for part in chain])
+
+
+class Rows:
+    """The tables of a model, filled from checkpoints and never changed otherwise."""
+
+    def __init__(self, specs: Sequence[TableSpec], storage: StorageSpec, threads: int) -> None:
+        self._specs = specs
+        self._storage = storage
+        self._threads = threads
+        self._generation = 0
+        self.client: Client | None = None
+        self._directory: Path | None = None
+
+    def load(self, place: Place) -> tuple[Client, Path | None]:
+        """A client with the rows of `place`, beside the present one, and the directory that it takes."""
+        servers = _servers(place.path, self._specs)
+        self._generation += 1
+        storage, directory = self._storage, None
+        if storage.type != "dram" and storage.path:
+            directory = Path(storage.path) / f"serving-{self._generation}"
+            with contextlib.suppress(FileNotFoundError):  # of a process before
+                shutil.rmtree(directory)
+            directory.mkdir(parents=True)
+            storage = replace(storage, path=str(directory))
+        client = Client.in_process(storage, servers, self._threads)
+        try:
+            for spec in self._specs:
+                client.create_table(spec)
+            client.restore(*place.chain)
+        except BaseException:
+            client.close()
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return client, directory
+
+    def read_ahead(self, increments: Sequence[Path]) -> None:
+        """Verify the files that `apply` will read, while requests go on; CheckpointError names one."""
+        for directory in increments:
+            for spec in self._specs:
+                for file in Saved.open(directory).files.get(spec.name, ()):
+                    _core.verify_table_file(str(directory / file["file"]))
+
+    def apply(self, increments: Sequence[Path]) -> None:
+        """Change what is there to what the increments say, or close it and raise what went wrong."""
+        assert self.client is not None  # noqa: S101 - there is something to apply it to
+        try:
+            for directory in increments:
+                self.client.apply_increment(directory)
+        except BaseException:
+            self.close()
+            raise
+
+    def use(self, loaded: tuple[Client, Path | None]) -> None:
+        """From now on; what was there goes."""
+        self.close()
+        self.client, self._directory = loaded
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.client is not None:
+            self.client.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self.client = self._directory = None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256((path / checkpoint.MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {checkpoint.MANIFEST}: {error.strerror}") from error
+
+
+def _servers(path: Path, specs: Sequence[TableSpec]) -> int:
+    """How many servers saved it: their increments are those of as many parts."""
+    saved = Saved.open(path).require()
+    missing = [spec.name for spec in specs if spec.name not in saved.files]
+    if missing:
+        raise ServingError(f"{path} has no table {', '.join(missing)}, which the model needs")
+    return max((files[0]["servers"] for files in saved.files.values()), default=1)

@@ -1,0 +1,76 @@
+"""What a SavedModel without rows says of itself, in a file beside it.
+
+`DistributedModel.save_serving_model` writes it; it has two functions, `ids` and `forward`, and `weights`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oe_runtime.errors import OeError
+from oe_runtime.spec import TableSpec
+
+FILE = "oe_runtime.json"
+FORMAT = 1
+
+
+class ServingError(OeError):
+    """A model that cannot be served, or not with these rows; names the file and the field."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output; `shape` has None for every size that is free."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int | None] | None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows that `forward` takes: those of `table`, of the ids that `ids` returns at this place."""
+
+    table: str
+    ids: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What goes in and comes out, and which rows are needed for it."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    tables: Sequence[Mapping[str, Any]]  # specifications, every default filled in
+    lookups: Sequence[Lookup]
+    weights: Sequence[str]  # their names in dense.npz, in the order of the SavedModel's `weights`
+
+    def write(self, file: Path) -> None:
+        """As JSON."""
+        file.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> Description:
+        """Raises ServingError naming the file and what is wrong with it."""
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+            if fields.pop("format") != FORMAT:
+                raise ServingError(f"{file}: format is another than {FORMAT}, which this version reads")
+            return cls(
+                inputs=[Tensor(**tensor) for tensor in fields.pop("inputs")],
+                outputs=[Tensor(**tensor) for tensor in fields.pop("outputs")],
+                lookups=[Lookup(**lookup) for lookup in fields.pop("lookups")],
+                **fields,
+            )
+        except OSError as error:
+            raise ServingError(f"{file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ServingError(f"{file} is damaged: {error}") from error
+
+    def specs(self) -> list[TableSpec]:
+        """The tables."""
+        return [TableSpec.from_json(spec) for spec in self.tables]

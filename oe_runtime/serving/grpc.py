@@ -1,0 +1,163 @@
+"""A model over gRPC: TensorFlow Serving's PredictionService and ModelService, by tensorflow-serving-api."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.serving import requests
+from oe_runtime.serving.description import ServingError
+from oe_runtime.serving.model import InputError, Model
+
+_THREADS = 16
+
+
+class GrpcServer:
+    """Listens from its making on; `start` begins to answer."""
+
+    def __init__(self, name: str, model: Model, host: str, port: int, *, max_body_bytes: int) -> None:
+        """Raises ServingError for an address that cannot be had, or without the packages it takes."""
+        try:
+            import grpc
+            from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
+        except ImportError as error:
+            raise ServingError(
+                f"gRPC needs tensorflow-serving-api ({error}): pip install --no-deps tensorflow-serving-api"
+            ) from error
+        service = _Service(name, model, max_body_bytes)
+
+        class Prediction(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
+            def Predict(self, request: Any, context: Any) -> Any:
+                return service.answer(context, lambda: service.predict(request))
+
+            def GetModelMetadata(self, request: Any, context: Any) -> Any:
+                return service.answer(context, lambda: service.metadata(request))
+
+        class Status(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
+            def GetModelStatus(self, request: Any, context: Any) -> Any:
+                return service.answer(context, lambda: service.status(request))
+
+        self._server = grpc.server(
+            ThreadPoolExecutor(_THREADS, "oe-serving-grpc"),
+            options=[("grpc.max_receive_message_length", max_body_bytes), ("grpc.so_reuseport", 0)],
+        )
+        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Prediction(), self._server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Status(), self._server)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise ServingError(f"cannot listen on {address} for gRPC: {error}") from error
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Take no more requests; those under way have a second."""
+        self._server.stop(1).wait()
+
+
+class _NotFound(OeError):
+    """Another model or version than this."""
+
+
+class _Service:
+    def __init__(self, name: str, model: Model, max_body_bytes: int) -> None:
+        self._name = name
+        self._model = model
+        self._most = max_body_bytes
+
+    def answer(self, context: Any, work: Callable[[], Any]) -> Any:
+        import grpc
+
+        try:
+            return work()
+        except _NotFound as error:
+            code, message = grpc.StatusCode.NOT_FOUND, str(error)
+        except InputError as error:
+            code, message = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except (ServerLost, ServingError) as error:
+            code, message = grpc.StatusCode.UNAVAILABLE, str(error)
+        except OeError as error:
+            code, message = grpc.StatusCode.INTERNAL, str(error)
+        except Exception as error:
+            traceback.print_exc()
+            code = grpc.StatusCode.INTERNAL
+            message = f"internal error ({type(error).__name__}); the server's log has more"
+        context.abort(code, message)
+        return None
+
+    def predict(self, request: Any) -> Any:
+        import tensorflow as tf
+        from tensorflow_serving.apis import predict_pb2
+
+        self._check(request.model_spec)
+        inputs = {name: self._array(name, tensor) for name, tensor in request.inputs.items()}
+        outputs, version = self._model.predict_versioned(inputs)
+        self._check(request.model_spec, version)
+        unknown = set(request.output_filter) - outputs.keys()
+        if unknown:
+            raise InputError(f"the model has no output {sorted(unknown)[0]!r}; it has {', '.join(outputs)}")
+        reply = predict_pb2.PredictResponse()
+        self._describe(reply.model_spec, version)
+        for name in request.output_filter or outputs:
+            reply.outputs[name].CopyFrom(tf.make_tensor_proto(outputs[name]))
+        return reply
+
+    def metadata(self, request: Any) -> Any:
+        from google.protobuf import json_format
+        from tensorflow_serving.apis import get_model_metadata_pb2
+
+        self._check(request.model_spec)
+        if list(request.metadata_field) != ["signature_def"]:
+            raise InputError("metadata_field must be 'signature_def'")
+        found = requests.metadata(self._name, self._model)["metadata"]["signature_def"]["signature_def"]
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        json_format.ParseDict({"signature_def": found}, signatures)
+        reply = get_model_metadata_pb2.GetModelMetadataResponse()
+        self._describe(reply.model_spec, self._model.version)
+        reply.metadata["signature_def"].Pack(signatures)
+        return reply
+
+    def status(self, request: Any) -> Any:
+        from tensorflow_serving.apis import get_model_status_pb2
+
+        self._check(request.model_spec)
+        reply = get_model_status_pb2.GetModelStatusResponse()
+        found = requests.status(self._model.version)["model_version_status"][0]
+        entry = reply.model_version_status.add()
+        entry.version = int(found["version"])
+        entry.state = get_model_status_pb2.ModelVersionStatus.State.Value(found["state"])
+        return reply
+
+    def _check(self, spec: Any, version: int | None = None) -> None:
+        if spec.name != self._name:
+            raise _NotFound(f"Servable not found for request: model {spec.name!r}; this is {self._name!r}")
+        requests.check_signature(spec.signature_name)
+        have = self._model.version if version is None else version
+        if spec.HasField("version") and spec.version.value != have:
+            raise _NotFound(
+                f"Servable not found for request: version {spec.version.value} of {self._name}; it is {have}"
+            )
+
+    def _describe(self, spec: Any, version: int) -> None:
+        spec.name = self._name
+        spec.signature_name = requests.SIGNATURE
+        spec.version.value = version
+
+    def _array(self, name: str, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        # A proto may say that one value fills a shape of any size.
+        sizes = [dim.size for dim in tensor.tensor_shape.dim]
+        if any(size < 0 for size in sizes) or math.prod(sizes) > self._most:
+            raise InputError(f"input {name!r} has the shape {sizes}")
+        try:
+            return tf.make_ndarray(tensor)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"input {name!r} is not a tensor: {error}") from error

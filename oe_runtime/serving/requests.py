@@ -1,0 +1,157 @@
+"""TensorFlow Serving's REST requests and replies, as plain JSON values.
+
+https://www.tensorflow.org/tfx/serving/api_rest
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime.serving.description import Tensor
+from oe_runtime.serving.model import InputError, Model
+
+SIGNATURE = "serving_default"
+
+_DTYPES = {
+    "float16": "DT_HALF",
+    "bfloat16": "DT_BFLOAT16",
+    "float32": "DT_FLOAT",
+    "float64": "DT_DOUBLE",
+    "int8": "DT_INT8",
+    "int16": "DT_INT16",
+    "int32": "DT_INT32",
+    "int64": "DT_INT64",
+    "uint8": "DT_UINT8",
+    "uint16": "DT_UINT16",
+    "uint32": "DT_UINT32",
+    "uint64": "DT_UINT64",
+    "bool": "DT_BOOL",
+    "string": "DT_STRING",
+}
+
+
+def inputs_of(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any], bool]:
+    """The inputs by name in a predict request, and whether they come by row ("instances").
+
+    Raises InputError.
+    """
+    if not isinstance(request, dict):
+        raise InputError("the body is not a JSON object")
+    if unknown := request.keys() - {"signature_name", "instances", "inputs"}:
+        raise InputError(f"the request has an unknown field {sorted(unknown)[0]!r}")
+    check_signature(request.get("signature_name", ""))
+    if ("instances" in request) == ("inputs" in request):
+        raise InputError("the request must have one of 'instances' and 'inputs'")
+    if "inputs" in request:
+        inputs = request["inputs"]
+        if not isinstance(inputs, dict):
+            inputs = {_only(tensors): inputs}
+        return _without_base64(inputs, tensors), False
+    rows = request["instances"]
+    if not isinstance(rows, list) or not rows:
+        raise InputError("'instances' must be a list of at least one example")
+    named = [isinstance(row, dict) and row.keys() != {"b64"} for row in rows]
+    if not any(named):
+        return _without_base64({_only(tensors): rows}, tensors), True
+    first = rows[0].keys() if named[0] else set()
+    for i, row in enumerate(rows):
+        if not named[i] or row.keys() != first:
+            raise InputError(f"'instances': example {i} has other inputs than the first")
+    return _without_base64({name: [row[name] for row in rows] for name in first}, tensors), True
+
+
+def check_signature(name: Any) -> None:
+    """Raises InputError for one that the model has not."""
+    if name not in ("", SIGNATURE):
+        raise InputError(f"the model has no signature {name!r}; it has {SIGNATURE!r}")
+
+
+def _only(tensors: Sequence[Tensor]) -> str:
+    if len(tensors) != 1:
+        names = ", ".join(tensor.name for tensor in tensors)
+        raise InputError(f"the model has {len(tensors)} inputs ({names}): name each")
+    return tensors[0].name
+
+
+def _without_base64(inputs: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Texts may come as {"b64": …}."""
+    texts = {tensor.name for tensor in tensors if tensor.dtype == "string"}
+    return {name: _decoded(value) if name in texts else value for name, value in inputs.items()}
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if isinstance(value, dict) and value.keys() == {"b64"}:
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise InputError("'b64' is not text in base64") from None
+    return value.encode() if isinstance(value, str) else value
+
+
+def reply_of(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, Any]:
+    """The reply to a predict request."""
+    values = {name: _json(array) for name, array in outputs.items()}
+    if not by_row:
+        return {"outputs": next(iter(values.values())) if len(values) == 1 else values}
+    if len(values) == 1:
+        return {"predictions": next(iter(values.values()))}
+    rows = zip(*values.values(), strict=True)
+    return {"predictions": [dict(zip(values, row, strict=True)) for row in rows]}
+
+
+def _json(array: NDArray[Any]) -> Any:
+    if array.dtype.kind in "SO":
+        texts = [
+            item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in array.flat
+        ]
+        return np.array(texts, object).reshape(array.shape).tolist()
+    if array.dtype.kind not in "iufb":  # bfloat16
+        array = array.astype(np.float32)
+    return array.tolist()
+
+
+def status(version: int) -> dict[str, Any]:
+    """The reply to GET /v1/models/NAME."""
+    return {
+        "model_version_status": [
+            {
+                "version": str(version),
+                "state": "AVAILABLE",
+                "status": {"error_code": "OK", "error_message": ""},
+            }
+        ]
+    }
+
+
+def metadata(name: str, model: Model) -> dict[str, Any]:
+    """The reply to GET /v1/models/NAME/metadata."""
+    signature = {
+        "inputs": {tensor.name: _tensor_info(tensor) for tensor in model.inputs},
+        "outputs": {tensor.name: _tensor_info(tensor) for tensor in model.outputs},
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    return {
+        "model_spec": {"name": name, "signature_name": "", "version": str(model.version)},
+        "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature}}},
+    }
+
+
+def _tensor_info(tensor: Tensor) -> dict[str, Any]:
+    sizes = tensor.shape or []
+    return {
+        "dtype": _DTYPES.get(tensor.dtype, "DT_INVALID"),
+        "tensor_shape": {
+            "dim": [{"size": str(-1 if size is None else size), "name": ""} for size in sizes],
+            "unknown_rank": tensor.shape is None,
+        },
+        "name": tensor.name,
+    }

@@ -1,0 +1,216 @@
+"""A model over HTTP, on the standard library's server."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.serving import requests
+from oe_runtime.serving.description import ServingError
+from oe_runtime.serving.model import InputError, Model
+
+_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+))?(?P<verb>:\w+|/metadata)?")
+_IDLE = 60.0  # seconds that a connection may be silent
+
+
+class RestServer(ThreadingHTTPServer):
+    """Listens from its making on; `start` begins to answer, in a thread."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        host: str,
+        port: int,
+        *,
+        max_body_bytes: int = 64 << 20,
+        max_connections: int = 256,
+    ) -> None:
+        """Raises ServingError for an address that cannot be had."""
+        self.name = name
+        self.model = model
+        self.max_body_bytes = max_body_bytes
+        self._places = threading.BoundedSemaphore(max_connections)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ServingError(f"cannot listen on {host}:{port}: {error}") from error
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        threading.Thread(target=self.serve_forever, name="oe-serving-rest", daemon=True).start()
+
+    def stop(self) -> None:
+        """Take no more requests."""
+        self.shutdown()
+        self.server_close()
+
+    def server_bind(self) -> None:
+        """As TCPServer's: that of HTTPServer looks the host's name up, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there is a place."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        try:
+            request.settimeout(1)
+            request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        except OSError:
+            pass
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Gives the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections end as they like; anything else is a fault of ours."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            traceback.print_exc()
+
+
+class _Refusal(Exception):
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RestServer
+    protocol_version = "HTTP/1.1"
+    server_version = "oe_runtime"
+    sys_version = ""
+    timeout = _IDLE
+    disable_nagle_algorithm = True  # head and body are two writes
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server refuses by itself, as JSON too."""
+        self.close_connection = True
+        self._reply(code, {"error": message or HTTPStatus(code).phrase})
+
+    def _answer(self, work: Any) -> None:
+        try:
+            status, reply = HTTPStatus.OK, work()
+        except _Refusal as refusal:
+            status, reply = refusal.status, {"error": str(refusal)}
+        except InputError as error:
+            status, reply = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        except (ServerLost, ServingError) as error:
+            status, reply = HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        except OeError as error:
+            status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)}
+        except OSError:  # the connection
+            self.close_connection = True
+            return
+        except Exception as error:
+            traceback.print_exc()
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            reply = {"error": f"internal error ({type(error).__name__}); the server's log has more"}
+        self._reply(status, reply)
+
+    def _reply(self, status: int, reply: Any) -> None:
+        body = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _target(self) -> tuple[str | None, int | None]:
+        """What is asked of the model, and the version that is meant."""
+        match = _PATH.fullmatch(self.path.partition("?")[0])
+        if match is None:
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {self.path}; see /v1/models/NAME")
+        if match["name"] != self.server.name:
+            raise _Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"Servable not found for request: model {match['name']!r}; this is {self.server.name!r}",
+            )
+        return match["verb"], None if match["version"] is None else int(match["version"])
+
+    def _check_version(self, wanted: int | None, have: int) -> None:
+        if wanted not in (None, have):
+            raise _Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"Servable not found for request: version {wanted} of {self.server.name}; it is {have}",
+            )
+
+    def _get(self) -> Any:
+        verb, version = self._target()
+        model = self.server.model
+        self._check_version(version, model.version)
+        if verb is None:
+            return requests.status(model.version)
+        if verb == "/metadata":
+            return requests.metadata(self.server.name, model)
+        raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{verb[1:]} takes POST")
+
+    def _post(self) -> Any:
+        body = self._body()
+        verb, version = self._target()
+        if verb != ":predict":
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"{self.path}: of a model only :predict takes POST")
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise _Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
+        model = self.server.model
+        inputs, by_row = requests.inputs_of(request, model.inputs)
+        outputs, answered = model.predict_versioned(inputs)
+        self._check_version(version, answered)
+        return requests.reply_of(outputs, by_row=by_row)
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length")
+        if length is None or not length.isdecimal():
+            self.close_connection = True
+            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
+        if int(length) > self.server.max_body_bytes:
+            self.close_connection = True
+            raise _Refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has {length} bytes; this server takes {self.server.max_body_bytes}",
+            )
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise ConnectionError("the client has left")
+        return body

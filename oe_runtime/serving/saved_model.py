@@ -1,0 +1,111 @@
+"""SavedModels as they are served: with or without the rows inside. Imports TensorFlow."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from oe_runtime.client import Client
+from oe_runtime.serving.description import FILE, Description, ServingError, Tensor
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def load(path: Path) -> WithoutRows | WithRows:
+    """What is at `path`; ServingError for what is no SavedModel."""
+    if not (path / "saved_model.pb").exists():
+        raise ServingError(
+            f"{path} is not a model to serve: save_serving_model or save_as_original_model writes one"
+        )
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ServingError(f"{path}: TensorFlow cannot load it: {error}") from error
+    if (path / FILE).exists():
+        return WithoutRows(path, loaded, Description.read(path / FILE))
+    return WithRows(path, loaded)
+
+
+class WithRows:
+    """A SavedModel that has all that it needs, served by its signature."""
+
+    def __init__(self, path: Path, loaded: Any) -> None:
+        try:
+            self._function = loaded.signatures["serving_default"]
+        except KeyError:
+            raise ServingError(f"{path} has no signature serving_default") from None
+        self._loaded = loaded  # its variables live as long as it does
+        self.inputs = [_tensor(n, s) for n, s in self._function.structured_input_signature[1].items()]
+        self.outputs = [_tensor(name, spec) for name, spec in self._function.structured_outputs.items()]
+
+    def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Outputs by name."""
+        outputs = self._function(**{name: tf.constant(array) for name, array in inputs.items()})
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+class WithoutRows:
+    """One that is given the rows it needs."""
+
+    def __init__(self, path: Path, loaded: Any, description: Description) -> None:
+        self._path = path
+        self._loaded = loaded
+        self.description = description
+        self.inputs = description.inputs
+        self.outputs = description.outputs
+        self._weights = dict(zip(description.weights, loaded.weights, strict=True))
+
+    def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
+        """Outputs by name, with the rows that `client` has now."""
+        tensors = [tf.constant(inputs[tensor.name]) for tensor in self.inputs]
+        ids = [np.asarray(part) for part in self._loaded.ids(*tensors)]
+        names = [spec["name"] for spec in self.description.tables]
+        lookups = self.description.lookups
+        rows: list[Any] = [None] * len(lookups)
+        if lookups:
+            # The client made its tables in the description's order.
+            pulled = client.pull(ids, [(names.index(lookup.table), lookup.ids) for lookup in lookups])
+            for group in pulled.groups:
+                parts = np.split(group.inverse, np.cumsum(group.sizes)[:-1])
+                for lookup, part in zip(group.lookups, parts, strict=True):
+                    rows[lookup] = tf.constant(group.rows[part])
+        outputs = self._loaded.forward(*rows, *tensors)
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
+    def read_weights(self, file: Path) -> list[NDArray[Any]]:
+        """What a checkpoint's dense.npz has for this model's variables.
+
+        Raises ServingError naming the variable that is missing or another one.
+        """
+        arrays = []
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                for name, variable in self._weights.items():
+                    if name not in content.files:
+                        raise ServingError(f"{file}: variable {name} of {self._path} is missing")
+                    array = content[name]
+                    want = (tuple(variable.shape), variable.dtype.as_numpy_dtype)
+                    if (array.shape, array.dtype) != want:
+                        raise ServingError(
+                            f"{file}: variable {name} is {array.dtype} of shape {array.shape}, but that of "
+                            f"{self._path} is {variable.dtype.name} of shape {want[0]}"
+                        )
+                    arrays.append(array)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise ServingError(f"{file}: cannot be read as a dense checkpoint: {error}") from error
+        return arrays
+
+    def use_weights(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """From now on. What `read_weights` returned."""
+        for variable, array in zip(self._weights.values(), arrays, strict=True):
+            variable.assign(array)
+
+
+def _tensor(name: str, spec: Any) -> Tensor:
+    return Tensor(name, spec.dtype.name, None if spec.shape.rank is None else spec.shape.as_list())
