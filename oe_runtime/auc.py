@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,11 @@ class StreamingAuc:
         self._counts[1] += np.bincount(bins[positive], minlength=_BINS)
         self._counts[0] += np.bincount(bins[~positive], minlength=_BINS)
         self._loss -= float(np.log(np.where(positive, p, 1 - p)).sum())
+
+    def gather(self, total: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> None:
+        """Replace what was counted by what `total` makes of it: the sum over several processes."""
+        self._counts = total(self._counts).astype(np.int64)
+        self._loss = float(total(np.array([self._loss]))[0])
 
     @property
     def rows(self) -> int:

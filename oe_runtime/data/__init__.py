@@ -5,7 +5,6 @@ from oe_runtime.data.batches import (
     Split,
     holdout_batches,
     open_source,
-    rank_batches,
     training_batches,
 )
 from oe_runtime.data.errors import DataError
@@ -20,6 +19,5 @@ __all__ = [
     "field_rows",
     "holdout_batches",
     "open_source",
-    "rank_batches",
     "training_batches",
 ]

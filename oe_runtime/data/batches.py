@@ -100,21 +100,6 @@ def training_batches(source: Source, split: Split, batch_size: int, skip: int = 
     return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
 
 
-def rank_batches(
-    source: Source, split: Split, batch_size: int, rank: int, workers: int, skip: int = 0
-) -> Iterator[Batch]:
-    """What worker `rank` of `workers` has of `training_batches`, for synchronous training.
-
-    Each batch of `batch_size` rows is cut into a part for each worker. So the workers together see the same
-    rows in the same steps whatever their number is, and a run goes on at the same batch with another number.
-    Parts differ by a row at most; the last batch's may be empty, and its step is done all the same.
-    """
-    if not 0 <= rank < workers:
-        raise ValueError(f"worker {rank} of {workers}: expected 0 up to {workers - 1}")
-    for batch in training_batches(source, split, batch_size, skip):
-        yield batch.slice(batch.rows * rank // workers, batch.rows * (rank + 1) // workers)
-
-
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
     """The held-out rows in order; the last batch may be shorter."""
     return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)

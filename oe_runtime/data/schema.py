@@ -37,6 +37,15 @@ class Batch(NamedTuple):
         """Number of rows."""
         return len(self.labels)
 
+    def part(self, rank: int, of: int) -> Batch:
+        """What worker `rank` of `of` has of a batch that all train together.
+
+        Parts differ by a row at most; of a small batch one may be empty, and its step is done all the same.
+        """
+        if not 0 <= rank < of:
+            raise ValueError(f"worker {rank} of {of}: expected 0 up to {of - 1}")
+        return self.slice(self.rows * rank // of, self.rows * (rank + 1) // of)
+
     def slice(self, start: int, stop: int) -> Batch:
         """Rows start..stop (views, no copy)."""
         return Batch(self.dense[start:stop], self.ids[start:stop], self.labels[start:stop])

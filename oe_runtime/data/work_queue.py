@@ -1,7 +1,7 @@
 """Ranges of the input, shared by the workers of a job: each is read once an epoch, by whoever comes first.
 
 The counterpart of DeepRec's WorkQueue, for asynchronous training, where a slow worker takes fewer ranges and
-holds nobody up. (Synchronous workers split each batch instead, see `batches.rank_batches`.) `WorkQueue` is
+holds nobody up. (Synchronous workers split each batch instead, see `Batch.part`.) `WorkQueue` is
 the state alone, plain values in and out; `shared_queue.SharedWorkQueue` keeps one in a directory.
 """
 

@@ -19,6 +19,9 @@ class Workers(Protocol):
     one this is.
     """
 
+    wish: Any  # a float32 variable: not 0 where this worker wishes that all stop
+    wishes: Any  # the sum of it in all workers, as of the last step
+
     @property
     def rank(self) -> int:
         """Which of them this is."""
@@ -30,7 +33,7 @@ class Workers(Protocol):
         ...
 
     def sum(self, values: Any, what: int) -> Any:
-        """Of a float32 tensor, of equal shape (N,) in all workers, the sum; the same bits in each.
+        """Of a tensor of numbers, of equal shape (N,) in all workers, the sum; the same bits in each.
 
         `what` is one number for each place that sums, the same in all workers. Works in a tf.function too.
         """
@@ -59,6 +62,8 @@ class TensorFlowWorkers:
                 tf.train.ClusterSpec({"worker": list(endpoints)}), task_type="worker", task_id=rank
             )
         )
+        self.wish = tf.Variable(0.0, trainable=False)
+        self.wishes = tf.Variable(0.0, trainable=False)
 
     def sum(self, values: Any, what: int) -> Any:
         """See Workers."""
@@ -84,10 +89,13 @@ def weighted_mean(
     which the servers add to the others'. A worker without examples has none.
     """
     mine = tf.cast(examples, tf.float32)
-    flat = tf.concat([*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine]], 0)
+    flat = tf.concat(
+        [*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine, workers.wish]], 0
+    )
     total = workers.sum(flat, GRADIENTS)
     sizes = [g.shape.num_elements() for g in dense]
-    *parts, all_examples = tf.split(total, [*sizes, 1])
+    *parts, all_examples, wishes = tf.split(total, [*sizes, 1, 1])
+    workers.wishes.assign(wishes[0])
     whole = tf.maximum(all_examples[0], 1.0)
     means = [
         tf.cast(tf.reshape(part / whole, g.shape), g.dtype) for part, g in zip(parts, dense, strict=True)

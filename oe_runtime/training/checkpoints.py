@@ -12,6 +12,7 @@ A pool:
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
+from oe_runtime.training.followers import go_back_to
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 
 _POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
@@ -96,9 +99,10 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
 class Checkpoints:
     """The checkpoints of one run: takes them while it goes on, and goes back to them."""
 
-    def __init__(self, options: Options, model: Any, client: Client | None) -> None:
+    def __init__(self, options: Options, model: Any, client: Client | None, ranks: Ranks) -> None:
         """`model` is compiled: its tables exist. Raises RunError for pools that cannot be had."""
         self._options = options
+        self._ranks = ranks
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client
@@ -156,14 +160,19 @@ class Checkpoints:
         self.settle()  # what became durable everywhere just before is worth having
         self._pending = None
         saved, lost = self._choose()
-        if saved.pool is not None and self._client is not None:
-            self._client.recover(saved.pool["checkpoint"])
-            self._in_files = None
-            self._check_rows(saved, self._rows(self._client.stats()["servers"]))
-        elif self._client is not None:
-            self._client.restore(*checkpoint.chain(saved.path))
-            self._in_files = saved.path
+        if self._client is not None:
+            target = {
+                "pool": None if saved.pool is None else saved.pool["checkpoint"],
+                "files": [] if saved.pool else [str(one.absolute()) for one in checkpoint.chain(saved.path)],
+                "position": asdict(saved.position),
+            }
+            self._ranks.share(json.dumps(target).encode())
+            go_back_to(self._client, target)
+            self._in_files = saved.path if saved.pool is None else None
+            if saved.pool is not None:
+                self._check_rows(saved, self._rows(self._client.stats()["servers"]))
         dense.load(self._model, saved.path)
+        self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch, Source, Split, holdout_batches, training_batches
 from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
@@ -26,6 +28,8 @@ from oe_runtime.training.stopping import StopRequest
 
 class Trainee(Protocol):
     """A compiled model, stock or with served embeddings."""
+
+    ranks: Ranks  # the workers who train it
 
     def train(self, batch: Batch) -> None:
         """One step."""
@@ -57,8 +61,8 @@ class Loop:
         options: Options,
         source: Source,
         trainee: Trainee,
-        checkpoints: Checkpoints,
-        directory: RunDirectory,
+        checkpoints: Checkpoints | FollowingCheckpoints,
+        directory: RunDirectory | FollowingDirectory,
         view: View,
         stop: StopRequest,
         figures: ServerFigures,
@@ -67,6 +71,7 @@ class Loop:
         self._source = source
         self._split = Split(options.holdout)
         self._trainee = trainee
+        self._ranks = trainee.ranks
         self._checkpoints = checkpoints
         self._directory = directory
         self._view = view
@@ -74,6 +79,7 @@ class Loop:
         self._figures = figures
         self._clock = _Clock()
         self.saved: Saved | None = None  # the latest checkpoint
+        self.step = 0  # that was begun last
 
     def train(self, start: Position) -> Position:
         """Train from `start` to the end of the last epoch or to --steps; the end is checkpointed.
@@ -117,9 +123,13 @@ class Loop:
         if not self._options.holdout or not self._options.eval:
             return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
-            if self._stop:
+            if self._ranks.asked(self._stop):
                 raise self.interrupted()
-            auc.update(batch.labels, self._trainee.predict(batch))
+            part = batch.part(self._ranks.rank, self._ranks.count)
+            if part.rows:
+                auc.update(part.labels, self._trainee.predict(part))
+        if self._ranks.count > 1:
+            auc.gather(self._ranks.sum)
         return auc
 
     def speed(self) -> tuple[float, float]:
@@ -138,14 +148,18 @@ class Loop:
         return min(limits)
 
     def _step(self, position: Position, batch: Batch) -> Position:
+        self.step = position.step + 1
+        self._ranks.wish(self._stop)
         every = self._options.timeline
-        with self._directory.traced() if every and (position.step + 1) % every == 0 else nullcontext():
-            self._trainee.train(batch)
+        with self._directory.traced() if every and self.step % every == 0 else nullcontext():
+            self._trainee.train(batch.part(self._ranks.rank, self._ranks.count))
         self._clock.add(batch.rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
         every = self._options.checkpoint_steps
-        due, stop = bool(every) and position.step % every == 0, bool(self._stop)
+        due, stop = bool(every) and position.step % every == 0, self._ranks.wished(self._stop)
+        if due or stop:
+            self._ranks.meet()  # all have pushed
         # A checkpoint ends a window, so that a resumed run reports the same means.
         if due or stop or position.step % self._options.log_every == 0:
             self._log(position)

@@ -12,7 +12,7 @@ from typing import Any
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES, TLS
-from oe_runtime.training import policies
+from oe_runtime.training import policies, worker_options
 from oe_runtime.training.argument_types import count, number, rate, share, widths
 from oe_runtime.training.optimizers import LEARNING_RATES
 
@@ -28,13 +28,18 @@ examples:
   python -m oe_runtime.train --data 'day_*.gz' --servers 127.0.0.1:7000,127.0.0.1:7001 \\
       --token-file token --run-dir runs/first --checkpoint-steps 500
 
+  # two workers, each started like this with its own --rank
+  python -m oe_runtime.train --data 'day_*.gz' --servers 10.0.0.1:7000 --token-file token \\
+      --run-dir runs/two --workers 10.0.0.2:7100,10.0.0.3:7100 --rank 0
+
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
 The run directory holds config.json, metrics.jsonl (one event a line), tensorboard/, checkpoints/ and, at the
 end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
 docs/deeprec-flags.md has DeepRec's flags and what they are called here.
-Exit codes: 0 finished, 1 error, 130 interrupted (a checkpoint was written; --resume goes on from it).
+Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a checkpoint was written;
+--resume goes on from it).
 """
 
 
@@ -51,6 +56,9 @@ class Options:
     checkpoint_transfer: str
     job: str
     server_wait: int
+    workers: tuple[str, ...]
+    rank: int
+    worker_wait: int
     in_process: bool
     stock: bool
     storage: str
@@ -168,7 +176,8 @@ def parser() -> argparse.ArgumentParser:
         default=300,
         metavar="SECONDS",
         help="with --servers: how long a server that is gone may take to come back at its address; training "
-        "then goes on from the latest checkpoint; 0 ends the run at once (default 300)",
+        "then goes on from the latest checkpoint; 0 ends the run at once, as do several workers (default "
+        "300)",
     )
     p.add_argument("--storage", choices=STORAGES, help="with --in-process: kind of memory (default dram)")
     p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")
@@ -181,6 +190,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--storage-size", type=count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
     )
+
+    worker_options.add_arguments(p)
 
     m = p.add_argument_group("model")
     m.add_argument("--model", choices=models.NAMES, default="deepfm", help="default deepfm")
@@ -247,7 +258,13 @@ def parser() -> argparse.ArgumentParser:
     )
 
     t = p.add_argument_group("training")
-    t.add_argument("--batch-size", type=count(1), default=4096, help="rows a step (default 4096)")
+    t.add_argument(
+        "--batch-size",
+        type=count(1),
+        default=4096,
+        help="rows a step (default 4096), of all workers together: where Horovod's and DeepRec's batch is "
+        "of each worker, give that times their number",
+    )
     t.add_argument("--epochs", type=count(1), help="passes over the data (default 1, or as --steps needs)")
     t.add_argument("--steps", type=count(1), help="stop after so many steps in all")
     t.add_argument("--optimizer", choices=tuple(LEARNING_RATES), default="adagrad", help="default adagrad")
@@ -371,7 +388,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--storage-path goes with --storage pmem_libpmem, dram_pmem or pmem_memkind")
     if bool(a.storage_cache) != (a.storage == "dram_pmem"):
         p.error("--storage dram_pmem and --storage-cache go together")
-    servers = _endpoints(p, a.servers) if a.servers is not None else ()
+    servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
+    workers, rank = worker_options.settle(p, a)
     if a.token_file is not None and not servers:
         p.error("--token-file goes with --servers")
     if a.checkpoint_transfer != "shared" and not servers:
@@ -387,6 +405,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,
+        "workers": workers if len(workers) > 1 else (),
+        "rank": rank,
         "storage": a.storage or "dram",
         "storage_path": a.storage_path or "",
         "storage_size": a.storage_size or 0,
@@ -396,14 +416,3 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",
     }
     return Options(**values)
-
-
-def _endpoints(p: argparse.ArgumentParser, text: str) -> tuple[str, ...]:
-    endpoints = tuple(e.strip() for e in text.split(","))
-    for endpoint in endpoints:
-        host, colon, port = endpoint.rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            p.error(f"--servers: '{endpoint}' is not HOST:PORT")
-    if len(set(endpoints)) < len(endpoints):
-        p.error(f"--servers: an endpoint is named twice in {text}")
-    return endpoints

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
-from oe_runtime.errors import GradientError, OeError, ServerLost
+from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
-from oe_runtime.spec import StorageSpec
+from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
+from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import LostServer
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View, duration, view
+from oe_runtime.training.ranks import Stopped, check_agreement, losses_of_workers
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 
-INTERRUPTED = 130
+WORKER_LOST, INTERRUPTED = 3, 130
 
 
 def run(options: Options) -> int:
@@ -31,36 +34,45 @@ def run(options: Options) -> int:
 
 
 def _run(options: Options, stop: StopRequest) -> int:
-    directory: RunDirectory | None = None
+    directory: RunDirectory | FollowingDirectory | None = None
+    first = options.rank == 0
     client: Client | None = None
     try:
         # What can be wrong is looked at before TensorFlow is imported and before anything is written.
         source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
         source.check()
-        _check_export(options)
-        if options.resume:
+        if first:
+            _check_export(options)
+        if options.resume and first:
             check_resume(options)
         client = _connect(options)
-        if client is not None and not options.resume:
+        if client is not None and first and not options.resume:
             _refuse_trained(client)
-        directory = RunDirectory(options)
+        directory = RunDirectory(options) if first else FollowingDirectory(options)
         with view() as screen:
             try:
-                _train(options, source, client, directory, screen, stop)
+                with losses_of_workers(options):
+                    _train(options, source, client, directory, screen, stop)
+            except Stopped:
+                directory.event("interrupted", step=0, path=None)
+                screen.say(f"stopped ({stop.reason}) while the workers were not all there")
+                return INTERRUPTED
             except Interrupted as interrupted:
                 path = interrupted.path
                 directory.event(
                     "interrupted", step=interrupted.position.step, path=None if path is None else str(path)
                 )
                 screen.say(_interrupted(options, stop, interrupted))
+                _leave(client)
                 return INTERRUPTED
+        _leave(client)
         return 0
     except OeError as error:
         message = _message(error, options)
         if directory is not None:
             directory.event("error", message=message)
         print(f"error: {message}", file=sys.stderr)
-        return 1
+        return WORKER_LOST if isinstance(error, WorkerLost) else 1
     except Exception as error:
         # A fault of ours: the traceback is wanted, and those who watch the run must see its end.
         if directory is not None:
@@ -77,24 +89,32 @@ def _train(
     options: Options,
     source: Source,
     client: Client | None,
-    directory: RunDirectory,
+    directory: RunDirectory | FollowingDirectory,
     screen: View,
     stop: StopRequest,
 ) -> None:
     from oe_runtime.training.trainee import KerasTrainee
 
     screen.say(_opening(options))
-    trainee = KerasTrainee(options, client)
-    if client is not None and not options.resume:
+    trainee = KerasTrainee(options, client, stop)
+    check_agreement(options, trainee.ranks)
+    if client is not None and options.rank == 0 and not options.resume:
         _refuse_trained(client)  # what the servers' storage held is there since the tables are
-    checkpoints = Checkpoints(options, trainee.model, client)
+    checkpoints: Checkpoints | FollowingCheckpoints
     start, resumed = Position(), None
-    if options.resume:
-        resumed, lost = checkpoints.go_back()
-        start = resumed.position
-        if lost:
-            screen.say(lost)
-    figures = ServerFigures(client, directory, options.stats_seconds)
+    if client is not None and options.rank:
+        checkpoints = FollowingCheckpoints(trainee.model, client, trainee.ranks)
+        if options.resume:
+            start = checkpoints.go_back()
+    else:
+        checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
+        if options.resume:
+            resumed, lost = checkpoints.go_back()
+            start = resumed.position
+            if lost:
+                screen.say(lost)
+    trainee.ranks.meet()  # before anybody pushes
+    figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
     loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
@@ -113,9 +133,12 @@ def _train(
         screen.say(f"going on from step {start.step}, {resumed.path}")
     screen.total(loop.steps(), start.step)
     began = time.perf_counter()
-    if stop:
+    if trainee.ranks.asked(stop):
         raise loop.interrupted()
-    servers = LostServer(options, client, checkpoints, directory, screen, stop)
+    servers = None
+    # Several workers do not wait for servers: some may be in the middle of a step, which others cannot know.
+    if isinstance(checkpoints, Checkpoints) and isinstance(directory, RunDirectory) and not options.workers:
+        servers = LostServer(options, client, checkpoints, directory, screen, stop)
     end = position = start
     while True:
         try:
@@ -128,6 +151,8 @@ def _train(
             auc = loop.evaluate()
             break
         except ServerLost as error:
+            if servers is None:
+                raise
             position = servers.recover(error, loop)
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
@@ -144,7 +169,8 @@ def _train(
         total_seconds=round(time.perf_counter() - began, 3),
         samples_per_s=round(speed, 1),
     )
-    screen.say(f"run directory {directory.path}, with report.html")
+    if not options.rank:
+        screen.say(f"run directory {directory.path}, with report.html")
 
 
 def _connect(options: Options) -> Client | None:
@@ -170,7 +196,17 @@ def _connect(options: Options) -> Client | None:
         tls=options.tls,
         checkpoint_transfer=options.checkpoint_transfer,
         job=options.job,
+        worker=Worker(options.rank, len(options.workers), wait=float(options.worker_wait))
+        if options.workers
+        else None,
     )
+
+
+def _leave(client: Client | None) -> None:
+    """Tell the servers that this is the end, not a loss."""
+    if client is not None:
+        with contextlib.suppress(OeError):
+            client.leave()
 
 
 def _refuse_trained(client: Client) -> None:
@@ -213,6 +249,8 @@ def _opening(options: Options) -> str:
 
 
 def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) -> str:
+    if options.rank:
+        return f"stopped ({stop.reason}); worker 0 says after which step"
     if interrupted.path is None:
         return f"stopped ({stop.reason}) before the first step; there is nothing to resume"
     return (
@@ -224,9 +262,12 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
 def _message(error: OeError, options: Options) -> str:
     if isinstance(error, GradientError):
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
-    if not isinstance(error, ServerLost):
+    if not isinstance(error, (ServerLost, WorkerLost)):
         return str(error)
+    whom = "the servers and run" if isinstance(error, ServerLost) else "all workers"
+    if options.rank:
+        return f"{error} (start all workers again with --resume)"
     last = newest(options.run_dir)
     if last is None:
-        return f"{error} (no checkpoint was written yet: start the servers and run again)"
-    return f"{error} (the last checkpoint is {last.path.name}: start the servers and run again with --resume)"
+        return f"{error} (no checkpoint was written yet: start {whom} again)"
+    return f"{error} (the last checkpoint is {last.path.name}: start {whom} again with --resume)"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oe_runtime.client import Client
+from oe_runtime.training.followers import FollowingDirectory
 from oe_runtime.training.run_directory import RunDirectory
 
 
@@ -17,7 +18,9 @@ class ServerFigures:
     since the server's start) and, at the end, `tables` (rows and bytes of each, all servers together).
     """
 
-    def __init__(self, client: Client | None, directory: RunDirectory, seconds: float) -> None:
+    def __init__(
+        self, client: Client | None, directory: RunDirectory | FollowingDirectory, seconds: float
+    ) -> None:
         self._client = client
         self._directory = directory
         self._seconds = seconds

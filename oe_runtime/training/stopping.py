@@ -22,10 +22,16 @@ class StopRequest:
         self.reason = ""
 
     def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.listen()
         if self._with_parent:
             threading.Thread(target=self._watch_stdin, name="watch-stdin", daemon=True).start()
         return self
+
+    def listen(self) -> None:
+        """Listen to the signals, again after a library has taken them."""
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

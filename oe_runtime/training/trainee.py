@@ -20,7 +20,9 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
+from oe_runtime.training.ranks import Alone, Ranks, Together, meet
 from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.stopping import StopRequest
 
 # Smaller embeddings stay in the model, where a dense update costs less than a lookup.
 _SERVED_ROWS = 64
@@ -32,10 +34,15 @@ _NOISE = (b"I0000 ", b"W0000 ", b"WARNING: All log messages before absl::Initial
 class KerasTrainee:
     """The options' model: stock when `client` is None, else with its embeddings on the client's servers."""
 
-    def __init__(self, options: Options, client: Client | None) -> None:
+    def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
+        """With several workers, waits until all are there; see `ranks.meet` for what that raises."""
+        if options.workers:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what it says of a lost worker, we say
         keras = import_keras(
             deterministic=options.deterministic, threads=(options.inter_threads, options.intra_threads)
         )
+        workers = meet(options, stop) if options.workers else None
+        self.ranks: Ranks = Together(workers) if workers else Alone()
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
             options.model,
@@ -53,7 +60,9 @@ class KerasTrainee:
         if client is not None:
             import oe_runtime.keras as embed
 
-            self.model = embed.distributed_model(self.model, client, sparse_as_dense_size=_SERVED_ROWS)
+            self.model = embed.distributed_model(
+                self.model, client, sparse_as_dense_size=_SERVED_ROWS, workers=workers
+            )
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(
             optimizer,
@@ -65,12 +74,27 @@ class KerasTrainee:
 
     def train(self, batch: Batch) -> None:
         """One step on the batch."""
+        before = [] if batch.rows else [(v, np.asarray(v)) for v in self._metrics()]
         self._logs = self.model.train_on_batch(_inputs(batch), batch.labels[:, None], return_dict=True)
+        for variable, value in before:  # the mean over no rows is not a number
+            variable.assign(value)
 
     def window(self) -> tuple[float, float]:
-        """Mean loss and AUC (Keras's, 200 thresholds) of the steps since the last call."""
+        """Mean loss and AUC (Keras's, 200 thresholds) of all workers' steps since the last call."""
+        if self.ranks.count > 1:
+            variables = self._metrics()
+            sums = self.ranks.sum(np.concatenate([np.ravel(v) for v in variables]))
+            for variable in variables:
+                size = int(np.prod(variable.shape))
+                variable.assign(np.reshape(sums[:size], variable.shape))
+                sums = sums[size:]
+            self._logs = self.model.get_metrics_result()
         self.model.reset_metrics()
         return float(self._logs["loss"]), float(self._logs["auc"])
+
+    def _metrics(self) -> list[Any]:
+        """What Keras sums up in the steps for the mean loss and the AUC."""
+        return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Click probabilities, shape (B,)."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from oe_runtime.data import DataError, Split, open_source, rank_batches, training_batches
+from oe_runtime.data import DataError, Split, open_source, training_batches
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
 from oe_runtime.data.schema import COLUMNS, concatenate
@@ -181,13 +181,12 @@ def test_synchronous_workers_have_the_batches_of_one(workers: int) -> None:
     source, split = open_source(str(EXCERPT)), Split(0.1)
     whole = list(training_batches(source, split, 49))
     assert [batch.rows for batch in whole] == [49, 49, 49, 33]
-    for skip in (0, 2):
-        parts = zip(*(rank_batches(source, split, 49, r, workers, skip) for r in range(workers)), strict=True)
-        for batch, of_ranks in zip(whole[skip:], parts, strict=True):
-            assert max(p.rows for p in of_ranks) - min(p.rows for p in of_ranks) <= 1
-            np.testing.assert_array_equal(concatenate(list(of_ranks)).ids, batch.ids)
+    for batch in whole:
+        parts = [batch.part(rank, workers) for rank in range(workers)]
+        assert max(p.rows for p in parts) - min(p.rows for p in parts) <= 1
+        np.testing.assert_array_equal(concatenate(parts).ids, batch.ids)
     with pytest.raises(ValueError, match="worker 2 of 2"):
-        next(rank_batches(source, split, 49, 2, 2))
+        whole[0].part(2, 2)
 
 
 WORKER = """

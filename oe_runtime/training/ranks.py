@@ -1,0 +1,248 @@
+"""The workers of a run, as far as they must agree on more than gradients and rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime.errors import WorkerLost
+from oe_runtime.training.options import Options
+from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from oe_runtime.keras.workers import TensorFlowWorkers
+
+_FIRST_SUM = 16  # oe_runtime.keras.workers has the numbers below
+_CHUNK = 1 << 18  # int32 values of a message: all have one size
+_POLL = 0.2  # seconds
+
+
+class Ranks(Protocol):
+    """All workers call the same methods in the same order; each waits for all."""
+
+    @property
+    def rank(self) -> int:
+        """Which worker this is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def wish(self, stop: StopRequest) -> None:
+        """Before a step: tell the others whether this one was asked to stop."""
+        ...
+
+    def wished(self, stop: StopRequest) -> bool:
+        """After the step: whether any was."""
+        ...
+
+    def asked(self, stop: StopRequest) -> bool:
+        """Between steps: whether any was."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all have come here, with what they did before."""
+        ...
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Of all workers' float32, float64, int32 or int64 arrays of one shape."""
+        ...
+
+    def share(self, value: bytes) -> bytes:
+        """What worker 0 has given."""
+        ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One worker."""
+
+    rank: int = 0
+    count: int = 1
+
+    def wish(self, stop: StopRequest) -> None:
+        """See Ranks."""
+
+    def wished(self, stop: StopRequest) -> bool:
+        """See Ranks."""
+        return bool(stop)
+
+    def asked(self, stop: StopRequest) -> bool:
+        """See Ranks."""
+        return bool(stop)
+
+    def meet(self) -> None:
+        """See Ranks."""
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """See Ranks."""
+        return values
+
+    def share(self, value: bytes) -> bytes:
+        """See Ranks."""
+        return value
+
+
+class Together:
+    """Several workers, through TensorFlow's collectives."""
+
+    def __init__(self, workers: TensorFlowWorkers) -> None:
+        self._workers = workers
+        self.rank, self.count = workers.rank, workers.count
+        self._wish = False
+        self._sums: dict[tuple[str, int], int] = {}  # each number is for one type and size
+
+    def wish(self, stop: StopRequest) -> None:
+        """See Ranks. Goes along with the step's gradients."""
+        if bool(stop) != self._wish:
+            self._wish = bool(stop)
+            self._workers.wish.assign(float(self._wish))
+
+    def wished(self, stop: StopRequest) -> bool:
+        """See Ranks."""
+        return self._agreed(stop, float(self._workers.wishes.numpy()) > 0)
+
+    def asked(self, stop: StopRequest) -> bool:
+        """See Ranks."""
+        return self._agreed(stop, self.sum(np.array([bool(stop)], np.float32))[0] > 0)
+
+    def meet(self) -> None:
+        """See Ranks."""
+        self.sum(np.zeros(1, np.float32))
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """See Ranks."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        what = self._sums.setdefault((flat.dtype.name, flat.size), _FIRST_SUM + len(self._sums))
+        total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
+        return total.reshape(values.shape)
+
+    def share(self, value: bytes) -> bytes:
+        """See Ranks."""
+        mine = self.rank == 0
+        size = int(self.sum(np.array([len(value) if mine else 0], np.int64))[0])
+        parts = []
+        for begin in range(0, size, 4 * _CHUNK):
+            chunk = np.zeros(_CHUNK, np.int32)
+            if mine:
+                piece = np.frombuffer(value[begin : begin + 4 * _CHUNK], np.uint8)
+                chunk.view(np.uint8)[: piece.size] = piece
+            parts.append(self.sum(chunk).tobytes())
+        return b"".join(parts)[:size]
+
+    @staticmethod
+    def _agreed(stop: StopRequest, agreed: Any) -> bool:
+        if agreed and not stop:
+            stop.reason = stop.reason or "another worker was asked to"
+        return bool(agreed)
+
+
+def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
+    """Wait until all workers are there; before TensorFlow's first operation.
+
+    Raises RunError where this one cannot listen, WorkerLost when others do not come, Stopped when asked to.
+    """
+    from oe_runtime.keras.workers import TensorFlowWorkers
+
+    found: list[TensorFlowWorkers | Exception] = []
+
+    def connect() -> None:
+        try:
+            made = TensorFlowWorkers(options.workers, options.rank, timeout=options.worker_wait)
+            made.sum(np.zeros(1, np.float32), _FIRST_SUM - 1)
+            found.append(made)
+        except Exception as error:
+            found.append(error)
+
+    # TensorFlow waits for ever, and nothing else is heard meanwhile.
+    threading.Thread(target=connect, name="meet-workers", daemon=True).start()
+    deadline = time.monotonic() + options.worker_wait
+    while not found:
+        if stop:
+            raise Stopped
+        if time.monotonic() > deadline:
+            raise WorkerLost(
+                f"the {len(options.workers)} workers did not all come within {options.worker_wait} s: start "
+                "one for each of --workers, with the same list, and see what those that failed have said"
+            )
+        stop.wait(_POLL)
+    stop.listen()  # TensorFlow's servers take SIGTERM for themselves
+    if isinstance(found[0], Exception):
+        raise RunError(
+            f"worker {options.rank} cannot take part at {options.workers[options.rank]}: "
+            f"{str(found[0]).strip().splitlines()[0]} (is the port taken?)"
+        ) from found[0]
+    return found[0]
+
+
+class Stopped(Exception):
+    """Asked to stop while the workers were not all there."""
+
+
+# What may differ from worker to worker.
+_OWN = {
+    "rank",
+    "token_file",
+    "run_dir",
+    "export",
+    "exit_with_parent",
+    "inter_threads",
+    "intra_threads",
+    "tls",
+    "checkpoint_transfer",
+}
+
+
+def check_agreement(options: Options, ranks: Ranks) -> None:
+    """Refuse workers that were not started with the same flags."""
+    values = {name: value for name, value in asdict(options).items() if name not in _OWN}
+    mine = json.loads(json.dumps(values, default=str))
+    for name, value in json.loads(ranks.share(json.dumps(mine).encode())).items():
+        if mine[name] != value:
+            raise RunError(
+                f"--{name.replace('_', '-')} is {mine[name]} in worker {ranks.rank} and {value} in worker 0: "
+                "start all workers with the same flags"
+            )
+
+
+@contextlib.contextmanager
+def losses_of_workers(options: Options) -> Iterator[None]:
+    """Raises WorkerLost for what TensorFlow says of workers that are lost."""
+    try:
+        yield
+    except Exception as error:
+        if not options.workers:
+            raise
+        words = _loss(error, options)
+        if words is None:
+            raise
+        raise WorkerLost(words) from error
+
+
+def _loss(error: Exception, options: Options) -> str | None:
+    if isinstance(error, WorkerLost):
+        return str(error).partition(";")[0]
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(error, tf.errors.OpError):
+        return None
+    tasks = {int(task) for task in re.findall(r"/job:worker/replica:0/task:(\d+)", str(error))}
+    for rank in sorted(tasks - {options.rank}):
+        return f"worker {rank} ({options.workers[rank]}) was lost"
+    if isinstance(error, tf.errors.DeadlineExceededError):
+        return f"another worker has kept this one waiting for {options.worker_wait} s"
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
+        return "another worker was lost"
+    return None

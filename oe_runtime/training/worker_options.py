@@ -1,0 +1,86 @@
+"""Several workers of a run: their flags, and what a launcher's environment says of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+
+from oe_runtime.training.argument_types import count
+
+# How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
+# MPICH and Intel, srun.
+_ENVIRONMENTS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """The flags of several workers."""
+    w = p.add_argument_group(
+        "several workers (a process each, all with the same flags but for --rank)",
+        "Each trains on its part of every batch, so that losses are those of one worker, and --resume may be "
+        "with another number of them. Worker 0 alone writes the run directory. Start all of them; a worker "
+        "that is lost ends the others (exit code 3), and --resume goes on from the last checkpoint. The "
+        "connections between workers are neither encrypted nor authenticated.",
+    )
+    w.add_argument(
+        "--workers",
+        metavar="HOST:PORT,…",
+        help="where the workers listen for each other, in the order of their --rank; goes with --servers",
+    )
+    w.add_argument(
+        "--rank",
+        type=count(0),
+        metavar="N",
+        help="which of --workers this is, from 0 (default: what horovodrun, mpirun, mpiexec or srun say)",
+    )
+    w.add_argument(
+        "--worker-wait",
+        type=count(1),
+        default=600,
+        metavar="SECONDS",
+        help="how long workers wait for one that does not come, or is busy, as with a checkpoint (default "
+        "600)",
+    )
+
+
+def endpoints(p: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, ...]:
+    """HOST:PORT,…; a mistake ends the process as argparse does."""
+    found = tuple(e.strip() for e in text.split(","))
+    for endpoint in found:
+        host, colon, port = endpoint.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            p.error(f"{flag}: '{endpoint}' is not HOST:PORT")
+    if len(set(found)) < len(found):
+        p.error(f"{flag}: an endpoint is named twice in {text}")
+    return found
+
+
+def settle(
+    p: argparse.ArgumentParser, a: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> tuple[tuple[str, ...], int]:
+    """The workers' endpoints (none: one worker) and this one's rank; a mistake ends the process."""
+    if a.workers is None:
+        if a.rank is not None:
+            p.error("--rank goes with --workers")
+        return (), 0
+    workers = endpoints(p, "--workers", a.workers)
+    if a.servers is None:
+        p.error("--workers goes with --servers: rows that all workers train are on servers")
+    if a.run_dir is None and len(workers) > 1:
+        p.error("--workers needs --run-dir: workers that start apart would not agree on its default")
+    rank, size = a.rank, len(workers)
+    for of_rank, of_size in _ENVIRONMENTS:
+        if rank is None and environment.get(of_rank, "").isdecimal():
+            rank, size = int(environment[of_rank]), int(environment.get(of_size, size))
+    if rank is None:
+        p.error(f"--workers needs --rank: which of the {len(workers)} this is, from 0")
+    if size != len(workers):
+        p.error(f"--workers names {len(workers)} workers, but the launcher has started {size} processes")
+    if rank >= len(workers):
+        p.error(f"--rank {rank}: --workers names {len(workers)}, so it is 0 to {len(workers) - 1}")
+    return workers, rank

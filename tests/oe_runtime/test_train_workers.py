@@ -1,0 +1,103 @@
+"""The trainer with several workers: losses of one, ends agreed by all, another number of them at --resume."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_train import keep_determinism, train  # noqa: F401
+from training_runs import SMALL, ServerProcess, events, losses, wait_for
+
+from oe_runtime.training.options import parse
+
+ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
+EVERY = ["--checkpoint-steps", "5"]
+
+
+def free_endpoints(count: int) -> str:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    endpoints = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return ",".join(endpoints)
+
+
+def start(run_dir: Path, count: int, server: ServerProcess, *flags: str) -> list[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "oe_runtime.train", *ENDLESS, *SMALL, *EVERY, "--run-dir", str(run_dir)]
+    command += ["--servers", server.endpoint, "--workers", free_endpoints(count), *flags]
+    pipe = subprocess.PIPE
+    return [
+        subprocess.Popen([*command, "--rank", str(rank)], stdout=pipe, stderr=pipe, text=True)
+        for rank in range(count)
+    ]
+
+
+@pytest.mark.process
+def test_two_workers_have_the_losses_of_one_however_they_end(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    server, fresh = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "fresh")
+    workers = start(run_dir, 2, server)
+    try:
+        wait_for(lambda: 6 in losses(run_dir), workers[0])
+        workers[1].send_signal(signal.SIGTERM)
+        said = [worker.communicate(timeout=60) for worker in workers]
+        assert [worker.returncode for worker in workers] == [130, 130]
+        assert [err for _, err in said] == ["", ""]
+        stopped = events(run_dir, "interrupted")[0]
+        assert stopped["step"] == max(losses(run_dir))
+        assert stopped["path"].endswith(f"step-{stopped['step']:010d}")
+
+        workers = start(run_dir, 2, fresh, "--resume")
+        wait_for(lambda: stopped["step"] + 6 in losses(run_dir), workers[0])
+        workers[1].kill()
+        _, error = workers[0].communicate(timeout=60)
+        assert workers[0].returncode == 3
+        assert len(error.splitlines()) == 1, error
+        last = max(e["step"] for e in events(run_dir, "checkpoint"))
+        for part in ("error: worker 1 (127.0.0.1:", "was lost", f"step-{last:010d}", "--resume"):
+            assert part in error
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+        fresh.stop()
+    assert train(run_dir, *EVERY, "--resume", "--steps", str(last + 3), data=ENDLESS) == 0
+    assert [e["step"] for e in events(run_dir, "resume")] == [stopped["step"], last]
+    assert train(tmp_path / "one", *EVERY, "--steps", str(last + 3), data=ENDLESS) == 0
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    for step, (loss, auc) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=2e-4), step
+        assert found[step][1] == pytest.approx(auc, abs=2e-3), step
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rank", "0"], "--rank goes with --workers"),
+        (["--workers", "a:1,b:2"], "--workers needs --rank"),
+        (["--workers", "a:1,b:2", "--rank", "2"], "--rank 2: --workers names 2, so it is 0 to 1"),
+        (["--workers", "a:1,a:1", "--rank", "0"], "--workers: an endpoint is named twice"),
+        (["--workers", "a:1,b", "--rank", "0"], "--workers: 'b' is not HOST:PORT"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--data", "generate:100", "--servers", "c:3", "--run-dir", "run", *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_launchers_say_the_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data", "generate:100", "--servers", "c:3", "--run-dir", "run", "--workers", "a:1,b:2"]
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert parse(flags).rank == 1
+    assert parse([*flags, "--rank", "0"]).rank == 0
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert "--workers names 2 workers, but the launcher has started 3 processes" in capsys.readouterr().err
