@@ -238,8 +238,8 @@ class TestScripts:
         python = tmp_path / "bin" / "python"
         python.write_text(
             "#!/bin/sh\n"
-            f"printf '%s\\n' \"$@\" >{tmp_path}/words.new; mv {tmp_path}/words.new {tmp_path}/words\n"
             "trap 'exit 3' TERM\n"
+            f"printf '%s\\n' \"$@\" >{tmp_path}/words.new; mv {tmp_path}/words.new {tmp_path}/words\n"
             f"[ ! -e {tmp_path}/stay ] || while :; do sleep 0.05; done\n"
         )
         python.chmod(0o755)
