@@ -65,6 +65,7 @@ class Look:
 
 def look(inventory: Inventory) -> Look:
     """Observe every host at once and plan for each."""
+    from provision import remote_python
     from provision.observe import observe
 
     found = Look()
@@ -72,8 +73,11 @@ def look(inventory: Inventory) -> Look:
         if isinstance(state, HostError):
             found.lost.append(state)
         else:
+            host = inventory.hosts[name]
+            made = make_plan(state, host.desired())
+            old = host.connection == "ssh" and not state.assumed and remote_python.problem(state, host.python)
             found.states[name] = state
-            found.plans[name] = make_plan(state, inventory.hosts[name].desired())
+            found.plans[name] = made._replace(problems=[*made.problems, old]) if old else made
     return found
 
 

@@ -203,9 +203,9 @@ class RuntimeSettings(_Settings):
     repositories: dict[str, Text] = Field(
         default={},
         description="Where system packages come from, for sites with mirrors: name -> address, and after a "
-        "space that of the signing key. epel, crb and scl take the place of those that EL hosts get packages "
-        "from, archive of all of the distribution's own, kernel of the kernel's; other names are used too. "
-        "For apt, name -> a line of sources.list.",
+        "space that of the signing key, or 'unsigned'. epel, crb and scl take the place of those that EL "
+        "hosts get packages from, archive of all of the distribution's own, kernel of the kernel's; other "
+        "names are used too. For apt, name -> a line of sources.list.",
     )
 
 

@@ -7,7 +7,8 @@ import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import bootentry, bootloader, families, repositories
-from .command import CommandError, Result, System
+from .command import CommandError, System
+from .packages import first_errors
 from .state import OsInfo
 from .step import Applied
 
@@ -209,19 +210,12 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
             continue
         free = room(system, running_release(system))[0]
         said = "{} ({}; /boot had {} MiB free)".format(
-            result._replace(argv=argv, err="", out="").explain(), _first_errors(result), free >> 20
+            result._replace(argv=argv, err="", out="").explain(), first_errors(result), free >> 20
         )
         left = _remove_half_installed(system) if apt else ""
         if menu and not bootloader.observe(system).entries:
             system.write(loader.config_path, menu, 0o444)
         raise CommandError(said + left)
-
-
-def _first_errors(result: Result) -> str:
-    """The first lines about errors: a package manager's last ones only say that there were some."""
-    lines = [line.strip() for line in (result.err + "\n" + result.out).splitlines()]
-    found = [line for line in lines if re.search(r"error|fail|no space|E:", line, re.IGNORECASE)]
-    return " / ".join(found[:3] or ["it did not say why"])
 
 
 def _finish_earlier(system: System) -> None:

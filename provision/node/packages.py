@@ -218,12 +218,21 @@ def apply(
     command = install_command(os, absent, use.options)
     result = _apt_install(system, absent, written) if manager == "apt" else _run(system, command)
     if not result.ok:
-        raise CommandError(result.explain())
+        # dnf ends with much else.
+        short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
+        raise CommandError(short.explain())
     after = observe(system, os, absent)
     missed = [name for name in absent if not after[name]]
     if missed:
         raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(missed)))
     return absent
+
+
+def first_errors(result: Result) -> str:
+    """The first lines about errors: a package manager's last ones only say that there were some."""
+    lines = [line.strip() for line in (result.err + "\n" + result.out).splitlines()]
+    found = [line for line in lines if re.search(r"error|fail|no space|E:|GPG", line, re.IGNORECASE)]
+    return " / ".join(found[:3] or ["it did not say why"])
 
 
 def _run(system: System, argv: List[str]) -> Result:

@@ -1,7 +1,8 @@
 """Repositories that a package is installed from beyond those that a host has enabled, and mirrors of them.
 
 ``given`` is what the inventory names: a repository's name and its address, after a space the address of its
-key. For apt the value is a whole line of sources.list. Names that a family does not know are used as well.
+key, or ``unsigned``. Without either, its packages must be signed with a key that the host knows. For apt the
+value is a whole line of sources.list. Names that a family does not know are used as well.
 """
 
 from typing import Dict, List, NamedTuple
@@ -11,6 +12,7 @@ from .state import OsInfo
 
 YUM = "/etc/yum.repos.d/oeprov.repo"
 APT = "/etc/apt/sources.list.d/oeprov.list"
+UNSIGNED = "unsigned"
 ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone
 
 
@@ -43,19 +45,23 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
         options.append("--disablerepo=*")
     for name in [item for item in given if item not in known or item in wanted] + wanted:
         section = "oeprov-" + name
-        words = given.get(name, "").split() or ([known[name].url, known[name].key] if name in known else [])
+        own = [known[name].url, known[name].key] if name in known else ["", ""]
+        words = given.get(name, "").split()
+        url, key = (words + own[1:])[:2] if words else own
         shipped = known[name].ids.get(os.id, known[name].ids.get("", "")) if name in known else ""
         option = "--enablerepo=" + (section if given.get(name) or not shipped else shipped)
-        if option in options or not (shipped or words[:1] > [""]):
+        if option in options or not (shipped or url):
             continue
         options.append(option)
         if option.endswith("=" + section):
-            sections.append(_section(section, words[0], (words + [""])[1]))
+            sections.append(_section(section, url, key))
     return Use(YUM if sections else "", "".join(sections), options)
 
 
 def _section(name: str, url: str, key: str) -> str:
     text = "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
+    if key == UNSIGNED:
+        return text + "gpgcheck=0\n"
     return text + ("gpgcheck=1\ngpgkey={}\n".format(key) if key else "")
 
 
@@ -71,7 +77,7 @@ def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
             )
         if os.package_manager in ("dnf", "yum") and (line or len(value.split()) > 2 or ":/" not in value):
             found.append(
-                "runtime_repositories {}: {} wants an address, and after a space that of the signing key; "
+                "runtime_repositories {}: {} wants an address, then that of the key, or unsigned; "
                 "found {!r}".format(name, os.package_manager, value)
             )
     return found
