@@ -150,6 +150,25 @@ def pmem_mode(
     return converge.pmem_mode(found, mode, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
 
 
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov doctor -i inventory.yml  |  oeprov doctor --limit re6p-1 --json",
+)
+def doctor(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Say what is wrong on each host, in sentences, and what to do about it. Changes nothing.
+
+    Exit code 0: nothing is wrong; 1: something is, or a host could not be seen.
+    """
+    from provision import doctor as examining
+
+    return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
+
+
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LAUNCH_EXAMPLES)(cli_training.launch_training)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.RESUME_EXAMPLES)(cli_training.resume)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)

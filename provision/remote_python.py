@@ -14,8 +14,9 @@ def problem(state: State, python: str, core: str = "") -> str:
     ``python`` is what looked there; ``core`` is a version of ansible-core; default: the installed one's.
     """
     if not core:
-        from ansible.release import __version__ as core
+        from ansible import release
 
+        core = release.__version__
     least = _SINCE.get(_pair(core), max(_SINCE.values()))
     if not state.os.python or _pair(state.os.python) >= least:
         return ""
