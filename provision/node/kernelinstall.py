@@ -94,8 +94,11 @@ def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
         for end, more in source.by_suffix.items():
             names = names + (more if wanted.release.endswith(end) else [])
         names = [_filled(name, os, wanted.release) for name in names]
-        update = ["apt-get", "update"]
-        return use.commands + [update, ["apt-get", "install", "-y", "--no-install-recommends"] + names]
+        install = ["install", "-y", "--no-install-recommends"]
+        return use.commands + [
+            ["apt-get"] + use.options + ["update"],
+            ["apt-get"] + use.options + install + names,
+        ]
     # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
     release = re.sub(r"\.(x86_64|aarch64)$", "", wanted.release)
     names = [name.format(release=release) for name in source.pinned] if release else [source.newest]
@@ -206,7 +209,7 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
         extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
         # An index that cannot be refreshed (no network) may still be good enough to install from.
-        if result.ok or argv[1] == "update":
+        if result.ok or argv[-1] == "update":
             continue
         free = room(system, running_release(system))[0]
         said = "{} ({}; /boot had {} MiB free)".format(

@@ -127,7 +127,7 @@ def parse_candidates(text: str) -> Dict[str, str]:
 def install_command(os: OsInfo, names: List[str], options: List[str]) -> List[str]:
     """The command line that installs ``names``."""
     if os.package_manager == "apt":
-        return _APT + ["install"] + _INSTALL + names
+        return _APT + options + ["install"] + _INSTALL + names
     return [os.package_manager, "install", "-y"] + options + names
 
 
@@ -216,7 +216,10 @@ def apply(
         return []
     written = bool(use.path) and system.write(use.path, use.text)
     command = install_command(os, absent, use.options)
-    result = _apt_install(system, absent, written) if manager == "apt" else _run(system, command)
+    if manager == "apt":
+        result = _apt_install(system, absent, command, written, use.options)
+    else:
+        result = _run(system, command)
     if not result.ok:
         # dnf ends with much else.
         short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
@@ -239,16 +242,18 @@ def _run(system: System, argv: List[str]) -> Result:
     return system.run(argv, timeout=_TIMEOUT, environment=_ENVIRONMENT)
 
 
-def _apt_install(system: System, names: List[str], stale: bool) -> Result:
+def _apt_install(
+    system: System, names: List[str], command: List[str], stale: bool, options: List[str]
+) -> Result:
     """Installs from the index that is there, and from a fresh one only where that does not do or is stale."""
     _repair_dpkg(system)
-    command = install_command(OsInfo(package_manager="apt"), names, [])
-    candidates = {} if stale else parse_candidates(system.run(["apt-cache", "policy"] + names).out)
+    policy = ["apt-cache"] + options + ["policy"] + names
+    candidates = {} if stale else parse_candidates(system.run(policy).out)
     if all(candidates.get(name) for name in names):
         result = _run(system, command)
         if result.ok:
             return result
-    refreshed = _apt_update(system)
+    refreshed = _apt_update(system, options)
     result = _run(system, command)
     if result.ok or refreshed.ok:
         return result
@@ -267,9 +272,9 @@ def _repair_dpkg(system: System) -> None:
         _run(system, _APT + ["install", "--fix-broken"] + _INSTALL)
 
 
-def _apt_update(system: System) -> Result:
+def _apt_update(system: System, options: List[str]) -> Result:
     for number in range(_UPDATE_TRIES):
-        result = _run(system, _APT + ["update"])
+        result = _run(system, _APT + options + ["update"])
         if result.ok or "Could not get lock" not in result.err or number + 1 == _UPDATE_TRIES:
             break
         time.sleep(_UPDATE_PAUSE)

@@ -15,8 +15,10 @@ import shutil
 import socket
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 
+from provision import wheel
 from provision.lab import image
 
 ROOTS = Path(__file__).parents[2] / ".oeprov" / "test-roots"
@@ -69,6 +71,16 @@ def pristine_root(packages: str = PACKAGES, suite: str = SUITE) -> Path:
             subprocess.run([*argv, suite, str(making), *sources], check=True)
             making.rename(root)
     return root
+
+
+def put_wheel(state: Path, key: str) -> None:
+    """A wheel for hosts of that key, whose server only says that it starts: what is tested is the host."""
+    directory = state / "wheels" / key / wheel.digest()[:16]
+    directory.mkdir(parents=True)
+    with zipfile.ZipFile(directory / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
+        file.writestr("oe_runtime/__init__.py", "")
+        file.writestr("oe_runtime/server.py", "print('usage')\n")
+        file.writestr("oeprov-0.1.0.dist-info/METADATA", "Name: oeprov\nVersion: 0.1.0\n")
 
 
 class BareDebian:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import bare_debian
 import pytest
 import yaml
+from bare_debian import put_wheel
 from el_host import KERNEL, REPOSITORY, ElHost
 
-from provision import share, wheel
+from provision import share
 
 BIN = Path(sys.executable).parent
 ROCKY = (
@@ -78,16 +78,6 @@ def oeprov(directory: Path, host: ElHost, variables: dict[str, Any], *argv: str,
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return " ".join((done.stdout + done.stderr).split())
-
-
-def put_wheel(state: Path, key: str) -> None:
-    """A wheel for hosts of that key, whose server only says that it starts: what is tested is the host."""
-    directory = state / "wheels" / key / wheel.digest()[:16]
-    directory.mkdir(parents=True)
-    with zipfile.ZipFile(directory / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
-        file.writestr("oe_runtime/__init__.py", "")
-        file.writestr("oe_runtime/server.py", "print('usage')\n")
-        file.writestr("oeprov-0.1.0.dist-info/METADATA", "Name: oeprov\nVersion: 0.1.0\n")
 
 
 def on_node(host: ElHost, code: str, *, check: bool = True) -> str:
