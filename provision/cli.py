@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -104,6 +105,10 @@ def bootstrap(
     yes: Yes = False,
     consent: Consent = None,
     check: Check = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="DIR", help="Take all packages from there: see oeprov bundle."),
+    ] = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -118,7 +123,46 @@ def bootstrap(
 
     found = open_inventory(inventory, limit, state_dir)
     agreed = converge.Consent(yes=yes, objects=consent or [])
-    return converge.bootstrap(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+    opened = None
+    if bundle is not None:
+        from provision.bundle import Bundle
+
+        opened = Bundle(bundle)
+    return converge.bootstrap(
+        found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check, bundle=opened
+    )
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov bundle all  |  oeprov bundle all --system debian-12  |  then, where there "
+    "is no network:  oeprov bootstrap --bundle all",
+)
+def bundle(
+    output: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the bundle.")],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--system",
+            metavar="[HOST=]ID-RELEASE",
+            help="What the hosts run, such as debian-12, for all or for one; default: what this one runs.",
+        ),
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Collect all packages and wheels that the hosts need in one directory, for sites without a network.
+
+    Reaches no host. Every file is in MANIFEST.json with its SHA-256, and is checked when it is used.
+    """
+    from provision import bundle as bundling
+
+    found = open_inventory(inventory, limit, state_dir)
+    for line in bundling.make(found, output, system or [], state_dir):
+        typer.echo(line)
+    typer.echo(f"{output}: to use it: oeprov bootstrap -i {inventory} --bundle {output}")
+    return 0
 
 
 @app.command(
@@ -148,6 +192,25 @@ def pmem_mode(
     found = open_inventory(inventory, limit, state_dir)
     agreed = converge.Consent(yes=yes, objects=consent or [])
     return converge.pmem_mode(found, mode, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov doctor -i inventory.yml  |  oeprov doctor --limit re6p-1 --json",
+)
+def doctor(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Say what is wrong on each host, in sentences, and what to do about it. Changes nothing.
+
+    Exit code 0: nothing is wrong; 1: something is, or a host could not be seen.
+    """
+    from provision import doctor as examining
+
+    return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
 
 
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LAUNCH_EXAMPLES)(cli_training.launch_training)

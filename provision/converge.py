@@ -30,6 +30,7 @@ from provision.settings import GpuSettings, KernelSettings, Kind, mode_refusal
 from provision.stepview import StepView
 
 if TYPE_CHECKING:
+    from provision.bundle import Bundle
     from provision.inventory import Inventory
 
 # After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
@@ -65,6 +66,7 @@ class Look:
 
 def look(inventory: Inventory) -> Look:
     """Observe every host at once and plan for each."""
+    from provision import remote_python
     from provision.observe import observe
 
     found = Look()
@@ -72,8 +74,11 @@ def look(inventory: Inventory) -> Look:
         if isinstance(state, HostError):
             found.lost.append(state)
         else:
+            host = inventory.hosts[name]
+            made = make_plan(state, host.desired())
+            old = host.connection == "ssh" and not state.assumed and remote_python.problem(state, host.python)
             found.states[name] = state
-            found.plans[name] = make_plan(state, inventory.hosts[name].desired())
+            found.plans[name] = made._replace(problems=[*made.problems, old]) if old else made
     return found
 
 
@@ -87,10 +92,21 @@ def pending(inventory: Inventory) -> list[str]:
 
 
 def bootstrap(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    bundle: Bundle | None = None,
 ) -> int:
-    """Bring every host to what the inventory asks for; 0 converged, 1 not (with ``check`` 2: changes)."""
-    return _Run(inventory, "bootstrap", state_dir, consent, as_json).run(check=check)
+    """Bring every host to what the inventory asks for; 0 converged, 1 not (with ``check`` 2: changes).
+
+    With a bundle, nothing comes from the network.
+    """
+    if bundle is not None:
+        inventory = bundle.used_by(inventory, state_dir)
+    return _Run(inventory, "bootstrap", state_dir, consent, as_json, bundle).run(check=check)
 
 
 def pmem_mode(
@@ -142,9 +158,16 @@ class _Run:
     """One run of ``bootstrap`` or ``pmem-mode``."""
 
     def __init__(
-        self, inventory: Inventory, name: str, state_dir: Path, consent: Consent, as_json: bool
+        self,
+        inventory: Inventory,
+        name: str,
+        state_dir: Path,
+        consent: Consent,
+        as_json: bool,
+        bundle: Bundle | None = None,
     ) -> None:
         self.inventory = inventory
+        self.bundle = bundle
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
@@ -219,6 +242,10 @@ class _Run:
             if plan.problems:
                 done = "what was done before stays done" if self.done else "nothing was changed"
                 raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; {done}")
+        for plan in found.pending if self.bundle else []:
+            lacks = self.bundle.lacks(found.states[plan.host].os) if self.bundle else ""
+            if lacks:
+                raise ConvergeError(f"host {plan.host}: {lacks}; nothing was changed")
         for job in jobs.all_jobs(self.state_dir):
             if job.state().phase in ACTIVE:
                 raise ConvergeError(
@@ -244,6 +271,10 @@ class _Run:
         plans = {plan.host: plan for plan in found.pending}
         view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
+        if self.bundle:
+            with self.console.status("sending the bundle"):
+                for name in plans:
+                    self.bundle.send(self.inventory.hosts[name], found.states[name])
         order, sizes = rolling.batches(self.inventory, list(plans.values()))
         hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
         with stop.on_signals(), self.console.status("starting Ansible") as spinner:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from provision import carry, remote
 from provision.errors import HostError
@@ -27,15 +28,23 @@ PATIENCE = 2.0
 
 def parse(host: str, text: str) -> State:
     """The state in the output of the payload; HostError when there is none."""
+    try:
+        return State.from_dict(answer(host, text)["state"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(host, f"sent a state that cannot be read: {error}") from None
+
+
+def answer(host: str, text: str) -> dict[str, Any]:
+    """All that the payload's output says; HostError when it says nothing, or what failed."""
     for line in reversed(text.splitlines()):
         if line.startswith(MARKER):
             try:
-                answer = json.loads(line[len(MARKER) :])
-                if "error" in answer:
-                    raise HostError(host, f"cannot be observed: {answer['error']}")
-                return State.from_dict(answer["state"])
-            except (ValueError, KeyError, TypeError) as error:
+                found: dict[str, Any] = json.loads(line[len(MARKER) :])
+            except ValueError as error:
                 raise HostError(host, f"sent a state that cannot be read: {error}") from None
+            if "error" in found:
+                raise HostError(host, f"cannot be observed: {found['error']}")
+            return found
     said = " / ".join(line.strip() for line in text.splitlines()[-3:] if line.strip())
     raise HostError(host, f"sent no state back{': ' + said if said else ''}")
 
@@ -67,8 +76,12 @@ def _try_host(host: Host) -> State | HostError:
 
 def observe_host(host: Host) -> State:
     """The state of one host; HostError says why it could not be seen and what to do."""
-    given = carry.payload("__main__", host.desired().to_dict())
-    return parse(host.name, _here(host, given) if host.connection == "local" else _there(host, given))
+    return parse(host.name, text_of(host, carry.payload("__main__", host.desired().to_dict())))
+
+
+def text_of(host: Host, given: bytes) -> str:
+    """What a payload printed on the host; HostError says why it could not and what to do."""
+    return _here(host, given) if host.connection == "local" else _there(host, given)
 
 
 def _here(host: Host, given: bytes) -> str:

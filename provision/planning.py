@@ -29,11 +29,15 @@ def check_mode(mode: str) -> None:
 
 def assume(inventory: Inventory) -> Look:
     """Plans for freshly installed hosts; reaches none."""
+    from provision import remote_python
+
     found = Look()
     for name, host in inventory.hosts.items():
         desired = host.desired()
         found.states[name] = fresh.state(desired)
-        found.plans[name] = make_plan(found.states[name], desired)
+        made = make_plan(found.states[name], desired)
+        old = host.connection == "ssh" and remote_python.problem(found.states[name], host.python)
+        found.plans[name] = made._replace(notes=[*made.notes, old]) if old else made
     return found
 
 

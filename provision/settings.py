@@ -156,15 +156,22 @@ class RuntimeSettings(_Settings):
         description="Framework to install with oeprov. auto: tensorflow on workers (tensorflow-gpu on kind "
         "gpu), none on hosts that are parameter servers only.",
     )
+    index: Text = Field(
+        default="",
+        pattern=r"^(/.*|https?://.*)?$",
+        description="Where pip gets packages: the address of an index, or a directory of wheels on the host; "
+        "default: as pip is configured there (PyPI).",
+    )
     packages: list[Text] = Field(
         default=[], description="System packages to install beyond those that oeprov knows it needs."
     )
     repositories: dict[str, Text] = Field(
         default={},
         description="Where system packages come from, for sites with mirrors: name -> address, and after a "
-        "space that of the signing key. epel, crb and scl take the place of those that EL hosts get packages "
-        "from, archive of all of the distribution's own, kernel of the kernel's; other names are used too. "
-        "For apt, name -> a line of sources.list.",
+        "space that of the signing key, or 'unsigned'. epel, crb and scl take the place of those that EL "
+        "hosts get packages from, archive of all of the distribution's own, kernel of the kernel's; other "
+        "names are used too. For apt, name -> a line of sources.list. A directory of packages on the host is "
+        "taken for either.",
     )
 
 

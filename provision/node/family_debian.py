@@ -26,6 +26,7 @@ FAMILY = Family(
     },
     kernels={"distribution": KernelSource("linux-image-{architecture}", ["linux-image-{release}"])},
     gpu=GpuDriver(["install", "-y", "linux-headers-{running}", "nvidia-driver"], []),
+    time_service="systemd-timesyncd",
     pythons={"11": "3.9", "12": "3.11", "13": "3.13"},
     lacks={"11": ["cxl"], "13": ["memkind", "ipmctl"]},
 )

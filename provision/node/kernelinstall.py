@@ -7,7 +7,8 @@ import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import bootentry, bootloader, families, repositories
-from .command import CommandError, Result, System
+from .command import CommandError, System
+from .packages import first_errors
 from .state import OsInfo
 from .step import Applied
 
@@ -93,8 +94,11 @@ def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
         for end, more in source.by_suffix.items():
             names = names + (more if wanted.release.endswith(end) else [])
         names = [_filled(name, os, wanted.release) for name in names]
-        update = ["apt-get", "update"]
-        return use.commands + [update, ["apt-get", "install", "-y", "--no-install-recommends"] + names]
+        install = ["install", "-y", "--no-install-recommends"]
+        return use.commands + [
+            ["apt-get"] + use.options + ["update"],
+            ["apt-get"] + use.options + install + names,
+        ]
     # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
     release = re.sub(r"\.(x86_64|aarch64)$", "", wanted.release)
     names = [name.format(release=release) for name in source.pinned] if release else [source.newest]
@@ -205,23 +209,16 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
         extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
         # An index that cannot be refreshed (no network) may still be good enough to install from.
-        if result.ok or argv[1] == "update":
+        if result.ok or argv[-1] == "update":
             continue
         free = room(system, running_release(system))[0]
         said = "{} ({}; /boot had {} MiB free)".format(
-            result._replace(argv=argv, err="", out="").explain(), _first_errors(result), free >> 20
+            result._replace(argv=argv, err="", out="").explain(), first_errors(result), free >> 20
         )
         left = _remove_half_installed(system) if apt else ""
         if menu and not bootloader.observe(system).entries:
             system.write(loader.config_path, menu, 0o444)
         raise CommandError(said + left)
-
-
-def _first_errors(result: Result) -> str:
-    """The first lines about errors: a package manager's last ones only say that there were some."""
-    lines = [line.strip() for line in (result.err + "\n" + result.out).splitlines()]
-    found = [line for line in lines if re.search(r"error|fail|no space|E:", line, re.IGNORECASE)]
-    return " / ".join(found[:3] or ["it did not say why"])
 
 
 def _finish_earlier(system: System) -> None:

@@ -127,7 +127,7 @@ def parse_candidates(text: str) -> Dict[str, str]:
 def install_command(os: OsInfo, names: List[str], options: List[str]) -> List[str]:
     """The command line that installs ``names``."""
     if os.package_manager == "apt":
-        return _APT + ["install"] + _INSTALL + names
+        return _APT + options + ["install"] + _INSTALL + names
     return [os.package_manager, "install", "-y"] + options + names
 
 
@@ -216,9 +216,14 @@ def apply(
         return []
     written = bool(use.path) and system.write(use.path, use.text)
     command = install_command(os, absent, use.options)
-    result = _apt_install(system, absent, written) if manager == "apt" else _run(system, command)
+    if manager == "apt":
+        result = _apt_install(system, absent, command, written, use.options)
+    else:
+        result = _run(system, command)
     if not result.ok:
-        raise CommandError(result.explain())
+        # dnf ends with much else.
+        short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
+        raise CommandError(short.explain())
     after = observe(system, os, absent)
     missed = [name for name in absent if not after[name]]
     if missed:
@@ -226,20 +231,29 @@ def apply(
     return absent
 
 
+def first_errors(result: Result) -> str:
+    """The first lines about errors: a package manager's last ones only say that there were some."""
+    lines = [line.strip() for line in (result.err + "\n" + result.out).splitlines()]
+    found = [line for line in lines if re.search(r"error|fail|no space|E:|GPG", line, re.IGNORECASE)]
+    return " / ".join(found[:3] or ["it did not say why"])
+
+
 def _run(system: System, argv: List[str]) -> Result:
     return system.run(argv, timeout=_TIMEOUT, environment=_ENVIRONMENT)
 
 
-def _apt_install(system: System, names: List[str], stale: bool) -> Result:
+def _apt_install(
+    system: System, names: List[str], command: List[str], stale: bool, options: List[str]
+) -> Result:
     """Installs from the index that is there, and from a fresh one only where that does not do or is stale."""
     _repair_dpkg(system)
-    command = install_command(OsInfo(package_manager="apt"), names, [])
-    candidates = {} if stale else parse_candidates(system.run(["apt-cache", "policy"] + names).out)
+    policy = ["apt-cache"] + options + ["policy"] + names
+    candidates = {} if stale else parse_candidates(system.run(policy).out)
     if all(candidates.get(name) for name in names):
         result = _run(system, command)
         if result.ok:
             return result
-    refreshed = _apt_update(system)
+    refreshed = _apt_update(system, options)
     result = _run(system, command)
     if result.ok or refreshed.ok:
         return result
@@ -258,9 +272,9 @@ def _repair_dpkg(system: System) -> None:
         _run(system, _APT + ["install", "--fix-broken"] + _INSTALL)
 
 
-def _apt_update(system: System) -> Result:
+def _apt_update(system: System, options: List[str]) -> Result:
     for number in range(_UPDATE_TRIES):
-        result = _run(system, _APT + ["update"])
+        result = _run(system, _APT + options + ["update"])
         if result.ok or "Could not get lock" not in result.err or number + 1 == _UPDATE_TRIES:
             break
         time.sleep(_UPDATE_PAUSE)

@@ -1,7 +1,9 @@
 """Repositories that a package is installed from beyond those that a host has enabled, and mirrors of them.
 
 ``given`` is what the inventory names: a repository's name and its address, after a space the address of its
-key. For apt the value is a whole line of sources.list. Names that a family does not know are used as well.
+key, or ``unsigned``. Without either, its packages must be signed with a key that the host knows. For apt the
+value is a whole line of sources.list. A directory of packages on the host is taken for either. Names that a
+family does not know are used as well.
 """
 
 from typing import Dict, List, NamedTuple
@@ -11,7 +13,17 @@ from .state import OsInfo
 
 YUM = "/etc/yum.repos.d/oeprov.repo"
 APT = "/etc/apt/sources.list.d/oeprov.list"
+UNSIGNED = "unsigned"
 ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone
+
+
+# The other sources are not asked, and what they said earlier is kept.
+_ONLY_APT = [
+    word
+    for option in ("Dir::Etc::sourcelist=" + APT, "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
+    for word in ("-o", option)
+]
+_LOCAL_APT = "deb [trusted=yes] file:{} ./"
 
 
 class Use(NamedTuple):
@@ -35,27 +47,35 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
     family = families.of(os)
     known = {} if family is None else family.repositories
     if os.package_manager == "apt":
-        lines = [line for line in given.values() if line]
-        return Use(APT, "".join(line + "\n" for line in lines)) if lines else Use()
+        if not given:
+            return ENABLED
+        lines = [_LOCAL_APT.format(item) if item.startswith("/") else item for item in given.values() if item]
+        return Use(APT, "".join(line + "\n" for line in lines), _ONLY_APT if given.get(ARCHIVE) else [])
     sections, options = [], []
     if given.get(ARCHIVE):
         # The distribution's own addresses do not answer, and one that does not fails the whole command.
         options.append("--disablerepo=*")
     for name in [item for item in given if item not in known or item in wanted] + wanted:
         section = "oeprov-" + name
-        words = given.get(name, "").split() or ([known[name].url, known[name].key] if name in known else [])
+        own = [known[name].url, known[name].key] if name in known else ["", ""]
+        words = given.get(name, "").split()
+        if words and words[0].startswith("/"):
+            words = ["file://" + words[0], UNSIGNED]
+        url, key = (words + own[1:])[:2] if words else own
         shipped = known[name].ids.get(os.id, known[name].ids.get("", "")) if name in known else ""
         option = "--enablerepo=" + (section if given.get(name) or not shipped else shipped)
-        if option in options or not (shipped or words[:1] > [""]):
+        if option in options or not (shipped or url):
             continue
         options.append(option)
         if option.endswith("=" + section):
-            sections.append(_section(section, words[0], (words + [""])[1]))
+            sections.append(_section(section, url, key))
     return Use(YUM if sections else "", "".join(sections), options)
 
 
 def _section(name: str, url: str, key: str) -> str:
     text = "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
+    if key == UNSIGNED:
+        return text + "gpgcheck=0\n"
     return text + ("gpgcheck=1\ngpgkey={}\n".format(key) if key else "")
 
 
@@ -63,6 +83,8 @@ def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
     """What the inventory says that this system's package manager cannot use."""
     found = []
     for name, value in given.items():
+        if value.startswith("/"):
+            continue
         line = value.startswith("deb ")
         if os.package_manager == "apt" and not line:
             found.append(
@@ -71,7 +93,7 @@ def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
             )
         if os.package_manager in ("dnf", "yum") and (line or len(value.split()) > 2 or ":/" not in value):
             found.append(
-                "runtime_repositories {}: {} wants an address, and after a space that of the signing key; "
+                "runtime_repositories {}: {} wants an address, then that of the key, or unsigned; "
                 "found {!r}".format(name, os.package_manager, value)
             )
     return found

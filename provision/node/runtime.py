@@ -182,7 +182,7 @@ def _make(python: str, venv: str, offline: bool) -> List[str]:
 
 
 def _install(
-    venv: str, python: str, wheel: str, requirements: List[str], create: bool, offline: bool
+    venv: str, python: str, wheel: str, requirements: List[str], create: bool, offline: bool, index: str
 ) -> List[List[str]]:
     """Command lines; ``offline``: the wheel and no more, ``create``: into an environment that was just made.
 
@@ -198,6 +198,10 @@ def _install(
         # pip takes another build of the same version for the same.
         commands.append(install + ["--no-deps", "--no-index", "--force-reinstall", wheel])
     if not offline and (wheel or requirements):
+        if index.startswith("/"):
+            install += ["--no-index", "--find-links", index]
+        elif index:
+            install += ["--index-url", index]
         commands.append(install + ([wheel] if wheel else []) + requirements)
     return commands
 
@@ -217,7 +221,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     commands = [["rm", "-rf", venv]] if create and runtime.exists else []
     commands += [_make(python_of(state.os, desired), venv, offline)] if create else []
     base = runtime.base or state.os.python
-    commands += _install(venv, base, wheel, names, create, offline)
+    commands += _install(venv, base, wheel, names, create, offline, desired.runtime_index)
     if wheel and build and key_of(build) != desired.runtime_wheel_key:
         why += "; if it was not built before, one host of {} builds it and gets compilers".format(
             key_of(build)
@@ -231,14 +235,17 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=commands,
             action="install_runtime",
-            args={
-                "venv": venv,
-                "python": python_of(state.os, desired),
-                "create": create,
-                "offline": offline,
-                "build": build,
-                "requirements": names,
-            },
+            args=dict(
+                {
+                    "venv": venv,
+                    "python": python_of(state.os, desired),
+                    "create": create,
+                    "offline": offline,
+                    "build": build,
+                    "requirements": names,
+                },
+                **({"index": desired.runtime_index} if desired.runtime_index else {}),
+            ),
         )
     ]
 
@@ -337,7 +344,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if create:
         _empty(system, venv)
         system.check(_make(python, venv, offline), timeout=600)
-    for argv in _install(venv, before.base, wheel, requirements, create, offline):
+    for argv in _install(venv, before.base, wheel, requirements, create, offline, args.get("index", "")):
         system.check(argv, timeout=3600)
     after = Runtime(venv=venv) if offline and create else _probe(system, Runtime(venv=venv), requirements)
     if after.error or after.missing:

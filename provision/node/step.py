@@ -65,6 +65,7 @@ class Desired(NamedTuple):
     runtime_python: str = "python3"
     runtime_extra: str = ""  # extra of the oeprov distribution, "" for none
     runtime_requirements: List[str] = []  # what that extra means (PEP 508), from oeprov's own metadata
+    runtime_index: str = ""  # address of pip's index, or a directory of wheels on the host; "" for PyPI
     runtime_wheel_digest: str = ""  # of the sources of oeprov's wheel, for hosts other than local
     runtime_wheel_key: str = ""  # what the controller builds wheels for itself; see runtime.wheel_key
     runtime_packages: List[str] = []  # system packages on top of those that oeprov knows

@@ -15,8 +15,10 @@ import shutil
 import socket
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 
+from provision import wheel
 from provision.lab import image
 
 ROOTS = Path(__file__).parents[2] / ".oeprov" / "test-roots"
@@ -52,9 +54,11 @@ def why_not() -> str:
     return f"hosts with a Debian of their own need {', '.join(absent)}" if absent else ""
 
 
-def pristine_root() -> Path:
+def pristine_root(packages: str = PACKAGES, suite: str = SUITE) -> Path:
     """The root that all hosts begin from; made now if there is none."""
-    recipe = [SUITE, PACKAGES, *image.sources()]
+    # This machine's own sources are for its own suite.
+    sources = image.sources() if suite == SUITE else [f"deb http://deb.debian.org/debian {suite} main"]
+    recipe = [suite, packages, *sources]
     root = ROOTS / hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
     ROOTS.mkdir(parents=True, exist_ok=True)
     with (ROOTS / "lock").open("w") as lock:
@@ -63,17 +67,28 @@ def pristine_root() -> Path:
             making = root.with_suffix(".making")
             shutil.rmtree(making, ignore_errors=True)
             argv = ["unshare", "--mount", "--propagation", "private", "mmdebstrap", "--quiet", "--mode=root"]
-            argv += ["--variant=apt", f"--include={PACKAGES}", *image._apt_options(), "--skip=cleanup/apt"]
-            subprocess.run([*argv, SUITE, str(making), *image.sources()], check=True)
+            argv += ["--variant=apt", f"--include={packages}", *image._apt_options(), "--skip=cleanup/apt"]
+            subprocess.run([*argv, suite, str(making), *sources], check=True)
             making.rename(root)
     return root
+
+
+def put_wheel(state: Path, key: str) -> None:
+    """A wheel for hosts of that key, whose server only says that it starts: what is tested is the host."""
+    directory = state / "wheels" / key / wheel.digest()[:16]
+    directory.mkdir(parents=True)
+    with zipfile.ZipFile(directory / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
+        file.writestr("oe_runtime/__init__.py", "")
+        file.writestr("oe_runtime/server.py", "print('usage')\n")
+        file.writestr("oeprov-0.1.0.dist-info/METADATA", "Name: oeprov\nVersion: 0.1.0\n")
 
 
 class BareDebian:
     """One running host; a context manager. ``directory`` gets its disk, keys and logs."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, packages: str = PACKAGES, suite: str = SUITE) -> None:
         self.directory = directory
+        self.lower = pristine_root(packages, suite)
         self.key = directory / "id_ed25519"
         self.known_hosts = directory / "known_hosts"
         self.root = directory / "root"
@@ -89,7 +104,7 @@ class BareDebian:
         script.write_text(_SCRIPT)
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--propagation", "private"]
         self._process = subprocess.Popen(
-            [*argv, "sh", str(script), str(self.directory), str(pristine_root()), str(self.port)],
+            [*argv, "sh", str(script), str(self.directory), str(self.lower), str(self.port)],
             stdin=subprocess.PIPE,
         )
         end = time.monotonic() + 30

@@ -11,7 +11,7 @@ import bare_debian
 import numpy as np
 import pytest
 import yaml
-from bare_debian import BareDebian
+from bare_debian import BareDebian, put_wheel
 
 from oe_runtime import Client, TableSpec
 from provision import wheel
@@ -169,3 +169,29 @@ def test_a_build_that_fails_on_a_host_shows_where_the_log_is(host: BareDebian, t
     assert "no such compiler" in log.read_text()
     assert not list((tmp_path / "state").rglob("*.whl"))
     assert "No such file" in host.run(f"ls {VENV} 2>&1 || true")
+
+
+def test_a_host_without_a_network_is_set_up_from_a_bundle(host: BareDebian, tmp_path: Path) -> None:
+    put_wheel(tmp_path / "state", wheel.own_key())
+    inventory = yaml.safe_load((tmp_path / "inventory.yml").read_text())
+    # An interpreter of its own: numpy then comes by pip, from the bundle too.
+    inventory["all"]["hosts"]["server"].update(
+        runtime_python="/usr/bin/python3", runtime_packages=["python3-venv", "hello"]
+    )
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    made = run(tmp_path, "oeprov", "bundle", "all", "--limit", "server")
+    assert "packages/debian-12-x86_64: " in made
+    assert "pip/debian-12-x86_64-py3.11: numpy" in made
+
+    host.run("rm -rf /var/lib/apt/lists/* /etc/apt/sources.list.d/* && : >/etc/resolv.conf")
+    host.run("echo 'deb http://192.0.2.9/debian bookworm main' >/etc/apt/sources.list")
+    host.run(
+        "mkdir -p /root/.config/pip && "
+        "printf '[global]\\nindex-url = http://192.0.2.9/\\n' >/root/.config/pip/pip.conf"
+    )
+    shown = run(tmp_path, "oeprov", "bootstrap", "--limit", "server", "--bundle", "all", "--yes")
+    assert "1 host converged" in shown
+    assert host.run("hello").strip() == "Hello, world!"
+    assert host.run(f"{VENV}/bin/python -c 'import numpy; print(numpy.__file__)'").startswith(VENV)
+    again = run(tmp_path, "oeprov", "bootstrap", "--limit", "server", "--bundle", "all", "--yes")
+    assert "nothing to do" in again

@@ -11,13 +11,13 @@ import paramiko
 import pytest
 from ssh_server import SshServer, serving
 
-from provision import carry, remote, share
+from provision import carry, converge, remote, remote_python, share
 from provision import observe as observing
 from provision.errors import HostError
 from provision.inventory import Host, Inventory, load
 from provision.node.observe import observe_node
 from provision.node.plan import make_plan
-from provision.node.state import State, difference
+from provision.node.state import OsInfo, State, difference
 
 OLD_PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
 
@@ -293,3 +293,31 @@ def test_what_ssh_says_in_our_words(tmp_path: Path, said: str, piece: str) -> No
     text = remote.reason(found, said, 10)
     assert piece in text
     assert "\n" not in text
+
+
+def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = State(os=OsInfo("rocky", "8.10", "rhel", package_manager="dnf", python="3.6.8"))
+    assert remote_python.problem(old, "python3", "2.16.19") == ""
+    said = remote_python.problem(old, "python3", "2.19.14")
+    assert said.startswith(
+        "ansible-core 2.19.14 here needs Python 3.8 on hosts, and python3 there is 3.6.8: "
+    )
+    assert "pip install 'ansible-core<2.17'" in said
+    assert "dnf install python3.11" in said
+    newer = old._replace(os=old.os._replace(python="3.11.9"))
+    assert [remote_python.problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
+        "",
+        "",
+        "",
+    ]
+    found = load(share.inventory("sample"), state_dir=Path("state"))
+    monkeypatch.setattr(observing, "observe", lambda inventory: dict.fromkeys(inventory.hosts, old))
+    monkeypatch.setattr("ansible.release.__version__", "2.19.14")
+    looked = converge.look(found)
+    assert all(any(said == line for line in plan.problems) for plan in looked.plans.values())
+    monkeypatch.setattr("ansible.release.__version__", "2.16.19")
+    assert not any(
+        "ansible-core" in line for plan in converge.look(found).plans.values() for line in plan.problems
+    )

@@ -1,0 +1,282 @@
+"""``oeprov bundle``: all that the hosts of an inventory need, in one directory, for sites without a network.
+
+A bundle has, for each system (``debian-12-x86_64``), ``packages/SYSTEM`` with system packages, all that they
+depend on and apt's index; for each kind of wheel, ``wheels/KEY`` with oeprov's own and ``pip/KEY`` with what
+pip would fetch; and ``MANIFEST.json``, which has the SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from provision import remote, wheel
+from provision.errors import HostError, OeprovError
+from provision.inventory import Host, Inventory
+from provision.node import build, families, kernelinstall, packages
+from provision.node.command import System
+from provision.node.kernelinstall import Package
+from provision.node.observe import observe_os
+from provision.node.state import OsInfo, Runtime, State
+from provision.settings import Kind
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+THERE = "/var/lib/oeprov/bundle"  # on hosts
+_TIMEOUT = 3600
+_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "linux_x86_64")
+
+
+def system_of(os: OsInfo) -> str:
+    """What a bundle calls a system: packages of one serve no other."""
+    family = families.of(os)
+    release = os.version if family is None else families.release(family, os)
+    return f"{os.id}-{release}-{os.architecture}"
+
+
+def parse_system(text: str) -> OsInfo:
+    """The system in ``debian-12`` or ``debian-12-x86_64``; OeprovError when there is none like it."""
+    words = text.split("-")
+    os = OsInfo(words[0], words[1] if len(words) > 1 else "", architecture="x86_64")
+    family = families.of(os)
+    if len(words) not in (2, 3) or family is None or not families.is_known(os):
+        raise OeprovError(
+            f"--system {text!r}: expected ID-RELEASE, such as debian-12; known: {families.KNOWN}"
+        )
+    manager = "apt" if family.lineage == "debian" else family.managers[0]
+    found = os._replace(family=family.lineage, package_manager=manager)
+    return found._replace(architecture=words[2]) if len(words) == 3 else found
+
+
+def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: Path) -> list[str]:
+    """Collect the bundle into ``output``, which must be new or empty; a line for each part of it.
+
+    ``systems``: what the hosts run, one for all or ``HOST=SYSTEM`` for one; default: what this machine runs.
+    Raises OeprovError; ``output`` is then as it was.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OeprovError(f"{output}: is there already, and not empty")
+    making = output.with_name(output.name + ".making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    try:
+        lines = _collect(inventory, making, _assigned(inventory, systems), state_dir)
+        _write_manifest(making)
+        if output.exists():
+            output.rmdir()
+        making.rename(output)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return lines
+
+
+def _assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:
+    found = dict.fromkeys(inventory.hosts, observe_os(System()))
+    for text in systems:
+        name, _, system = text.rpartition("=")
+        if name and name not in found:
+            raise OeprovError(f"--system {text!r}: there is no host {name}")
+        found.update(dict.fromkeys([name] if name else found, parse_system(system)))
+    return found
+
+
+def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
+    wanted: dict[str, set[str]] = {}
+    by_name = {system_of(os): os for os in systems.values()}
+    pip: dict[str, set[str]] = {}
+    pip_only: set[str] = set()
+    for name, host in inventory.hosts.items():
+        os, desired = systems[name], host.desired()
+        wanted.setdefault(system_of(os), set()).update(packages.needed(desired, os), _kernel(host, os))
+        if host.kind is Kind.local:
+            pip_only.update(desired.runtime_requirements)
+            continue
+        state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
+        made = build.build_of(state, desired)
+        pip.setdefault(made, set()).update(desired.runtime_requirements)
+    lines = []
+    for system, names in wanted.items():
+        count = _packages(by_name[system], sorted(names), into / "packages" / system)
+        lines.append(f"packages/{system}: {count} packages")
+    by_key: dict[str, set[str]] = {wheel.own_key(): pip_only}
+    for made, requirements in pip.items():
+        key = build.key_of(made)
+        path = wheel.provide(made, state_dir, _no_other)
+        there = into / "wheels" / key / made.rpartition("-")[2]
+        there.mkdir(parents=True)
+        shutil.copy(path, there)
+        lines.append(f"wheels/{key}: {path.name}")
+        by_key.setdefault(key, set()).update(requirements)
+    for key, requirements in by_key.items():
+        if requirements:
+            _pip(key, sorted(requirements), into / "pip" / key)
+            lines.append(f"pip/{key}: {', '.join(sorted(requirements))} and what they need")
+    return lines
+
+
+def _no_other(packed: Path, log: Path) -> Path:
+    raise OeprovError(
+        "there is no wheel yet for one of the systems: make the bundle on such a system, or bootstrap one "
+        "host of it from here first"
+    )
+
+
+def _kernel(host: Host, os: OsInfo) -> list[str]:
+    """Packages of the kernel that the host wants."""
+    version = host.kernel.version
+    if version == "keep" or os.package_manager != "apt":
+        return []
+    commands = kernelinstall.install_commands(os, Package("" if version == "newest" else version))
+    return [word for word in commands[-1] if word.startswith("linux-")]
+
+
+def _packages(os: OsInfo, names: list[str], into: Path) -> int:
+    """Fetches packages and all that they depend on, as on a machine that has nothing; how many there are."""
+    if os.package_manager != "apt":
+        raise OeprovError(
+            f"packages of {system_of(os)} cannot be collected here. On such a machine: `dnf download "
+            f"--resolve --alldeps {' '.join(names)}` and `createrepo_c .`; name that directory, on the "
+            "hosts, as runtime_repositories: {archive: /path}, and use --system for the other hosts"
+        )
+    own = observe_os(System())
+    if (own.id, own.version) != (os.id, os.version):
+        raise OeprovError(
+            f"this machine is {system_of(own)}, and its apt knows nothing of {system_of(os)}: run `oeprov "
+            "bundle` on such a machine, with --limit to its hosts"
+        )
+    apt = into.parent.absolute() / ".apt"
+    for name in ("lists", "archives/partial"):
+        (apt / name).mkdir(parents=True, exist_ok=True)
+    (apt / "status").write_text("")
+    options = [f"Dir::State::status={apt / 'status'}", f"Dir::Cache::archives={apt / 'archives'}"]
+    argv = ["apt-get", *(word for option in options for word in ("-o", option))]
+    _run([*argv, "-y", "--no-install-recommends", "--download-only", "install", *names])
+    into.mkdir(parents=True)
+    stanzas = []
+    for path in sorted((apt / "archives").glob("*.deb")):
+        there = into / path.name.replace("%3a", ".")
+        shutil.move(path, there)
+        control = _run(["dpkg-deb", "-f", str(there)]).strip()
+        sum_, size = _digest(there), there.stat().st_size
+        stanzas.append(f"{control}\nFilename: ./{there.name}\nSize: {size}\nSHA256: {sum_}\n")
+    shutil.rmtree(apt)
+    (into / "Packages").write_text("\n".join(stanzas))
+    return len(stanzas)
+
+
+def _pip(key: str, requirements: list[str], into: Path) -> None:
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(into)]
+    if key != wheel.own_key():
+        argv += [f"--python-version={key.rpartition('-py')[2]}", "--implementation=cp"]
+        argv += [f"--platform={item}" for item in _PLATFORMS]
+    _run([*argv, *requirements])
+
+
+def _run(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    if done.returncode:
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise OeprovError(f"`{shlex.join(argv[:6])} …` failed: {' / '.join(said[-3:])}")
+    return done.stdout
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST)
+
+
+def _write_manifest(root: Path) -> None:
+    files = {path.relative_to(root).as_posix(): _digest(path) for path in _files(root)}
+    (root / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+
+
+class Bundle:
+    """A bundle on this machine, whose files are all there and are what they were."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        try:
+            manifest = json.loads((root / MANIFEST).read_text())
+            self.files: dict[str, str] = manifest["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise OeprovError(f"{root}: is no bundle: there is no {MANIFEST} that can be read") from None
+        if manifest.get("format") != FORMAT:
+            raise OeprovError(f"{root}: is of format {manifest.get('format')}; this oeprov reads {FORMAT}")
+        there = {path.relative_to(root).as_posix() for path in _files(root)}
+        for name in sorted(set(self.files) | there):
+            if name not in there:
+                raise OeprovError(f"{root}: {name} is missing; copy the bundle again")
+            if name not in self.files or _digest(root / name) != self.files[name]:
+                raise OeprovError(f"{root}: {name} is not what was bundled; copy the bundle again")
+
+    def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
+        """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
+        for path in (self.root / "wheels").glob("*/*/*.whl"):
+            there = state_dir.absolute() / path.parent.relative_to(self.root)
+            if not there.exists():
+                shutil.copytree(path.parent, there)
+        own = system_of(observe_os(System()))
+        hosts = {}
+        for name, host in inventory.hosts.items():
+            place, index = f"{THERE}/packages", f"{THERE}/pip"
+            if host.connection == "local":
+                place = str(self.root / "packages" / own)
+                index = str(self.root / "pip" / wheel.own_key())
+            update = {"repositories": {"archive": place}, "index": index}
+            runtime = host.runtime.model_copy(update=update)
+            hosts[name] = replace(host, runtime=runtime)
+        return replace(inventory, hosts=hosts)
+
+    def lacks(self, os: OsInfo) -> str:
+        """Why hosts of that system cannot be set up from it; empty when they can."""
+        system = system_of(os)
+        has = sorted({name.split("/")[1] for name in self.files if name.startswith("packages/")})
+        if system in has:
+            return ""
+        return f"the bundle {self.root} has nothing for {system}, only for {', '.join(has) or 'no system'}"
+
+    def send(self, host: Host, state: State) -> None:
+        """Put on a host what it lacks of the bundle; HostError when it cannot be reached or has no room."""
+        if host.connection == "local":
+            return
+        made = build.build_of(state, host.desired())
+        parts = {f"packages/{system_of(state.os)}/": "packages/", f"pip/{build.key_of(made)}/": "pip/"}
+        wanted = {
+            there + name.removeprefix(here): (name, sum_)
+            for name, sum_ in self.files.items()
+            for here, there in parts.items()
+            if name.startswith(here)
+        }
+        _on(host, f"mkdir -p {THERE}/packages {THERE}/pip")
+        said = _on(host, f"cd {THERE} && sha256sum packages/* pip/* 2>/dev/null || true")
+        have = {line[66:]: line[:64] for line in said.splitlines()}
+        for there, (name, sum_) in wanted.items():
+            if have.get(there) != sum_:
+                path = shlex.quote(f"{THERE}/{there}")
+                _on(host, f"cat >{path}.new && mv {path}.new {path}", (self.root / name).read_bytes())
+        extra = " ".join(shlex.quote(f"{THERE}/{name}") for name in have if name not in wanted)
+        if extra:
+            _on(host, f"rm -f {extra}")
+
+
+def _on(host: Host, line: str, given: bytes = b"") -> str:
+    command = remote.elevated(host, shlex.join(["sh", "-c", line]))
+    code, out, err = remote.run(host, command, given, remote.CONNECT_TIMEOUT, _TIMEOUT)
+    if code:
+        said = (err.strip().splitlines() or [f"exit status {code}"])[-1]
+        raise HostError(host.name, f"the bundle could not be put there: {said}")
+    return out

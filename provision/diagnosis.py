@@ -1,0 +1,217 @@
+"""What is wrong on a host, in sentences, and what to do about it: a pure function of what was seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from provision.node import families, mount, ndctl
+from provision.node.daxctl import RECONFIGURE_SINCE, tool_version
+from provision.node.directory import human
+from provision.node.health import Health
+from provision.node.state import State
+from provision.node.step import Desired, Plan
+
+MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
+_HUGE_SHARE = 0.1
+# Flags of a module in the kernel's words (Documentation/ABI/testing/sysfs-bus-nfit).
+_FLAGS = {
+    "save_fail": "did not save its contents at the last power loss",
+    "restore_fail": "could not restore its contents at boot",
+    "flush_fail": "could not flush its buffers",
+    "not_armed": "is not armed: it would lose data at a power loss",
+    "smart_event": "has reported a health event",
+    "map_fail": "could not be mapped",
+    "smart_notify": "will report health events",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what was found, and what to do."""
+
+    what: str
+    do: str
+
+
+def diagnose(state: State, desired: Desired, plan: Plan, health: Health, skew: float = 0.0) -> list[Finding]:
+    """All that is wrong on a host, the most fundamental first; empty when nothing is."""
+    return list(_all(state, desired, plan, health, skew))
+
+
+def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float) -> Iterator[Finding]:
+    yield from _modules(state, desired, health)
+    if desired.pmem_mode == "fsdax":
+        yield from _fsdax(state, desired)
+    if desired.pmem_mode == "system-ram":
+        yield from _system_ram(state, desired)
+    if desired.kind != "local":
+        yield from _kernel(state)
+    yield from _machine(state, health, skew)
+    for line in plan.problems:
+        yield Finding(line, "until then, bootstrap changes nothing on this host")
+    if plan.steps:
+        steps = "; ".join(step.what for step in plan.steps)
+        yield Finding(
+            f"it is not what the inventory asks for, {len(plan.steps)} step(s) are to do: {steps}",
+            "look at them with `oeprov plan`, do them with `oeprov bootstrap`",
+        )
+    for line in state.trouble:
+        yield Finding(
+            f"something could not be looked at: {line}", "run oeprov as root there, or install the tool"
+        )
+
+
+def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding]:
+    wants = desired.pmem_mode in ("fsdax", "system-ram") and desired.kind not in ("re7p", "local")
+    regions = [region for region in state.regions if desired.kind == "cxl" or region.type != "ram"]
+    if wants and not regions:
+        yield _no_region(state, desired, health)
+    for name, text in health.flags.items():
+        words = [word for word in text.split() if word != "smart_notify"]
+        if words:
+            said = ", ".join(_FLAGS.get(word, word) for word in words)
+            yield Finding(
+                f"persistent memory module {name} {said}",
+                f"save its data; `ndctl list -DH -d {name}` and `ipmctl show -sensor` say more; replace it "
+                "if that stays",
+            )
+    for name, blocks in health.bad_blocks.items():
+        yield Finding(
+            f"{name} has {blocks} blocks of 512 bytes that cannot be read",
+            f"`ndctl list -M -r {name}` shows where; writing them anew clears them: restore the checkpoint, "
+            "or make the namespace again",
+        )
+
+
+def _no_region(state: State, desired: Desired, health: Health) -> Finding:
+    if desired.kind == "cxl":
+        return Finding(
+            "there is no region of CXL memory",
+            "`cxl list -M` shows whether the expander is seen; `cxl create-region` makes a region of it",
+        )
+    if state.dimms.inaccessible > state.dimms.app_direct + state.dimms.volatile:
+        return Finding(
+            f"{human(state.dimms.inaccessible)} of persistent memory are neither memory nor App Direct",
+            "`oeprov pmem-mode fsdax` sets the goal; if one was set and this stays, the firmware is fixed to "
+            "1LM: look for 'volatile memory mode' in its setup",
+        )
+    if state.dimms.volatile and not state.dimms.app_direct:
+        return Finding(
+            "all persistent memory is in memory mode, where DRAM is its cache",
+            f"`oeprov pmem-mode {desired.pmem_mode}` sets another goal and reboots",
+        )
+    if health.modules:
+        return Finding(
+            f"{len(health.modules)} persistent memory modules are there, and no region of them: their "
+            "interleave set is broken (a module is missing, was moved or failed), or none was made",
+            "`ipmctl show -dimm` and `ipmctl show -region` name the module; put it back in its slot, or make "
+            "a new goal, which loses what is on all modules of the set",
+        )
+    hint = " of the right type (re6p has PMem, others do not)" if desired.kind == "re6p" else ""
+    return Finding(
+        "there is no persistent memory: no region, and no module",
+        f"is this a machine{hint}? `ndctl list -DR` shows what the kernel sees; else correct oeprov_kind",
+    )
+
+
+def _fsdax(state: State, desired: Desired) -> Iterator[Finding]:
+    for item in ndctl.chosen(state, desired):
+        name = item.blockdev or item.chardev or item.dev
+        if not item.enabled:
+            yield Finding(
+                f"{item.dev} is disabled",
+                f"`ndctl enable-namespace {item.dev}`; the kernel's log says why when that fails",
+            )
+        elif item.mode != "fsdax":
+            # re7p's and label-less ones are raw and yet have DAX.
+            if item.mode == "raw" and mount.mounts_of(state, item.blockdev):
+                continue
+            yield Finding(
+                f"{item.dev} is in mode {item.mode}, and pmem_mode asks for fsdax",
+                "`oeprov pmem-mode fsdax --plan` shows the way, and what of its data would be lost",
+            )
+        else:
+            mounts = mount.mounts_of(state, item.blockdev)
+            if not mounts:
+                yield Finding(
+                    f"/dev/{name} is not mounted",
+                    f"`mount {desired.pmem_mount_prefix}0` if /etc/fstab has it, else `oeprov bootstrap`; "
+                    "`journalctl -b -u systemd-fsck@*` says why a boot did not mount it",
+                )
+            for item_mount in mounts:
+                if not mount.has_dax(item_mount.options):
+                    yield Finding(
+                        f"{item_mount.where} is mounted without DAX: its files go through the page cache, "
+                        "and what is written is not persistent at once",
+                        "stop the training there, then `oeprov bootstrap` mounts it with -o dax; if the "
+                        "kernel turns DAX off, dmesg says why (block size, reflink, no DAX in the device)",
+                    )
+
+
+def _system_ram(state: State, desired: Desired) -> Iterator[Finding]:
+    version = tool_version(state.tools.daxctl) or families.daxctl_version(state.os)
+    if 0 < version < RECONFIGURE_SINCE:
+        yield Finding(
+            f"daxctl is version {version}, and cannot make system RAM of a device",
+            f"install ndctl and daxctl {RECONFIGURE_SINCE} or newer, or use pmem_mode fsdax",
+        )
+    for dax in state.dax:
+        if dax.mode == "system-ram" and dax.online_memblocks < dax.total_memblocks:
+            yield Finding(
+                f"{dax.chardev} is system RAM, and only {dax.online_memblocks} of {dax.total_memblocks} of "
+                "its blocks are online",
+                f"`daxctl online-memory {dax.chardev}`; `systemctl status oeprov-system-ram` says what the "
+                "boot did",
+            )
+    for item in ndctl.chosen(state, desired):
+        if item.mode != "devdax":
+            yield Finding(
+                f"{item.dev} is in mode {item.mode}, and system-ram is made of devdax",
+                "`oeprov pmem-mode system-ram --plan` shows the way, and what of its data would be lost",
+            )
+
+
+def _kernel(state: State) -> Iterator[Finding]:
+    default = state.kernel.default
+    if default and default != state.kernel.running:
+        yield Finding(
+            f"kernel {state.kernel.running} runs, and the next boot starts {default}",
+            "`oeprov bootstrap` makes the one that kernel_version asks for the default",
+        )
+    for line in state.kernel.failed:
+        name, when, why = [*line.split("\t"), "", ""][:3]
+        yield Finding(
+            f"{name} failed its trial boot{' on ' + when if when else ''}: {why or 'no reason is written'}",
+            "the console's log of that boot says more; ask for another kernel_version, or remove the line "
+            "from /var/lib/oeprov/failed-kernels to try once more",
+        )
+
+
+def _machine(state: State, health: Health, skew: float) -> Iterator[Finding]:
+    for number, holder in sorted(health.ports.items()):
+        if "oeprov-" not in holder:  # a server of ours, which may
+            yield Finding(
+                f"port {number} is taken by {holder}",
+                "stop that, or set parameter_server_port and parameter_server_metrics_port to others, or 0",
+            )
+    if health.memory and health.huge_pages > _HUGE_SHARE * health.memory:
+        yield Finding(
+            f"{human(health.huge_pages)} of {human(health.memory)} are reserved as huge pages, which servers "
+            "do not use",
+            "take vm.nr_hugepages out of /etc/sysctl.d (or hugepages= off the kernel's command line)",
+        )
+    if health.transparent == "never":
+        yield Finding(
+            "transparent huge pages are off: large tables miss the TLB far more often",
+            "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled, and take "
+            "transparent_hugepage=never off the kernel's command line",
+        )
+    if abs(skew) > MOST_SKEW:
+        way = "ahead of" if skew > 0 else "behind"
+        states = ", ".join(f"{name} is {text or 'not there'}" for name, text in health.services.items())
+        yield Finding(
+            f"its clock is {abs(skew):.0f} s {way} this machine's{' (' + states + ')' if states else ''}",
+            f"`systemctl enable --now {next(iter(health.services), 'chronyd')}` where it has a time server "
+            "to ask, or set it right",
+        )

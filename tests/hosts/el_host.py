@@ -1,0 +1,87 @@
+"""A host that says that it is EL, with real dnf, rpm and rpmdb, and a repository of small packages.
+
+Underneath is Debian: its Python, C library and dnf. Packages are made by rpmbuild on the host, hold next to
+nothing, and stand for EL's by name, version and what their scripts do.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from bare_debian import BareDebian
+
+PACKAGES = "python3,openssh-server,dnf,rpm,createrepo-c,python3-dnf"
+REPOSITORY = "/srv/rpms"
+RUNNING = "/boot/vmlinuz-$(uname -r)"
+KERNEL = "5.4.278-1.el8.elrepo"
+# kernel-lt's scripts do to /boot what the real ones do, the new default included.
+_KERNEL_POST = f"""\
+for name in vmlinuz-{KERNEL}.x86_64 initramfs-{KERNEL}.x86_64.img; do echo x >/boot/$name; done
+printf 'CONFIG_FS_DAX=y\\nCONFIG_DEV_DAX_KMEM=m\\n' >/boot/config-{KERNEL}.x86_64
+grubby --set-default /boot/vmlinuz-{KERNEL}.x86_64
+"""
+_GRUBBY = """\
+#!/bin/sh
+case $1 in
+--default-kernel) cat /boot/default-kernel ;;
+--set-default) echo "$2" >/boot/default-kernel ;;
+*) echo "grubby: $*" >>/var/log/grubby ;;
+esac
+"""
+_SPEC = """\
+Name: {name}
+Version: {version}
+Release: {release}
+Summary: stands for the package
+License: none
+BuildArch: noarch
+{tags}
+%description
+x
+{scripts}
+%files
+"""
+# name, version, release, tags, scripts
+_SMALL = [
+    ("libpmem", "1.6.1", "1.el8", "", ""),
+    ("libstdc++", "8.5.0", "22.el8", "", ""),
+    ("python3.11", "3.11.9", "1.el8", "", ""),
+    ("python3.11-numpy", "1.23.5", "1.el8", "Requires: python3.11", ""),
+    ("ndctl", "78", "2.el8", "Requires: daxctl = 78", ""),
+    ("daxctl", "78", "2.el8", "", ""),
+    ("numactl", "2.0.16", "4.el8", "", ""),
+    ("e2fsprogs", "1.45.6", "5.el8", "", ""),
+    ("broken", "1", "1", "", "%pre\nexit 1"),
+    ("kernel-lt", *KERNEL.split("-"), "", "%post\n" + _KERNEL_POST),
+    # What dnf reads the release from, and what scripts need.
+    ("rocky-release", "8.10", "1.9.el8", "Provides: system-release = 8.10\nProvides: /bin/sh", ""),
+]
+
+
+class ElHost(BareDebian):
+    """One running host; ``os_release`` is what it says that it is."""
+
+    def __init__(self, directory: Path, os_release: str) -> None:
+        super().__init__(directory, PACKAGES)
+        self.os_release = os_release
+
+    def __enter__(self) -> ElHost:
+        super().__enter__()
+        self.put("/etc/os-release", self.os_release)
+        self.put("/usr/bin/grubby", _GRUBBY)
+        self.run("chmod +x /usr/bin/grubby; ln -sf dnf /usr/bin/yum; mkdir -p /root/specs /etc/yum.repos.d")
+        self.run(f"echo x >{RUNNING}; echo {RUNNING} >/boot/default-kernel")
+        self.run("echo x >/boot/initramfs-$(uname -r).img")
+        for name, version, release, tags, scripts in _SMALL:
+            text = _SPEC.format(name=name, version=version, release=release, tags=tags, scripts=scripts)
+            self.put(f"/root/specs/{name}.spec", text)
+        self.run(
+            "cd /root/specs && for spec in *.spec; do rpmbuild -bb --quiet --define '_rpmdir "
+            f"{REPOSITORY}' $spec; done && createrepo_c -q {REPOSITORY}"
+        )
+        return self
+
+    def put(self, path: str, text: str) -> None:
+        """Write a file on the host."""
+        self.run(f"printf %s {shlex.quote(text)} >{path}")

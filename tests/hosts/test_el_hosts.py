@@ -1,0 +1,188 @@
+"""EL hosts: real dnf, rpm and rpmdb with packages that stand for EL's (see el_host.py)."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bare_debian
+import pytest
+import yaml
+from bare_debian import put_wheel
+from el_host import KERNEL, REPOSITORY, ElHost
+
+from provision import share
+
+BIN = Path(sys.executable).parent
+ROCKY = (
+    'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n'
+    'PRETTY_NAME="Rocky Linux 8.10 (Green Obsidian)"\n'
+)
+CENTOS = (
+    'NAME="CentOS Linux"\nID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n'
+    'PRETTY_NAME="CentOS Linux 7 (Core)"\n'
+)
+ARCHIVE = f"file://{REPOSITORY} unsigned"
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(bare_debian.why_not()), reason=bare_debian.why_not() or "never"),
+]
+
+
+@pytest.fixture
+def rocky(tmp_path: Path) -> Iterator[ElHost]:
+    with ElHost(tmp_path / "host", ROCKY) as made:
+        yield made
+
+
+@pytest.fixture
+def centos(tmp_path: Path) -> Iterator[ElHost]:
+    with ElHost(tmp_path / "host", CENTOS) as made:
+        yield made
+
+
+def oeprov(directory: Path, host: ElHost, variables: dict[str, Any], *argv: str, expect: int) -> str:
+    """Run `oeprov` from outside the repository on an inventory of the host; gives all that it printed."""
+    inventory = {
+        "all": {
+            "children": {
+                "parameter_servers": {"hosts": {"server": None}},
+                "workers": {"hosts": {"here": None}},
+            },
+            "hosts": {
+                "server": {"oeprov_kind": "cpu", **host.inventory(), **variables},
+                "here": {
+                    "oeprov_kind": "local",
+                    "ansible_connection": "local",
+                    "runtime_extra": "none",
+                    "pmem_mode": "none",
+                },
+            },
+        }
+    }
+    (directory / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    done = subprocess.run(
+        [str(BIN / "oeprov"), *argv, "-i", "inventory.yml", "--limit", "server"],
+        cwd=directory,
+        env={**os.environ, "OEPROV_STATE_DIR": str(directory / "state"), "COLUMNS": "250"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def on_node(host: ElHost, code: str, *, check: bool = True) -> str:
+    """Run Python on the host with the node package, as `node`."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        file.add(share.node_package(), "node", filter=lambda item: None if "cache" in item.name else item)
+    argv = ["ssh", *host.ssh_options(), "-i", str(host.key), "-p", str(host.port), "root@127.0.0.1"]
+    subprocess.run(
+        [*argv, "mkdir -p /root/code && tar -xf - -C /root/code"], input=packed.getvalue(), check=True
+    )
+    host.put("/root/code/run.py", code)
+    return host.run("cd /root/code && python3 run.py 2>&1", check=check)
+
+
+def test_a_rocky_host_becomes_a_parameter_server(rocky: ElHost, tmp_path: Path) -> None:
+    # Nothing is enabled on the host: all comes from the repository that the inventory names.
+    variables = {"runtime_repositories": {"archive": ARCHIVE}}
+    put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
+    planned = oeprov(tmp_path, rocky, variables, "plan", "--commands", expect=2)
+    assert "install libpmem, libstdc++, python3.11, python3.11-numpy" in planned
+    assert "'--disablerepo=*' --enablerepo=oeprov-archive" in planned
+    assert rocky.run("rpm -qa") == ""
+    assert "1 host converged" in oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0)
+    installed = rocky.run("rpm -qa").splitlines()
+    assert "python3.11-numpy-1.23.5-1.el8.noarch" in installed
+    assert rocky.run("dnf repolist -q") == ""  # the repository stays switched off for everybody else
+    assert "nothing to do" in oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0)
+
+    # One package is taken away behind our back.
+    rocky.run("rpm -e --nodeps libpmem")
+    planned = oeprov(tmp_path, rocky, variables, "plan", expect=2)
+    assert "install libpmem " in planned
+
+    # What cannot be installed is said by name, and the rest of the plan is not done.
+    variables["runtime_packages"] = ["no-such-package"]  # type: ignore[assignment]
+    failed = oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=1)
+    assert "Unable to find a match: no-such-package" in failed
+
+
+def test_without_a_repository_dnf_says_what_is_missing(rocky: ElHost, tmp_path: Path) -> None:
+    put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
+    failed = oeprov(tmp_path, rocky, {}, "bootstrap", "--yes", expect=1)
+    assert "There are no enabled repositories" in failed
+    unsigned = {"runtime_repositories": {"archive": f"file://{REPOSITORY}"}}
+    failed = oeprov(tmp_path, rocky, unsigned, "bootstrap", "--yes", expect=1)
+    assert "GPG" in failed
+    assert rocky.run("rpm -qa") == ""
+
+
+def test_a_kernel_of_a_mirror_is_installed_and_the_running_one_stays_the_default(rocky: ElHost) -> None:
+    release = KERNEL + ".x86_64"
+    args = {
+        "release": release,
+        "source": "elrepo-lt",
+        "repositories": {"kernel": ARCHIVE},
+        "options": ["CONFIG_DEV_DAX_KMEM"],
+        "os": {
+            "id": "rocky",
+            "version": "8.10",
+            "family": "rhel",
+            "architecture": "x86_64",
+            "package_manager": "dnf",
+        },
+    }
+    rocky.run("mkdir -p /boot/grub2 /boot/loader/entries && echo GRUB_DEFAULT=saved >/etc/default/grub")
+    code = (
+        "import json\nfrom node import bootloader, kernelinstall\nfrom node.command import System\n"
+        f"args = json.loads({json.dumps(json.dumps(args))})\n"
+        "loader = bootloader.observe(System())\nassert loader.has_grubby, loader\n"
+        "for number in range(2):\n    print(kernelinstall.install_kernel(System(), args))\n"
+    )
+    first, second = on_node(rocky, code).splitlines()
+    running = rocky.run("uname -r").strip()
+    assert (
+        first == f"Applied(changed=True, message='installed kernel {release}; {running} stays the default')"
+    )
+    assert second == f"Applied(changed=False, message='kernel {release} is installed')"
+    assert rocky.run("cat /boot/default-kernel").strip() == f"/boot/vmlinuz-{running}"
+    assert rocky.run("rpm -q kernel-lt").strip() == f"kernel-lt-{KERNEL}.noarch"
+    # An option that this kernel was not built with is found after it is installed, before it is booted.
+    bad = code.replace("CONFIG_DEV_DAX_KMEM", "CONFIG_X86_PMEM_LEGACY")
+    assert "was built without CONFIG_X86_PMEM_LEGACY" in on_node(rocky, bad, check=False)
+
+
+def test_a_package_whose_script_fails_is_not_taken_for_installed(rocky: ElHost) -> None:
+    code = (
+        "from node import packages, repositories\nfrom node.command import System\n"
+        "from node.state import OsInfo\n"
+        "os = OsInfo('rocky', '8.10', 'rhel', package_manager='dnf')\n"
+        f"use = repositories.use(os, {{'archive': '{ARCHIVE}'}}, [])\n"
+        "print(packages.apply(System(), 'dnf', ['ndctl', 'broken'], use))\n"
+    )
+    assert "broken" in on_node(rocky, code, check=False)
+    assert "not installed" in rocky.run("rpm -q broken || true")
+
+
+def test_centos_7_says_what_it_cannot_do_and_what_would_work(centos: ElHost, tmp_path: Path) -> None:
+    planned = oeprov(tmp_path, centos, {}, "plan", expect=2)
+    assert "CentOS 7's own mirrors are gone" in planned
+    assert "set kernel_archive_url: https://vault.centos.org/7.9.2009/os/x86_64/" in planned
+    # This host's python3 is Debian's, 3.11; CentOS 7's would be refused: cases/os-centos7-server.json.
+    variables = {"kernel_archive_url": ARCHIVE}
+    put_wheel(tmp_path / "state", "centos-7-x86_64-py3.11")
+    shown = oeprov(tmp_path, centos, variables, "plan", "--commands", expect=2)
+    assert "yum install -y '--disablerepo=*' --enablerepo=oeprov-archive libpmem libstdc++" in shown
+    assert "1 host converged" in oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=0)
+    assert "libpmem-1.6.1-1.el8.noarch" in centos.run("rpm -qa")

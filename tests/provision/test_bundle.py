@@ -1,0 +1,144 @@
+"""Bundles: that what is in one is checked, and what hosts are told to take from it."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import bundle, remote, wheel
+from provision.bundle import MANIFEST, Bundle
+from provision.errors import HostError, OeprovError
+from provision.inventory import Host, load
+from provision.node.state import OsInfo, Runtime, State
+
+DEBIAN = OsInfo("debian", "12", "debian", architecture="x86_64", package_manager="apt")
+PLACE = "packages/debian-12-x86_64"
+INVENTORY = """\
+all:
+  children:
+    parameter_servers: {hosts: {server: }}
+    workers: {hosts: {here: }}
+  hosts:
+    server: {oeprov_kind: cpu, ansible_host: 192.0.2.1, kernel_version: newest}
+    here: {oeprov_kind: local, ansible_connection: local, runtime_extra: none, pmem_mode: none}
+"""
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Any:
+    (tmp_path / "inventory.yml").write_text(INVENTORY)
+    return load(tmp_path / "inventory.yml", state_dir=tmp_path / "state")
+
+
+@pytest.fixture
+def made(tmp_path: Path, inventory: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle for Debian 12, without what only apt could bring."""
+
+    def packages(os: OsInfo, names: list[str], into: Path) -> int:
+        into.mkdir(parents=True)
+        for name in names:
+            (into / f"{name}.deb").write_text(name)
+        (into / "Packages").write_text("index\n")
+        return len(names)
+
+    (tmp_path / "oeprov.whl").write_text("wheel")
+    monkeypatch.setattr(bundle, "_packages", packages)
+    monkeypatch.setattr(bundle.wheel, "provide", lambda build, state_dir, elsewhere: tmp_path / "oeprov.whl")
+    lines = bundle.make(inventory, tmp_path / "all", ["debian-12"], tmp_path / "state")
+    assert lines[-1] == "wheels/debian-12-x86_64-py3.11: oeprov.whl"
+    return tmp_path / "all"
+
+
+def test_it_has_what_the_hosts_need(made: Path) -> None:
+    names = {path.stem for path in (made / "packages" / "debian-12-x86_64").glob("*.deb")}
+    assert {"libpmem1", "python3-venv", "linux-image-amd64"} <= names
+    files = Bundle(made).files
+    there = {path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()}
+    assert set(files) == there - {MANIFEST}
+    assert Bundle(made).lacks(DEBIAN) == ""
+    assert "has nothing for debian-13-x86_64, only for debian-12-x86_64" in Bundle(made).lacks(
+        DEBIAN._replace(version="13")
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda root: (root / PLACE / "Packages").write_text("other\n"), "is not what was bundled"),
+        (lambda root: (root / PLACE / "libpmem1.deb").unlink(), "libpmem1.deb is missing"),
+        (lambda root: (root / PLACE / "evil.deb").write_text("x"), "evil.deb is not what was"),
+        (lambda root: (root / MANIFEST).write_text("{"), "is no bundle"),
+        (lambda root: (root / MANIFEST).write_text('{"format": 9, "files": {}}'), "is of format 9"),
+    ],
+)
+def test_what_is_not_as_it_was_made_is_refused(made: Path, spoil: Any, said: str) -> None:
+    spoil(made)
+    with pytest.raises(OeprovError, match=said):
+        Bundle(made)
+
+
+def test_nothing_is_left_of_one_that_could_not_be_made(
+    tmp_path: Path, inventory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(OeprovError, match="is there already, and not empty"):
+        bundle.make(inventory, tmp_path / "full", [], tmp_path / "state")
+    for system, said in (
+        ("plan9-4", "expected ID-RELEASE"),
+        ("debian-99", "expected ID-RELEASE"),
+        ("nobody=debian-12", "there is no host nobody"),
+        ("rocky-9", "dnf download --resolve --alldeps .*python3.11"),
+        ("ubuntu-24.04", "its apt knows nothing of ubuntu-24.04-x86_64"),
+    ):
+        with pytest.raises(OeprovError, match=said):
+            bundle.make(inventory, tmp_path / "all", [system], tmp_path / "state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "inventory.yml"]
+
+
+def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
+    made: Path, inventory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Bundle(made)
+    used = opened.used_by(inventory, tmp_path / "state")
+    desired = used.hosts["server"].desired()
+    assert desired.runtime_repositories == {"archive": "/var/lib/oeprov/bundle/packages"}
+    assert desired.runtime_index == "/var/lib/oeprov/bundle/pip"
+    assert used.hosts["here"].desired().runtime_repositories["archive"].startswith(f"{made}/packages/")
+    key = "debian-12-x86_64-py3.11"
+    assert (tmp_path / "state" / "wheels" / key / wheel.digest()[:16] / "oeprov.whl").read_text() == "wheel"
+
+    there = tmp_path / "host"  # stands for the host's directory
+    lines: list[str] = []
+
+    def run(host: Host, command: str, given: bytes, *_: int) -> tuple[int, str, str]:
+        lines.append(command)
+        line = command.replace(bundle.THERE, str(there))
+        done = subprocess.run(["sh", "-c", line], input=given, capture_output=True)
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    monkeypatch.setattr(remote, "run", run)
+    state = State(os=DEBIAN, runtime=Runtime(base="3.11.2"))
+    (there / "packages").mkdir(parents=True)
+    (there / "packages" / "of-another-bundle.deb").write_text("old")
+    opened.send(used.hosts["server"], state)
+    sent = {path.name for path in (there / "packages").iterdir()}
+    assert sent == {path.name for path in (made / "packages" / "debian-12-x86_64").iterdir()}
+    count = len(lines)
+    (there / "packages" / "Packages").write_text("cut off")
+    opened.send(used.hosts["server"], state)
+    assert len([line for line in lines[count:] if "cat >" in line]) == 1
+    assert (there / "packages" / "Packages").read_text() == "index\n"
+    shutil.rmtree(there)
+    there.write_text("a file")
+    with pytest.raises(HostError, match="the bundle could not be put there"):
+        opened.send(used.hosts["server"], state)
+
+
+def test_the_manifest_is_plain(made: Path) -> None:
+    manifest = json.loads((made / MANIFEST).read_text())
+    assert manifest["format"] == 1
+    assert all(len(sum_) == 64 for sum_ in manifest["files"].values())

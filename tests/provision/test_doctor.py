@@ -1,0 +1,72 @@
+"""What ``oeprov doctor`` says, from case files: ``doctor/*.json`` say state, health + desired → findings.
+
+``base``, ``state`` and ``desired`` are those of plan cases; packages and runtime are there. ``says`` has
+a piece of each finding and of what to do about it, in order.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plan_cases import inputs
+
+from provision import share
+from provision.cli import run
+from provision.diagnosis import diagnose
+from provision.node import health, port
+from provision.node.command import System
+from provision.node.health import Health
+from provision.node.plan import make_plan
+
+CASES = sorted(Path(__file__).parent.joinpath("doctor").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    case: dict[str, Any] = json.loads(path.read_text())
+    state, desired = inputs(case)
+    seen = Health.from_dict(case.get("health", {}))
+    found = diagnose(state, desired, make_plan(state, desired), seen, case.get("skew", 0.0))
+    assert len(found) == len(case["says"]), found
+    for finding, (what, do) in zip(found, case["says"], strict=True):
+        assert what in finding.what
+        assert do in finding.do
+
+
+def test_health_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal:  1048576 kB\nHugePages_Total:  16\nHugepagesize:  2048 kB\n",
+        "/sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
+        "/sys/bus/nd/devices/nmem0/nfit/flags": "not_armed\n",
+        "/sys/bus/nd/devices/nmem1/nfit/flags": "\n",
+        "/sys/bus/nd/devices/region0/badblocks": "8 4\n100 12\n",
+        "/sys/bus/nd/devices/region1/badblocks": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(port, "holder", lambda system, number: "redis (pid 7)" if number == 7700 else "")
+    found = health.look(System(str(tmp_path)), [7700, 7701], [])
+    assert found._replace(time=0.0) == Health(
+        memory=1 << 30,
+        huge_pages=32 << 20,
+        transparent="never",
+        ports={"7700": "redis (pid 7)"},
+        modules=["nmem0", "nmem1"],
+        flags={"nmem0": "not_armed"},
+        bad_blocks={"region0": 16},
+    )
+    assert Health.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_the_command_says_what_is_wrong_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["doctor", "-i", str(share.inventory("local")), "--state-dir", str(tmp_path), "--json"]
+    assert run(argv) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["wrong"] is True
+    assert f"make {tmp_path}/pmem0" in said["hosts"]["localhost"][-1]["what"]
+    assert list(tmp_path.iterdir()) == []
