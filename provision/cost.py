@@ -197,8 +197,8 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has no edge that lines must end at
     console.print(
-        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} bytes "
-        f"a row, {_gib(model.rows * found[0].row_bytes)} in all",
+        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
+        f"bytes a row, {_gib(model.rows * found[0].row_bytes)} in all",
         highlight=False,
         soft_wrap=True,
     )
