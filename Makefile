@@ -6,13 +6,14 @@ export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
-.PHONY: help setup demo test test-hosts test-lab test-core sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
+	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
@@ -39,6 +40,11 @@ test-lab: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'from provision.lab import programs; programs.require(install=True)'
 	$(BIN)/python -m pytest -m lab -s $(TESTS)
+
+ENGINE ?= podman
+images:
+	$(ENGINE) build -f containers/Containerfile --target server -t oeprov-server .
+	$(ENGINE) build -f containers/Containerfile --target worker -t oeprov-worker .
 
 test-core: setup
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null

@@ -12,7 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import __version__, cli_checkpoint, cli_inventory, cli_kubernetes, cli_lab, cli_training
+from provision import (
+    __version__,
+    cli_checkpoint,
+    cli_cost,
+    cli_inventory,
+    cli_kubernetes,
+    cli_lab,
+    cli_monitoring,
+    cli_training,
+)
 from provision.cli_options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
@@ -218,6 +227,8 @@ app.command(rich_help_panel=_TRAIN, epilog=cli_training.RESUME_EXAMPLES)(cli_tra
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)
+app.command(rich_help_panel=_PROVISION, epilog=cli_monitoring.MONITORING_EXAMPLES)(cli_monitoring.monitoring)
+app.command(rich_help_panel=_TRAIN, epilog=cli_cost.COST_EXAMPLES)(cli_cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=cli_kubernetes.MANIFESTS_EXAMPLES)(cli_kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=cli_checkpoint.RESHARD_EXAMPLES)(cli_checkpoint.reshard)
 

@@ -108,7 +108,6 @@ def _engine_words(engine: str) -> Sequence[str]:
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
         "--security-opt=label=disable",  # SELinux would need new labels on persistent memory and on data
-        "--ulimit=nofile=65536:65536",
     ]
     if engine == "podman" and os.getuid() != 0:
         words.append("--userns=keep-id")  # so that the user inside is the one outside

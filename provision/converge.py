@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from provision import jobs, planview, playbook, rolling
+from provision import jobs, monitoring, planview, playbook, rolling
 from provision.child import StopRequest
 from provision.errors import ConvergeError, HostError
 from provision.jobs import ACTIVE
@@ -106,7 +106,13 @@ def bootstrap(
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
-    return _Run(inventory, "bootstrap", state_dir, consent, as_json, bundle).run(check=check)
+    code = _Run(inventory, "bootstrap", state_dir, consent, as_json, bundle).run(check=check)
+    if code == 0 and not check and monitoring.has_metrics(inventory):
+        from provision.inventory import load
+
+        # All hosts, also where this run had a --limit: Prometheus wants the whole cluster.
+        monitoring.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
+    return code
 
 
 def pmem_mode(

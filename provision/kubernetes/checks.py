@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision.errors import TrainingError
-from provision.kubernetes import api
+from provision.kubernetes import api, record
 from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.plan import Plan
 
@@ -65,13 +65,10 @@ def rights(plan: Plan, documents: list[Document]) -> list[dict[str, str]]:
                 found.append(item)
 
     for document in documents:
-        kind = str(document["kind"])
-        need(
-            ("create", "get", "delete"),
-            api.resource(kind),
-            api.group(document),
-            here="namespace" in document["metadata"],
-        )
+        resource, group = api.resource(str(document["kind"])), api.group(document)
+        need(("create", "delete"), resource, group, here="namespace" in document["metadata"])
+    work = record.work(documents)
+    need(("get",), api.resource(str(work["kind"])), api.group(work))
     need(_READ, "pods")
     need(("get",), "pods", subresource="log")
     need(("get", "delete") if plan.pools else ("get",), "persistentvolumeclaims")

@@ -62,7 +62,7 @@ class Follower:
             try:
                 return ask()
             except TrainingError as error:
-                self._say(f"[yellow]![/] {error}; trying again")
+                self._say(f"[yellow]![/] {escape(str(error))}; trying again")
                 time.sleep(PAUSE_SECONDS)
 
     def _say(self, text: str) -> None:

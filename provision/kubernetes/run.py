@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 
 from provision import jobs
 from provision.child import StopRequest
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end
 _LISTEN_SECONDS = 5.0
+_WHY_LINES = 50
 _CODES = {"done": 0, "running": 0, "failed": 1, "interrupted": 130}
 _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 
@@ -128,6 +130,7 @@ class _Run:
         self.work = record.work(self.documents)
         self.console = Console(stderr=True) if options.as_json else Console()
         self.flag = state_flag(state_dir)
+        self.resumed = self.record.phase != "running"  # its volumes may have rows
 
     def start(self) -> int:
         self._note("running")
@@ -146,12 +149,10 @@ class _Run:
             for document in [_secret(self.job), *self.documents]:
                 try:
                     self.cluster.ask("POST", api.collection(document), document)
+                    made.append(document)
                 except ApiFailure as error:
-                    if (
-                        error.code != 409 or document["kind"] not in _VOLUMES
-                    ):  # those of a stopped job are its own
+                    if error.code != 409 or document["kind"] not in _VOLUMES:  # a stopped job has its own
                         raise TrainingError(f"{api.label(document)} could not be made: {error}") from None
-                made.append(document)
         except BaseException as error:
             for document in reversed(made):
                 self._delete(document)
@@ -168,7 +169,7 @@ class _Run:
                 break
             hopeless = follower.retried(follower.look)
             if hopeless:
-                self._take_away(keep_volumes=False)
+                self._take_away(keep_volumes=self.resumed)
                 self._note("failed", f"{hopeless}; nothing is left of it on the cluster")
                 return self._result()
             if self.wish.wait(POLL_SECONDS):
@@ -178,12 +179,22 @@ class _Run:
             self._take_away(keep_volumes=True)
             self._note("interrupted", "its workers were deleted by somebody else")
         else:
+            words = words if phase == "done" else self._why(words)
             self._take_away(keep_volumes=phase != "done")
             where = f"{self.record.run} of claim {self.record.claim}"
             self._note(
                 phase, f"training is done; checkpoints and export: {where}" if phase == "done" else words
             )
         return self._result()
+
+    def _why(self, words: str) -> str:
+        """Why workers failed: their own last error line, and the API's words."""
+        pods = state.pods(self.cluster, self.record.namespace, self.job.id)
+        for pod in (pod for pod in pods if pod.role == "worker"):
+            for line in reversed(state.last_lines(self.cluster, self.record.namespace, pod, _WHY_LINES)):
+                if line.startswith("error: "):
+                    return f"{pod.name}: {line.removeprefix('error: ')} ({words})"
+        return words
 
     def stop(self, follower: Follower | None = None) -> int:
         """Delete the workers, which write a checkpoint before they end, then all others."""
@@ -227,7 +238,7 @@ class _Run:
             self.cluster.ask("DELETE", api.path(document), body)
         except ApiFailure as error:
             if error.code != 404:
-                self._say(f"[yellow]![/] {api.label(document)} could not be deleted: {error}")
+                self._say(f"[yellow]![/] {api.label(document)} could not be deleted: {escape(str(error))}")
 
     def _wait(self, role: str, seconds: float) -> None:
         """Until no pod of the role is left."""
@@ -258,7 +269,7 @@ class _Run:
                 )
             )
         elif found.phase != "running":
-            self._say(f"{found.id}: {found.phase}" + (f": {found.message}" if found.message else ""))
+            self._say(f"{found.id}: {found.phase}" + (f": {escape(found.message)}" if found.message else ""))
             if found.phase in ("failed", "interrupted"):
                 self._say(f"go on with: oeprov resume {found.id}{self.flag}")
         return _CODES[found.phase] if code is None else code

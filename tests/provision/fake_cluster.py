@@ -18,6 +18,7 @@ class FakeCluster:
 
     def __init__(self, directory: Path, *, worker: str = "runs", namespace: str = "ads") -> None:
         self.worker = worker
+        self.errors: list[str] = []  # what the worker says at last
         self.images = True  # that nodes can pull them
         self.denied: set[tuple[str, str]] = set()  # verb and resource
         self.refused: dict[str, tuple[int, str]] = {}  # kind → what POST answers
@@ -77,7 +78,7 @@ class FakeCluster:
                     self.objects[f"{place}/{full}"] = {"kind": "PersistentVolumeClaim"}
         if body["kind"] == "Job":
             self._pod(f"{name}-0-x7k2p", body["spec"]["template"], ready=False)
-            self.logs[f"{name}-0-x7k2p"] = list(STEPS)
+            self.logs[f"{name}-0-x7k2p"] = [*STEPS, *self.errors]
             ends = {"done": "Complete", "failed": "Failed"}.get(self.worker)
             if ends:
                 condition = {

@@ -86,6 +86,16 @@ def test_converged_host_needs_no_ansible(
     assert runs == []
 
 
+def test_files_for_prometheus_come_with_metrics(state_dir: Path, see: Any) -> None:
+    see(Plan("one"))
+    assert bootstrap(state_dir) == 0
+    assert not (state_dir / "monitoring").exists()
+    assert bootstrap(state_dir, f"{LOCAL}, parameter_server_metrics_port: 7780", check=True) == 0
+    assert not (state_dir / "monitoring").exists()
+    assert bootstrap(state_dir, f"{LOCAL}, parameter_server_metrics_port: 7780") == 0
+    assert "127.0.0.1:7780" in (state_dir / "monitoring" / "prometheus.yml").read_text()
+
+
 def test_plan_is_applied_with_its_digest(
     state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,6 +175,23 @@ def test_what_could_not_be_made_is_taken_back(
     assert states(tmp_path) == ["failed"]
 
 
+def test_a_resume_that_fails_keeps_the_rows(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.worker = "failed"
+    cluster.errors = ["error: table C1: dim is 9 here and 16 in the checkpoint"]
+    assert oeprov("launch-training") == 1
+    assert "dim is 9 here and 16 in the checkpoint" in capsys.readouterr().out
+    assert cluster.kinds() == VOLUMES
+    cluster.images = False
+    assert oeprov("resume") == 1
+    assert cluster.kinds() == VOLUMES
+    cluster.refused["Job"] = (500, "etcdserver: request timed out")
+    assert oeprov("resume") == 1
+    assert cluster.kinds() == VOLUMES
+    assert states(tmp_path) == ["failed"]
+
+
 class TestBeforeAnythingIsMade:
     @pytest.fixture(autouse=True)
     def _nothing(self, cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:

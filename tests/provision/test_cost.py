@@ -1,0 +1,148 @@
+"""Costs: the paper's case, sizes that are the runtime's own, and price tables that cannot be used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oe_runtime import Client, StorageSpec, TableSpec
+from provision import cli, cost
+from provision.cost import Model
+
+PAPER = Model(rows=2_100_000_000, dim=64, optimizer="sgd", dtype="float32")  # the paper's "500 GB"
+TABLES = {  # the runtime's optimizers by the trainer's names
+    "sgd": {"name": "sgd"},
+    "momentum": {"name": "sgd", "momentum": 0.9},
+    "adagrad": {"name": "adagrad"},
+    "adagraddecay": {"name": "adagrad_decay"},
+    "adam": {"name": "adam"},
+    "amsgrad": {"name": "adam", "amsgrad": 1},
+    "adamw": {"name": "adamw"},
+    "adamax": {"name": "adamax"},
+    "adamasync": {"name": "adam_async"},
+    "adadelta": {"name": "adadelta"},
+    "nadam": {"name": "nadam"},
+    "rmsprop": {"name": "rmsprop"},
+    "lion": {"name": "lion"},
+    "ftrl": {"name": "ftrl"},
+}
+
+
+def test_the_papers_case() -> None:
+    """The prices are two of its three costs by their times; servers and the third follow."""
+    found = {
+        item.system: item
+        for item in cost.choices(PAPER, cost.read(cost.DEFAULT_PRICES), 1)
+        if item.servers < 3
+    }
+    assert PAPER.rows * cost.row_bytes(PAPER) / 2**30 == pytest.approx(500, rel=0.01)
+    dram, pmem, plain = found["dram"], found["dram_pmem"], found["Ori-Cache"]
+    assert (dram.servers, dram.server) == (2, "r6e.13xlarge")
+    assert (pmem.servers, pmem.server) == (plain.servers, plain.server) == (1, "re6p.13xlarge")
+    assert round(dram.cost, 1) == 34.9
+    assert round(pmem.cost, 1) == 20.3
+    assert round(plain.cost, 1) == 26.6
+    assert 1 - pmem.cost / dram.cost == pytest.approx(0.42, abs=0.005)
+
+
+def test_every_optimizer_of_the_trainer_is_known() -> None:
+    assert sorted(TABLES) == sorted(cost.OPTIMIZERS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_rows_have_the_runtimes_size(dtype: cost.Dtype, tmp_path: Path) -> None:
+    """A table file has a head, a line of JSON, and then 8 bytes of key and the row for each."""
+    keys = np.arange(5_000)
+    for dim in (8, 9):
+        saved = tmp_path / str(dim)
+        saved.mkdir()
+        with Client.in_process(threads=1) as client:
+            for name, optimizer in TABLES.items():
+                table = client.create_table(TableSpec(name, dim, dtype=dtype, optimizer=optimizer))
+                pulled = client.pull([keys], [(table, 0)])
+                client.push(pulled, [np.zeros_like(pulled.groups[0].rows)], learning_rate=0.1)
+            client.save(str(saved))
+        for name in TABLES:
+            row = cost.row_bytes(Model(1, dim, name, dtype))
+            (file,) = saved.glob(f"*.{name}.oet")
+            assert row + 8 <= file.stat().st_size / len(keys) < row + 9, name
+
+
+def test_rows_of_pools_lie_in_lines(tmp_path: Path) -> None:
+    with Client.in_process(StorageSpec("pmem_libpmem", str(tmp_path / "rows")), threads=1) as client:
+        for name in ("adagrad", "amsgrad"):
+            table = client.create_table(TableSpec(name, 9, optimizer=TABLES[name]))
+            for first in range(0, 200_000, 50_000):
+                pulled = client.pull([np.arange(first, first + 50_000)], [(table, 0)])
+                client.push(pulled, [np.zeros_like(pulled.groups[0].rows)], learning_rate=0.1)
+        tables = client.stats()["servers"][0]["tables"]
+    for name in ("adagrad", "amsgrad"):
+        one = cost.pool_bytes(cost.row_bytes(Model(1, 9, name, "float32")))
+        assert one * 0.9 <= tables[name]["bytes"] / 200_000 <= one * 1.6, name
+
+
+@pytest.mark.parametrize(
+    ("row", "size"), [(72, 256 / 3), (128, 128), (144, 256), (256, 256), (257, 512), (512, 512)]
+)
+def test_lines(row: int, size: float) -> None:
+    assert cost.pool_bytes(row) == size + 16
+
+
+def test_more_rows_take_more_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cost", "--dim", "64", "--optimizer", "adagrad", "--json", "--epoch-hours", "2"]
+    counts = []
+    for rows in ("1e6", "2.1e9", "2.1e10"):
+        assert cli.run([*words, "--rows", rows]) == 0
+        found = json.loads(capsys.readouterr().out)
+        counts.append(
+            [item["servers"] for item in sorted(found["choices"], key=lambda i: (i["system"], i["server"]))]
+        )
+        assert [item["cost"] for item in found["choices"]] == sorted(
+            item["cost"] for item in found["choices"]
+        )
+    assert counts[0] == [1] * len(counts[0])
+    assert all(few < many for few, many in zip(counts[1], counts[2], strict=True))
+    assert cli.run(["cost", "--rows", "2.1e9", "--dim", "64", "--optimizer", "sgd"]) == 0
+    said = capsys.readouterr().out
+    assert "34.90" in said
+    assert "give yours with --prices" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("price: 17.45", "price: -1"), "servers.0.price: Input should be greater than 0"),
+        (("dram: 384G", "dram: 384GB"), "servers.0.dram: expected a size such as"),
+        (("    source: by definition\n", ""), "systems.0.source: Field required"),
+        (("storage: dram\n", "storage: disk\n"), "systems.0.storage: Input should be 'dram'"),
+        (("currency: USD", "curency: USD"), "curency: Extra inputs are not permitted"),
+        (("currency: USD", "currency: ["), "is not YAML"),
+    ],
+)
+def test_price_tables_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str
+) -> None:
+    text = cost.DEFAULT_PRICES.read_text()
+    assert change[0] in text
+    (tmp_path / "mine.yml").write_text(text.replace(*change, 1))
+    assert cli.run(["cost", "--rows", "1000", "--prices", str(tmp_path / "mine.yml")]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path / "mine.yml") in said
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--rows", "0"], "--rows and --dim are at least 1"),
+        (["--rows", "1.5"], "1.5"),
+        (["--rows", "many"], "many"),
+        (["--rows", "9", "--optimizer", "adagradd"], "--optimizer: found 'adagradd'; allowed: adadelta"),
+        (["--rows", "9", "--dtype", "int8"], "--dtype: found 'int8'; allowed: float32"),
+        (["--rows", "9", "--prices", "/nonexistent"], "/nonexistent: No such file"),
+    ],
+)
+def test_models_that_cannot_be(capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
+    assert cli.run(["cost", *more]) == 1
+    assert words in capsys.readouterr().err
