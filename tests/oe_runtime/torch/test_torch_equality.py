@@ -27,7 +27,7 @@ class Net(torch.nn.Module):
 
 
 def pair(make, dtype=torch.float32, **options):
-    """A model of torch alone and one with its rows on servers, with the same weights, and their optimizers."""
+    """A model of torch alone and one with its rows on servers, of the same weights; their optimizers."""
     torch.manual_seed(5)
     stock = Net(**options).to(dtype)
     torch.manual_seed(5)
@@ -89,7 +89,7 @@ def assert_alike(stock, ours, tolerance=2e-4):
         lambda p: torch.optim.Adam(p, 0.01),
         lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
         lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
-        lambda p: torch.optim.RMSprop(p, 0.005),
+        lambda p: torch.optim.RMSprop(p, 0.005, eps=1e-12),
         lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5, centered=True),
     ],
     ids=lambda make: str(make([torch.zeros(1)])).split("\n")[0],
