@@ -7,10 +7,12 @@ BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
 .PHONY: help setup demo test test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-hosts test-lab test-core sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
+	@echo 'make test-torch  those of PyTorch, which it installs (a large download; make test skips them without)'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
@@ -31,6 +33,11 @@ demo: setup
 test: test-core
 	@tools/setup.sh test
 	$(BIN)/python -m pytest
+
+test-torch: setup
+	@tools/setup.sh test
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
+	$(BIN)/python -m pytest tests/oe_runtime/torch
 
 test-hosts: setup
 	@tools/setup.sh test

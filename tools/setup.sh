@@ -61,4 +61,8 @@ done
 echo "setup: building and installing into $venv (profile $profile)"
 "$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12'
 "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
+case $extras in
+  # Its dependency, tensorflow, would put the same files a second time over those of tensorflow-cpu.
+  *tensorflow*) "$venv/bin/pip" install -q --no-deps tensorflow-serving-api ;;
+esac
 echo "$digest" >"$venv/.setup-$profile"

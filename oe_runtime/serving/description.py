@@ -22,6 +22,10 @@ class ServingError(OeError):
     """A model that cannot be served, or not with these rows; names the file and the field."""
 
 
+class InputError(ServingError):
+    """A request that the model cannot answer; names the input and what is wrong with it."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """An input or output; `shape` has None for every size that is free."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from oe_runtime.errors import OeError, ServerLost
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import ServingError
-from oe_runtime.serving.model import InputError, Model
+from oe_runtime.serving.description import InputError, ServingError
+from oe_runtime.serving.model import Model
 
 _THREADS = 16
 

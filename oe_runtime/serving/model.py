@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import KeyRangeError, OeError, ServerLost
+from oe_runtime.errors import KeyRangeError, OeError
 from oe_runtime.serving.checkpoints import Checkpoints, Place, Rows
-from oe_runtime.serving.description import FILE, ServingError, Tensor
+from oe_runtime.serving.description import FILE, InputError, ServingError, Tensor
 from oe_runtime.serving.gate import Gate
 from oe_runtime.spec import StorageSpec
-
-
-class InputError(ServingError):
-    """A request that the model cannot answer; names the input and what is wrong with it."""
 
 
 class Model:
@@ -260,5 +256,3 @@ def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
 
 # Kinds of numbers that may come for one of a kind.
 _FROM = {"i": "iu", "u": "iu", "f": "iuf", "b": "b", "U": "US", "S": "US"}
-
-__all__ = ["InputError", "Model", "ServerLost"]

@@ -14,10 +14,11 @@ from typing import Any
 
 from oe_runtime.errors import OeError, ServerLost
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import ServingError
-from oe_runtime.serving.model import InputError, Model
+from oe_runtime.serving.description import InputError, ServingError
+from oe_runtime.serving.model import Model
 
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+))?(?P<verb>:\w+|/metadata)?")
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _IDLE = 60.0  # seconds that a connection may be silent
 
 
@@ -78,7 +79,7 @@ class RestServer(ThreadingHTTPServer):
             return
         try:
             request.settimeout(1)
-            request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            request.sendall(_FULL)
         except OSError:
             pass
         self.shutdown_request(request)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.serving.description import FILE, Description, ServingError, Tensor
+from oe_runtime.serving.description import FILE, Description, InputError, ServingError, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -46,7 +46,10 @@ class WithRows:
 
     def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Outputs by name."""
-        outputs = self._function(**{name: tf.constant(array) for name, array in inputs.items()})
+        try:
+            outputs = self._function(**{name: tf.constant(array) for name, array in inputs.items()})
+        except tf.errors.InvalidArgumentError as error:  # an id that a table has no row for
+            raise InputError(f"TensorFlow cannot answer it: {error.message.strip()[:300]}") from error
         return {name: np.asarray(value) for name, value in outputs.items()}
 
 

@@ -75,8 +75,9 @@ void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_b
   CheckSpec(info, spec, row_bytes);
   if (info.shard.server != shard.server || info.shard.servers != shard.servers) {
     throw CheckpointError(info.file + " is of server " + std::to_string(info.shard.server) + " of " +
-                          std::to_string(info.shard.servers) + ", but what it shall be applied to of server " +
-                          std::to_string(shard.server) + " of " + std::to_string(shard.servers));
+                          std::to_string(info.shard.servers) +
+                          ", but what it shall be applied to of server " + std::to_string(shard.server) +
+                          " of " + std::to_string(shard.servers));
   }
   if (info.base == base) return;
   throw CheckpointError(info.file +

@@ -25,8 +25,8 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains);
 
-// Checks that the file of `info` is an increment on that with the checksum `base`, of the same server and of a
-// table like this. Throws CheckpointError naming the file and the field with both values.
+// Checks that the file of `info` is an increment on that with the checksum `base`, of the same server and of
+// a table like this. Throws CheckpointError naming the file and the field with both values.
 void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes, const ShardInfo& shard,
                   uint64_t base);
 

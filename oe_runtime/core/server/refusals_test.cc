@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
 namespace oe {
@@ -82,9 +83,7 @@ TEST(RefusalsTest, AReaderChangesNothing) {
   const std::vector<float> gradients(mine.size());
   const std::string refusal = "this client is read-only: it may neither change tables nor have them saved";
   const TestDirectory directory;
-  EXPECT_EQ(MessageOf<SpecError>([&] {
-              reader->Push(*pulled, {{gradients.data(), ids.size(), 9}}, {0.1});
-            }),
+  EXPECT_EQ(MessageOf<SpecError>([&] { reader->Push(*pulled, {{gradients.data(), ids.size(), 9}}, {0.1}); }),
             refusal);
   EXPECT_EQ(MessageOf<SpecError>([&] { reader->Save(directory.path()); }), refusal);
   EXPECT_EQ(MessageOf<SpecError>([&] { reader->Restore(directory.path()); }), refusal);

@@ -76,9 +76,10 @@ class Store {
   // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.
   void Restore(const std::vector<std::string>& directories);
 
-  // Brings every table from the state of the last restore, or of the last call of this, to that of a save with
-  // `since` of as many servers. Verifies all files before the first table changes. Throws CheckpointError for
-  // one that does not follow, StorageError where the rows do not fit; then some tables may have changed.
+  // Brings every table from the state of the last restore, or of the last call of this, to that of a save
+  // with `since` of as many servers. Verifies all files before the first table changes. Throws
+  // CheckpointError for one that does not follow, StorageError where the rows do not fit; then some tables
+  // may have changed.
   void ApplyIncrement(const std::string& directory);
 
   // Checkpoints in the storage itself (Table::Checkpoint), of all tables under one id. A push that runs

@@ -215,9 +215,9 @@ void Table::ApplyIncrement(const std::string& file) {
     for (size_t i = 0; i < n; ++i) {
       const Key key = reader.keys()[i];
       RowMap& map = map_of(key);
-      const auto copies = map.LockCopies();
       uint32_t number = kNoRow;
       map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
+      const auto copies = map.LockCopies();
       std::memcpy(map.row(number), reader.rows() + i * row_bytes_, row_bytes_);
     }
   }

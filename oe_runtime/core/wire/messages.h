@@ -15,7 +15,7 @@ namespace oe {
 struct Hello {
   uint16_t version = 0;
   std::string token;
-  std::string job;          // whose tables this connection sees
+  std::string job;  // whose tables this connection sees
   // Of a job with several workers: ToJsonText (wire/worker_spec.h); of a client that only reads: kReader;
   // otherwise empty.
   std::string worker = {};

@@ -1,30 +1,62 @@
-"""A served model follows training: full checkpoints, increments, rows that go."""
+"""A served model follows training: full checkpoints, increments, rows that go, weights that change."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
 import numpy as np
 import pytest
+from server_processes import Servers
 from serving_models import Training, batch
+from training_runs import DATA, SMALL
 
-from oe_runtime.serving import Model
+import oe_runtime.keras as embed
+from oe_runtime import Client, StorageSpec, checkpoint, train
+from oe_runtime.errors import CheckpointError, SpecError
+from oe_runtime.serving import InputError, Model, ServingError
+
+
+@pytest.fixture(scope="module")
+def one_training(tmp_path_factory):
+    keras.backend.clear_session()
+    with Training(tmp_path_factory.mktemp("training")) as training:
+        yield training, training.export()
 
 
 @pytest.fixture
-def training(tmp_path):
-    with Training(tmp_path) as training:
-        yield training
+def training(one_training, tmp_path):
+    """One model, which is not compiled anew for each test."""
+    training, _ = one_training
+    training.checkpoints = tmp_path / "checkpoints"
+    return training
 
 
-def test_predictions_follow_training(training):
+@pytest.fixture
+def export(one_training):
+    return one_training[1]
+
+
+@pytest.mark.parametrize("storage", ["dram", "dram_pmem"])
+def test_predictions_follow_training(training, export, storage, tmp_path, monkeypatch):
     x, _ = batch(64)
     training.fit()
     training.publish(10)
-    with Model.load(training.export(), training.checkpoints) as model:
+    spec = StorageSpec(
+        storage, str(tmp_path) if storage != "dram" else "", cache_bytes=0 if storage == "dram" else 1 << 20
+    )
+    with Model.load(export, training.checkpoints, storage=spec) as model:
         assert model.version == 10
         before = model.predict(x)["output_0"]
         np.testing.assert_allclose(before, training.predict(x), atol=1e-6)
         assert not model.refresh()
 
+        # Only the increments are read from here on.
+        restore = Client.restore
+        monkeypatch.setattr(Client, "restore", lambda *_: pytest.fail("all rows were loaded"))
         training.fit(seed=1)
         rows = training.rows()
         assert training.evict_all_but(ids=range(20)) > 0
@@ -35,14 +67,173 @@ def test_predictions_follow_training(training):
         assert model.refresh()
         assert (model.version, model.checkpoint.name) == (20, "step-0000000020")
         np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
-
-        # Two increments at once, then all rows again.
         for step in (30, 40):
             training.fit(seed=step)
             training.publish(step, base=step - 10)
         assert model.refresh()
         np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
+
+        monkeypatch.setattr(Client, "restore", restore)
         training.fit(seed=50)
         training.publish(50)
         assert model.refresh()
         np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
+    assert not list(tmp_path.glob("serving-*"))
+
+
+def test_no_request_sees_a_part_of_a_checkpoint(training, export):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    expected = {1: training.predict(x)}
+    ended = threading.Event()
+
+    def ask():
+        seen = set()
+        while not ended.is_set():
+            outputs, version = model.predict_versioned(x)
+            np.testing.assert_allclose(outputs["output_0"], expected[version], atol=1e-6)
+            seen.add(version)
+        return seen
+
+    with Model.load(export, training.checkpoints) as model, ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        try:
+            for step in range(2, 8):
+                training.fit(seed=step)
+                expected[step] = training.predict(x)
+                training.publish(step, base=None if step == 5 else step - 1)
+                assert model.refresh()
+        finally:
+            ended.set()
+        assert set.union(*(future.result() for future in asking)) >= {7}
+
+
+def test_a_damaged_increment_leaves_what_there_was(training, export):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        before = model.predict(x)["output_0"]
+        training.fit(seed=1)
+        path = training.publish(2, base=1)
+        wanted = training.predict(x)
+        file = next(path.glob("*.oet"))
+        good = file.read_bytes()
+        file.write_bytes(good[:-30] + bytes(30))
+        with pytest.raises(CheckpointError, match=file.name):
+            model.refresh()
+        np.testing.assert_array_equal(model.predict(x)["output_0"], before)
+        assert model.version == 1
+        file.write_bytes(good)
+        dense = (path / "dense.npz").read_bytes()
+        (path / "dense.npz").write_bytes(dense[:100])
+        with pytest.raises(ServingError, match=r"dense\.npz: cannot be read"):
+            model.refresh()
+        np.testing.assert_array_equal(model.predict(x)["output_0"], before)
+        (path / "dense.npz").write_bytes(dense)
+        assert model.refresh()
+        np.testing.assert_allclose(model.predict(x)["output_0"], wanted, atol=1e-6)
+
+
+def test_a_run_that_went_back_is_loaded_anew(training, export):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    training.fit(seed=1)
+    training.publish(2, base=1)
+    with Model.load(export, training.checkpoints) as model:
+        training.client.restore(training.checkpoints / "step-0000000001")
+        checkpoint.remove_from(training.checkpoints, 2)
+        training.fit(seed=2)
+        training.publish(2, base=1)
+        assert model.refresh()
+        np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
+
+
+def test_what_cannot_be_loaded(training, export, tmp_path):
+    export = shutil.copytree(export, tmp_path / "export")
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        Model.load(export, tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        Model.load(export, export)
+    with pytest.raises(ServingError, match="has no rows inside"):
+        Model.load(export)
+    checkpoint.publish(training.checkpoints, 1, lambda path: {"pool": {}})
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints .* has its rows in files"):
+        Model.load(export, training.checkpoints)
+    with Client.in_process() as other:
+        model = embed.distributed_model(
+            keras.Sequential([keras.Input((1,)), embed.Embedding(-1, 2, name="other")]), other
+        )
+        model.compile("sgd", "mse")
+        (tmp_path / "other").mkdir()
+        other.save(tmp_path / "other")
+    with pytest.raises(ServingError, match="has no table table_a, table_b, which the model needs"):
+        Model.load(export, tmp_path / "other")
+    training.fit()
+    path = training.publish(2)
+    with np.load(path / "dense.npz") as file:
+        arrays = dict(file)
+    for changed, message in (
+        ({"model/hidden/bias": np.zeros(9, np.float32)}, r"hidden/bias is float32 of shape \(9,\)"),
+        ({"model/hidden/bias": None}, "variable model/hidden/bias .* is missing"),
+    ):
+        np.savez(path / "dense.npz", **{k: v for k, v in (arrays | changed).items() if v is not None})
+        with pytest.raises(ServingError, match=message):
+            Model.load(export, path)
+    description = export / "oe_runtime.json"
+    fields = json.loads(description.read_text())
+    for text, message in (("{", "is damaged"), (json.dumps(fields | {"format": 9}), "format is another")):
+        description.write_text(text)
+        with pytest.raises(ServingError, match=message):
+            Model.load(export, path)
+    shutil.rmtree(export / "variables")
+    with pytest.raises(ServingError, match="TensorFlow cannot load it"):
+        Model.load(export, path)
+
+
+@pytest.mark.process
+def test_running_servers_are_only_read(tmp_path):
+    servers = Servers(tmp_path, 2)
+    try:
+        with Client(servers.endpoints) as client:
+            training = Training(tmp_path, client)
+            export = training.export()
+            training.fit()
+            with Client(servers.endpoints, read_only=True) as reader:
+                x, _ = batch(32, ids=80)  # a quarter of the ids has no row
+                training.publish(7)  # the export has dense weights of its time, those of now are there
+                with Model.load(export, training.checkpoints, client=reader) as model:
+                    for version in (7, 8):
+                        rows = training.rows()
+                        predicted = model.predict(x)["output_0"]
+                        np.testing.assert_allclose(predicted, training.predict(x), atol=1e-6)
+                        assert (model.version, training.rows()) == (version, rows)
+                        training.fit(seed=2)
+                        training.publish(version + 1)
+                        assert model.refresh()
+                    with pytest.raises(InputError, match=r"80 is not in \[0, 80\)"):
+                        model.predict(x | {"b": x["b"] * 0 + 80})
+                pulled = reader.pull([np.arange(3)], [(0, 0)])
+                with pytest.raises(SpecError, match="this client is read-only"):
+                    reader.push(pulled, [np.zeros((3, 4), np.float32)], 0.1)
+                with pytest.raises(SpecError, match="this client is read-only"):
+                    reader.shutdown()
+    finally:
+        servers.end()
+
+
+def test_a_run_is_served_as_it_is(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    flags = [*DATA, *SMALL, "--run-dir", str(run), "--in-process", "--steps", "2", "--seed", "3"]
+    assert train.main([*flags, "--model", "wdl", "--export", str(whole)]) == 0
+    with Model.load(run) as model, Model.load(whole) as exported:
+        assert model.version == 2
+        rng = np.random.default_rng(0)
+        x = {
+            t.name: rng.integers(0, 3, (8, 1)) if t.dtype == "int64" else rng.random((8, 13))
+            for t in model.inputs
+        }
+        assert len(x) == 27
+        np.testing.assert_allclose(model.predict(x)["output_0"], exported.predict(x)["output_0"], atol=1e-6)

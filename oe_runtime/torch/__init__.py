@@ -1,0 +1,19 @@
+"""PyTorch models whose embedding rows live on parameter servers.
+
+    import oe_runtime.torch as embed
+
+    model = embed.distributed_model(model, client)  # its large nn.Embedding layers now live on the servers
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
+    optimizer = embed.distributed_optimizer(optimizer, model)
+    loss(model(x), y).backward()
+    optimizer.step()  # pushes the rows' gradients
+
+Servers, tables and checkpoints are those of `oe_runtime.keras`. Importing this module needs PyTorch, but no
+server.
+"""
+
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag
+from oe_runtime.torch.model import distributed_model, saved_tables
+from oe_runtime.torch.optimizer import distributed_optimizer
+
+__all__ = ["Embedding", "EmbeddingBag", "distributed_model", "distributed_optimizer", "saved_tables"]

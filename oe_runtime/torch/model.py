@@ -1,0 +1,94 @@
+"""Modules with embeddings on the servers, from ordinary ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from oe_runtime.checkpoint_tools import Saved
+from oe_runtime.client import Client
+from oe_runtime.spec import TableSpec
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag, _Layer
+
+
+def distributed_model(
+    model: Any,
+    client: Client | None = None,
+    *,
+    sparse_as_dense_size: int = 64,
+    seed: int = 0,
+    name_prefix: str = "",
+) -> Any:
+    """`model`, in which large embeddings are on the parameter servers; changed in place, and returned.
+
+    Every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` is replaced by the
+    layer of this package, and those of this package are bound to `client`, or to tables in this process. A
+    table has the name `name_prefix` + the layer's place in the model. Rows begin with N(0, 1), a function of
+    `seed`, the table's name and the row: what the replaced layers had drawn is gone, so do this before
+    training, and make the optimizer after it.
+
+    Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
+    that are frozen), with the model as it was.
+    """
+    replaced: dict[int, Any] = {}
+    for name, layer in model.named_modules():
+        if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
+            replaced[id(layer)] = _replacement(name, layer)
+    if id(model) in replaced:
+        model = replaced[id(model)]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if id(child) in replaced:  # a layer that is used twice stays one
+                setattr(parent, name, replaced[id(child)])
+    client = client if client is not None else Client.in_process()
+    for name, layer in _layers(model).items():
+        layer.client = client
+        layer.default_name = name_prefix + (name or "embedding")
+        layer.seed = seed
+    return model
+
+
+def _layers(model: Any) -> dict[str, _Layer]:
+    """Those of this package by their place in `model`, once each."""
+    return {
+        name.removeprefix("module."): layer  # of DistributedDataParallel
+        for name, layer in model.named_modules()
+        if isinstance(layer, _Layer)
+    }
+
+
+def _replacement(name: str, layer: Any) -> _Layer:
+    refused = {
+        "max_norm": layer.max_norm is not None,
+        "scale_grad_by_freq": layer.scale_grad_by_freq,
+        "weights that are frozen": not layer.weight.requires_grad,
+    }
+    for option, there in refused.items():
+        if there:
+            raise ValueError(f"layer '{name}': {option} is not supported for rows on parameter servers")
+    shared = {"padding_idx": layer.padding_idx, "dtype": layer.weight.dtype}
+    new: _Layer
+    if type(layer) is nn.Embedding:
+        new = Embedding(layer.num_embeddings, layer.embedding_dim, **shared)
+    else:
+        new = EmbeddingBag(
+            layer.num_embeddings,
+            layer.embedding_dim,
+            mode=layer.mode,
+            include_last_offset=layer.include_last_offset,
+            **shared,
+        )
+    new.to(layer.weight.device).train(layer.training)
+    return new
+
+
+def saved_tables(path: str | os.PathLike[str]) -> dict[str, TableSpec]:
+    """The tables in a checkpoint, or in what `Client.save` wrote, by name: for ``Embedding(spec=…)``.
+
+    Raises CheckpointError.
+    """
+    saved = Saved.open(Path(path)).require()
+    return {name: TableSpec.from_json(files[0]["spec"]) for name, files in saved.files.items()}

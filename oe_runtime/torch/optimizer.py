@@ -1,0 +1,214 @@
+"""torch.optim's optimizers in the words of a table's specification, and the push in their step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oe_runtime.client import Client
+from oe_runtime.torch.embedding import Table, _Layer
+from oe_runtime.torch.model import _layers
+
+_NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
+
+
+def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = None) -> Any:
+    """Makes the tables of `model` and has `optimizer.step()` train them too; returns `optimizer`.
+
+    Takes a torch.optim SGD, Adagrad, Adadelta, Adam, AdamW or RMSprop, made of `model.parameters()`, or of
+    groups of them with hyperparameters of their own: a table gets the server's counterpart with those of the
+    group that has its layer. Every step pushes with the group's learning rate of that step.
+
+    Where it is not what PyTorch does with a dense weight: only rows that are in a step's batches are updated,
+    so momenta of other rows stay; and ε is where Keras adds it, so that Adam's counts as ε·sqrt(1 - β₂ᵗ).
+    Adagrad's and RMSprop's stands inside of the root as ε². That matters where gradients are as small as ε.
+    A layer that was made with a `spec` has its table's optimizer; only the learning rate is this one's then.
+
+    Several backward passes before a step count as one batch, as they do in PyTorch, and `zero_grad` forgets
+    what was not pushed. With several `workers` (torch.distributed's number of processes, if it is
+    initialised), each with a client of its own rank (`oe_runtime.Worker`), gradients are divided by their
+    number as DistributedDataParallel does with dense ones.
+
+    Raises ValueError naming the optimizer or the option that tables do not support, SpecMismatch when the
+    servers have a table of the name with another description.
+    """
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    rows = _Rows(optimizer, model, workers)
+    for name, layer in _layers(model).items():
+        if layer.client is None:
+            raise ValueError(f"layer '{name}' has no servers: give the model to distributed_model first")
+        group = groups.get(id(layer.anchor))
+        if group is None:
+            raise ValueError(
+                f"layer '{name}' is not in the optimizer: make that of model.parameters(), after "
+                "distributed_model"
+            )
+        rows.add(layer, group)
+    rows.bind()
+    return optimizer
+
+
+class _Rows:
+    """The tables that one optimizer trains."""
+
+    def __init__(self, optimizer: Any, model: Any, workers: int | None) -> None:
+        self._optimizer = optimizer
+        self._workers = workers
+        self._specs: list[tuple[_Layer, dict[str, Any], dict[str, Any], Any]] = []
+
+    def add(self, layer: _Layer, group: dict[str, Any]) -> None:
+        rule = table_optimizer(self._optimizer, group)
+        self._specs.append((layer, group, rule, layer.table_spec(rule)))
+
+    def bind(self) -> None:
+        names = [spec.name for *_, spec in self._specs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two layers have tables of the name '{twice[0]}'")
+        for layer, _, _, spec in self._specs:
+            client = layer.client
+            assert client is not None  # noqa: S101 - distributed_optimizer has asked
+            number = client.create_table(spec)
+            layer.table = Table(client, number, client.spec(number))
+        self._optimizer.register_step_post_hook(self._push)
+        forget = self._optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            forget(set_to_none)
+            for layer, *_ in self._specs:
+                _table(layer).lookups.clear()
+
+        self._optimizer.zero_grad = zero_grad
+
+    def _push(self, *_: Any) -> None:
+        workers = self._workers or (
+            torch.distributed.get_world_size()
+            if torch.distributed.is_available() and torch.distributed.is_initialized()
+            else 1
+        )
+        by_client: dict[int, list[tuple[Table, float, bool]]] = {}
+        for layer, group, rule, _ in self._specs:
+            if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
+                raise ValueError(
+                    f"the optimizer's settings for table '{_table(layer).spec.name}' have changed from "
+                    f"{rule}; those of a table stay, but for the learning rate"
+                )
+            table = _table(layer)
+            by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
+        for tables in by_client.values():
+            _push_tables(tables, workers)
+
+
+def _table(layer: _Layer) -> Table:
+    assert layer.table is not None  # noqa: S101 - bind() made it
+    return layer.table
+
+
+def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:
+    """Pushes what the tables' lookups have gathered, each table once, and forgets it."""
+    work = []
+    for table, rate, frozen in tables:
+        lookups = [] if frozen else [lookup for lookup in table.lookups if lookup.rows.grad is not None]
+        table.lookups.clear()
+        if lookups or (workers > 1 and not frozen):  # the others wait for this one's part of each table
+            work.append((table, rate, lookups))
+    for table, rate, lookups in work:
+        if len(lookups) == 1:
+            pulled, gradients = lookups[0].pulled, [_gradient(lookups[0].rows.grad, workers)]
+        else:
+            pulled, gradients = _together(table.client, table, lookups, workers)
+        table.client.push(pulled, gradients, rate, summed=True)
+
+
+def _together(client: Client, table: Table, lookups: Sequence[Any], workers: int) -> tuple[Any, list[Any]]:
+    """One batch of several lookups: the gradients of a row are summed over them."""
+    keys = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
+    pulled = client.pull([keys], [(table.number, 0)])
+    group = pulled.groups[0]
+    sums = np.zeros_like(group.rows)
+    begin = 0
+    for lookup in lookups:
+        end = begin + len(lookup.ids)
+        # Where each of the lookup's rows is among those of all.
+        places = np.empty(len(lookup.rows), np.int64)
+        places[lookup.pulled.groups[0].inverse] = group.inverse[begin:end]
+        sums[places] += _gradient(lookup.rows.grad, workers)
+        begin = end
+    return pulled, [sums]
+
+
+def _gradient(gradient: Any, workers: int) -> NDArray[Any]:
+    gradient = gradient.detach().to("cpu")
+    array: NDArray[Any] = (gradient / workers if workers > 1 else gradient).contiguous().numpy()
+    return array
+
+
+def table_optimizer(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's counterpart of a torch.optim optimizer with the settings of one of its groups.
+
+    Raises ValueError naming the optimizer or the option that tables do not support.
+    """
+    kind = type(optimizer)  # exactly: a subclass may update differently
+    if kind not in _OPTIMIZERS:
+        known = ", ".join(known.__name__ for known in _OPTIMIZERS)
+        raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
+
+    def refuse(option: str) -> None:
+        raise ValueError(f"optimizer {kind.__name__}({option}={group[option]}): {_NO_EQUIVALENT}")
+
+    for option in ("maximize", "lr_decay", "dampening", "differentiable"):
+        if group.get(option):
+            refuse(option)
+    rule: dict[str, Any] = _OPTIMIZERS[kind](group)
+    decay = float(group.get("weight_decay", 0))
+    if decay:
+        # Added to the gradient it is the same as shrinking the row only where the rule is linear.
+        linear = kind is torch.optim.SGD and not group["momentum"]
+        if not (linear or kind is torch.optim.AdamW or group.get("decoupled_weight_decay")):
+            refuse("weight_decay")
+        rule["weight_decay"] = decay
+    return rule
+
+
+def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
+    beta_1, beta_2 = (float(beta) for beta in group["betas"])
+    return {
+        "name": "adam",
+        "beta_1": beta_1,
+        "beta_2": beta_2,
+        "epsilon": float(group["eps"]),
+        "amsgrad": bool(group["amsgrad"]),
+        "weight_decay": 0.0,
+    }
+
+
+_OPTIMIZERS: Mapping[type, Any] = {
+    torch.optim.SGD: lambda group: {
+        "name": "sgd",
+        "momentum": float(group["momentum"]),
+        "nesterov": bool(group["nesterov"]),
+    },
+    # torch adds eps to the root, the tables' rule adds epsilon below it: with g = 0 neither divides by 0.
+    torch.optim.Adagrad: lambda group: {
+        "name": "adagrad",
+        "initial_accumulator_value": float(group["initial_accumulator_value"]),
+        "epsilon": float(group["eps"]) ** 2,
+    },
+    torch.optim.Adadelta: lambda group: {
+        "name": "adadelta",
+        "rho": float(group["rho"]),
+        "epsilon": float(group["eps"]),
+    },
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: lambda group: {**_adam(group), "name": "adamw"},
+    torch.optim.RMSprop: lambda group: {
+        "name": "rmsprop",
+        "rho": float(group["alpha"]),
+        "momentum": float(group["momentum"]),
+        "epsilon": float(group["eps"]) ** 2,
+        "centered": bool(group["centered"]),
+    },
+}

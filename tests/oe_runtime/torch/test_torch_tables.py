@@ -1,0 +1,150 @@
+"""Tables of any ids, what is refused, and one table in Keras and PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import oe_runtime.torch as embed  # noqa: E402
+from oe_runtime import Client, TableSpec  # noqa: E402
+from oe_runtime.errors import KeyRangeError, SpecMismatch  # noqa: E402
+
+
+def bound(layer, make=lambda p: torch.optim.SGD(p, 0.1), client=None):
+    layer = embed.distributed_model(layer, client)
+    return layer, embed.distributed_optimizer(make(layer.parameters()), layer)
+
+
+def test_any_id_and_every_dtype():
+    ids = torch.tensor([[-(2**63), 2**63 - 1], [5, 5]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        layer, optimizer = bound(embed.Embedding(-1, 4, dtype=dtype, name="any"))
+        before = layer(ids)
+        assert (before.shape, before.dtype) == ((2, 2, 4), dtype)
+        before.sum().backward()
+        optimizer.step()
+        after = layer(ids)
+        step = torch.tensor([[0.1, 0.1], [0.2, 0.2]], dtype=dtype)[..., None].expand(2, 2, 4)
+        torch.testing.assert_close(
+            after, before - step, atol=0.02 if dtype.itemsize == 2 else 1e-6, rtol=0.01
+        )
+        assert sum(s["tables"]["any"]["rows"] for s in layer.client.stats()["servers"]) == 3
+    assert layer(torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3, 4)
+
+
+def test_frozen_rows_stay():
+    layer, optimizer = bound(embed.Embedding(9, 2))
+    layer.frozen = True
+    before = layer(torch.arange(9))
+    before.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(layer(torch.arange(9)), before)
+
+
+def test_what_is_refused():
+    for arguments, message in (
+        ({"num_embeddings": 0}, "num_embeddings must be an integer > 0, or -1"),
+        ({"embedding_dim": -1}, "embedding_dim must be an integer > 0, not -1"),
+        ({"padding_idx": 9}, "padding_idx 9 is not in the 9 rows"),
+        ({"dtype": torch.int64}, r"dtype must be one of .*, not torch\.int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            embed.Embedding(**{"num_embeddings": 9, "embedding_dim": 2} | arguments)
+    with pytest.raises(ValueError, match="mode must be sum, mean or max, not 'min'"):
+        embed.EmbeddingBag(9, 2, mode="min")
+    for stock, message in (
+        (torch.nn.Embedding(99, 2, max_norm=1.0), "layer '0': max_norm is not supported"),
+        (torch.nn.Embedding(99, 2, scale_grad_by_freq=True), "layer '0': scale_grad_by_freq is not"),
+        (torch.nn.Embedding.from_pretrained(torch.zeros(99, 2)), "layer '0': weights that are frozen"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            embed.distributed_model(torch.nn.Sequential(stock))
+    small = embed.distributed_model(torch.nn.Sequential(torch.nn.Embedding(63, 2)))
+    assert type(small[0]) is torch.nn.Embedding
+
+    for make, message in (
+        (lambda p: torch.optim.LBFGS(p), "optimizer LBFGS: .* use one of SGD"),
+        (lambda p: torch.optim.SGD(p, 0.1, maximize=True), r"SGD\(maximize=True\)"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), r"SGD\(dampening=0.5\)"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1), r"SGD\(weight_decay=0.1\)"),
+        (lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1), r"Adam\(weight_decay=0.1\)"),
+        (lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.1), r"Adagrad\(lr_decay=0.1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bound(embed.Embedding(9, 2), make)
+    layer = embed.Embedding(9, 2)
+    with pytest.raises(RuntimeError, match="has no table yet"):
+        layer(torch.arange(2))
+    with pytest.raises(ValueError, match="has no servers: give the model to distributed_model first"):
+        embed.distributed_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer)
+    embed.distributed_model(layer)
+    with pytest.raises(ValueError, match="is not in the optimizer"):
+        embed.distributed_optimizer(torch.optim.SGD([torch.zeros(1)], 0.1), layer)
+    twice = torch.nn.Sequential(embed.Embedding(9, 2, name="a"), embed.Embedding(9, 2, name="a"))
+    with pytest.raises(ValueError, match="two layers have tables of the name 'a'"):
+        bound(twice)
+    layer, optimizer = bound(embed.Embedding(9, 2))
+    with pytest.raises(KeyRangeError, match=r"9 is not in \[0, 9\)"):
+        layer(torch.tensor([9]))
+    with pytest.raises(TypeError, match=r"ids must be int64 or int32, not torch\.float32"):
+        layer(torch.zeros(1))
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="settings for table 'embedding' have changed"):
+        optimizer.step()
+    with Client.in_process() as client:
+        client.create_table(TableSpec("embedding", 2))
+        with pytest.raises(SpecMismatch, match=r"optimizer\.name"):
+            bound(embed.Embedding(9, 2), client=client)
+
+
+def test_a_table_goes_on_from_keras_to_torch_and_back(tmp_path):
+    keras = pytest.importorskip("keras")
+    import oe_runtime.keras as keras_embed
+
+    rng = np.random.default_rng(0)
+    ids = rng.integers(-50, 50, (6, 64, 1)) * 2**50
+    y = rng.random((6, 64, 1)).astype(np.float32)
+
+    def keras_model(client):
+        inputs = keras.Input((1,), dtype="int64")
+        rows = keras_embed.Embedding(-1, 1, "uniform", name="ids")(inputs)
+        model = keras_embed.distributed_model(keras.Model(inputs, keras.layers.Flatten()(rows)), client)
+        model.compile(keras_embed.distributed_optimizer(keras.optimizers.Adagrad(0.3)), "mse")
+        return model
+
+    def rows(client):
+        keys, values = client.export_rows(0)
+        return values[np.argsort(keys)]
+
+    whole = Client.in_process()
+    model = keras_model(whole)
+    for step in range(6):
+        model.train_on_batch(ids[step], y[step])
+
+    first = Client.in_process()
+    model = keras_model(first)
+    for step in range(2):
+        model.train_on_batch(ids[step], y[step])
+    (tmp_path / "keras").mkdir()
+    first.save(tmp_path / "keras")
+
+    second = Client.in_process(servers=3)
+    layer = embed.Embedding(spec=embed.saved_tables(tmp_path / "keras")["ids"])
+    layer, optimizer = bound(layer, lambda p: torch.optim.Adagrad(p, 0.3), second)
+    second.restore(tmp_path / "keras")
+    for step in range(2, 4):
+        optimizer.zero_grad()
+        output = layer(torch.from_numpy(ids[step]))[:, 0]
+        torch.nn.functional.mse_loss(output, torch.from_numpy(y[step])).backward()
+        optimizer.step()
+    (tmp_path / "torch").mkdir()
+    second.save(tmp_path / "torch")
+
+    third = Client.in_process()
+    model = keras_model(third)
+    third.restore(tmp_path / "torch")
+    for step in range(4, 6):
+        model.train_on_batch(ids[step], y[step])
+    np.testing.assert_allclose(rows(third), rows(whole), atol=1e-6)
