@@ -6,8 +6,7 @@ export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
 
-.PHONY: help setup demo test test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
-.PHONY: help setup demo test test-torch test-hosts test-lab test-core sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'

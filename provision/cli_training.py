@@ -65,11 +65,20 @@ def launch_training(
     servers: Annotated[
         int | None, typer.Option(min=1, help="Parameter servers on each host.", rich_help_panel=_SETTINGS)
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Worker processes on each host; they train each batch together.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
     dim: Annotated[
         int | None, typer.Option(min=1, help="Width of an embedding.", rich_help_panel=_SETTINGS)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a step.", rich_help_panel=_SETTINGS)
+        int | None,
+        typer.Option(min=1, help="Rows of a step, of all workers together.", rich_help_panel=_SETTINGS),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=_SETTINGS)
@@ -145,6 +154,7 @@ def launch_training(
         storage=storage,
         storage_cache=storage_cache,
         servers=servers,
+        workers=workers,
         run_name=name,
         on=on if on in containers.ENGINES else None,
         resume=(job or "") if resume else None,
@@ -174,6 +184,10 @@ def resume(
         int | None,
         typer.Option(min=1, help="Parameter servers on each host from now on; default: as many as before."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker processes on each host from now on; default: as many as before."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
     ] = False,
@@ -196,7 +210,7 @@ def resume(
         options = LaunchOptions(servers=servers, detach=detach, as_json=as_json)
         return run.resume(there, options, state_dir=state_dir)
     found = jobs.find(state_dir, job)
-    options = LaunchOptions(resume=found.id, servers=servers, detach=detach, as_json=as_json)
+    options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
     return training.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 

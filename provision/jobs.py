@@ -25,7 +25,9 @@ from provision.errors import TrainingError
 from provision.metrics import summary
 from provision.node import process
 
-SERVERS = "{servers}"  # in a worker's command line: stands for the servers' endpoints, known once they listen
+# In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
+# this machine at which its workers will.
+SERVERS, WORKERS = "{servers}", "{workers}"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})

@@ -37,7 +37,7 @@ class LaunchOptions:
     """What the command line says; None leaves the inventory's value.
 
     ``resume`` is a job id, or "" for the last job; such a run takes all other settings from that job, but may
-    have another number of ``servers``.
+    have another number of ``servers`` and ``workers``.
     """
 
     model: str | None = None
@@ -55,6 +55,7 @@ class LaunchOptions:
     storage: str | None = None
     storage_cache: str | None = None
     servers: int | None = None
+    workers: int | None = None
     run_name: str | None = None
     on: str | None = None  # an engine of containers; None: processes
     resume: str | None = None
@@ -80,6 +81,7 @@ class Request:
     storage: str  # empty: what each host says
     storage_cache: int  # bytes; 0: what each host says
     servers: int  # on each host; 0: as many as it says
+    workers: int  # the same of them
     name: str
     on: str = ""  # an engine of containers; empty: processes
 
@@ -89,6 +91,7 @@ class Request:
             "storage": self.storage,
             "storage_cache": self.storage_cache,
             "servers": self.servers,
+            "workers": self.workers,
         }
         if self.on:
             own["on"] = self.on
@@ -101,8 +104,8 @@ class Request:
         try:
             storage, servers = str(values.pop("storage")), int(values.pop("servers"))
             cache = int(values.pop("storage_cache", 0))  # jobs of earlier versions have none
-            on = str(values.pop("on", ""))
-            return cls(TrainingSettings.model_validate(values), storage, cache, servers, spec.id, on)
+            workers, on = int(values.pop("workers", 0)), str(values.pop("on", ""))
+            return cls(TrainingSettings.model_validate(values), storage, cache, servers, workers, spec.id, on)
         except (KeyError, ValueError) as error:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 
@@ -111,6 +114,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     """Settle every setting; TrainingError names the flag or the inventory's key, and what is allowed."""
     given = options.given()
     storage, servers = given.pop("storage", None), given.pop("servers", None)
+    workers = given.pop("workers", None)
     cache = given.pop("storage_cache", None)
     name, on = given.pop("run_name", None), given.pop("on", "")
     base = inventory.training.model_dump()
@@ -123,8 +127,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     if storage not in (None, *STORAGES):
         raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
-    if servers is not None:
-        check_servers(servers)
+    check_counts(servers, workers)
     if name is not None and not _NAME.fullmatch(name):
         raise TrainingError(
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
@@ -132,9 +135,9 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         )
     if training.data and not training.data.startswith("generate:"):
         path = Path(training.data).expanduser()
-        if not placement.on_host(placement.worker_host(inventory)):
+        if not placement.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})
-    wanted = Request(training, storage or "", 0, servers or 0, name or training.model, on)
+    wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
     return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
 
 
@@ -150,10 +153,11 @@ def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
     return size
 
 
-def check_servers(servers: int) -> None:
-    """Refuse a number of servers on each host that cannot be."""
-    if not 1 <= servers <= 64:
-        raise TrainingError(f"--servers: found {servers}; expected a number from 1 to 64")
+def check_counts(servers: int | None, workers: int | None) -> None:
+    """Refuse numbers of servers and workers on each host that cannot be."""
+    for name, count in (("servers", servers), ("workers", workers)):
+        if count is not None and not 1 <= count <= 64:
+            raise TrainingError(f"--{name}: found {count}; expected a number from 1 to 64")
 
 
 def check(inventory: Inventory, wanted: Request) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision import containers, units
 from provision.errors import TrainingError
-from provision.jobs import SERVERS, Job, ProcessSpec
+from provision.jobs import SERVERS, WORKERS, Job, ProcessSpec
 from provision.node import numa
 from provision.settings import Kind, TrainingSettings, mode_refusal
 from provision.units import Place
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
+WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
@@ -34,31 +35,32 @@ def on_host(host: Host) -> bool:
     return host.connection != "local"
 
 
-def worker_host(inventory: Inventory) -> Host:
-    """The one host that trains, of a cluster that this version can train on; TrainingError otherwise."""
+def worker_hosts(inventory: Inventory) -> list[Host]:
+    """The hosts that train, that of worker 0 first; TrainingError for a cluster that cannot."""
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     if not servers or not inventory.workers:
         missing = "workers" if servers else "parameter_servers"
         raise TrainingError(f"{inventory.path}: training needs a host of group {missing}; none is selected")
-    if len(inventory.workers) > 1:
+    workers = [inventory.hosts[name] for name in inventory.workers]
+    here = next((host for host in workers if not on_host(host)), None)
+    if here is not None and len(workers) > 1:
+        others = ", ".join(host.name for host in workers if host is not here)
         raise TrainingError(
-            f"{inventory.path}: group workers has {len(inventory.workers)} hosts "
-            f"({', '.join(inventory.workers)}); this version trains with one worker host: take the others "
-            "out, or leave them out with --limit"
+            f"{inventory.path}: workers on {others} cannot reach one on {here.name}, which is this machine; "
+            "put all workers on hosts reached over ssh, or leave some out with --limit"
         )
-    worker = inventory.hosts[inventory.workers[0]]
     for host in servers:
-        if not on_host(host) and on_host(worker):
+        if not on_host(host) and here is None:
             raise TrainingError(
-                f"the worker on {worker.name} cannot reach parameter servers on {host.name}, which is this "
-                "machine; put servers on hosts reached over ssh, or the worker on this machine too"
+                f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
+                "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
             )
         if not on_host(host) and host.kind is not Kind.local and host.pmem.mode != "none":
             raise TrainingError(
                 f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
                 "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
             )
-    return worker
+    return workers
 
 
 def connection(host: Host) -> dict[str, Any]:
@@ -174,11 +176,11 @@ class Placement:
 def place(
     job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request, *, fresh: bool = True
 ) -> Placement:
-    """Place the servers on their hosts in the inventory's order, and the worker on its own.
+    """Place the servers on their hosts, and the workers on theirs, in the inventory's order.
 
     ``fresh``: the job begins, so rows that an attempt of it left are of no use.
     """
-    worker = worker_host(inventory)
+    workers = worker_hosts(inventory)
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     counts = {host.name: wanted.servers or host.server.count for host in servers}
     total = sum(counts.values())
@@ -206,7 +208,7 @@ def place(
             elif where.mount:
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
-    processes.append(_worker(job, worker, wanted.training, tls, wire))
+    processes += _workers(job, workers, states, wanted, tls, wire)
     if wanted.on:
         processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
     return Placement(processes, prepared)
@@ -313,36 +315,75 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _worker(job: Job, host: Host, training: TrainingSettings, tls: str, wire: bool) -> ProcessSpec:
+def _workers(
+    job: Job,
+    hosts: Sequence[Host],
+    states: Mapping[str, State],
+    wanted: Request,
+    tls: str,
+    wire: bool,
+) -> list[ProcessSpec]:
+    """All workers, in the order of their ranks."""
+    counts = [wanted.workers or host.worker.count for host in hosts]
+    found = WORKERS
+    if on_host(hosts[0]):
+        found = ",".join(
+            endpoint(host.address, "", (host.worker.port or WORKER_PORT) + number)
+            for host, count in zip(hosts, counts, strict=True)
+            for number in range(count)
+        )
+    elif port := hosts[0].worker.port:
+        found = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
+    specs: list[ProcessSpec] = []
+    for host, count in zip(hosts, counts, strict=True):
+        share = max(1, _cpus(host, states.get(host.name)) // count) if count > 1 else 0
+        for _ in range(count):
+            rank = len(specs)
+            together = ["--workers", found, "--rank", str(rank)] if sum(counts) > 1 else []
+            specs.append(_worker(job, host, wanted.training, tls, wire, rank, share, together))
+    return specs
+
+
+def _worker(
+    job: Job,
+    host: Host,
+    training: TrainingSettings,
+    tls: str,
+    wire: bool,
+    rank: int,
+    threads: int,
+    together: Sequence[str],
+) -> ProcessSpec:
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
     words = training_words(training, directory / "run")
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
-    environment = worker_environment(host)
-    argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options)]
+    environment = worker_environment(host, threads)
+    argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
+    name = f"worker-{rank}"
     return ProcessSpec(
-        name="worker-0",
+        name=name,
         role="worker",
         host=host.name,
         argv=argv if on_host(host) else [*argv, "--exit-with-parent"],
         environment=environment,
-        unit=units.unit_name(job.id, "worker-0") if on_host(host) else "",
+        unit=units.unit_name(job.id, name) if on_host(host) else "",
     )
 
 
-def worker_environment(host: Host) -> dict[str, str]:
-    """The environment variables of workers."""
+def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
+    """The environment variables of workers; ``threads`` where the host does not say (0: as they like)."""
     environment = dict(host.worker.environment)
-    if host.worker.threads:
+    if threads := host.worker.threads or threads:
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
-            environment.setdefault(variable, str(host.worker.threads))
+            environment.setdefault(variable, str(threads))
     return environment
 
 
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "tls"})
+    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "restarts", "tls"})
     options = {name: value for name, value in options.items() if value != ""}
     if training.steps:
         options["steps"] = training.steps

@@ -126,7 +126,7 @@ def describe(event: Event) -> str:
         return f"[green]✓[/] exported the model to {get('path')}"
     if kind == "stopping":
         return (
-            "[yellow]stopping:[/] the worker finishes its step and writes a checkpoint "
+            "[yellow]stopping:[/] workers finish their step and a checkpoint is written "
             "(Ctrl-C again ends it at once, without)"
         )
     if kind == "host_stopped":
@@ -138,6 +138,8 @@ def describe(event: Event) -> str:
         return f"[red]✗[/] {get('name')} on {get('host')} is gone{how}"
     if kind == "server_restarted":
         return f"[green]✓[/] {get('name')} on {get('host')} was started again (pid {get('pid')})"
+    if kind == "workers_restarted":
+        return f"[yellow]![/] {get('message')}: all workers start again from the last checkpoint"
     if kind == "server_gone":
         return f"[yellow]![/] training waits up to {get('wait_s')} s for server {get('endpoint')}"
     if kind == "server_back":

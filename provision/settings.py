@@ -230,7 +230,22 @@ class WorkerSettings(_Settings):
     """The training processes of a host."""
 
     prefix: ClassVar[str] = "worker_"
-    threads: int = Field(default=0, ge=0, description="Threads of the framework; 0: the framework decides.")
+    count: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Worker processes on the host; all of a job's train each batch together, a part each.",
+    )
+    port: Port = Field(
+        default=0,
+        description="Port at which the first of several workers listens for the others, the next ones "
+        "follow; 0: 7500, on this machine free ones. Not encrypted: for networks of the cluster's own.",
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="Threads of the framework; 0: the framework decides, several workers share the CPUs.",
+    )
     environment: dict[str, Text] = Field(
         default={}, description="Environment variables of the worker. Do not put secrets here."
     )
@@ -247,7 +262,7 @@ class TrainingSettings(_Settings):
         default="", description="Criteo TSV file (.tsv or .tsv.gz), or generate:ROWS or generate:ROWS:SEED."
     )
     dim: int = Field(default=9, ge=1, le=4096, description="Width of an embedding.")
-    batch_size: int = Field(default=4096, ge=1, description="Rows of a step.")
+    batch_size: int = Field(default=4096, ge=1, description="Rows of a step, of all workers together.")
     epochs: int = Field(default=1, ge=1, description="Passes over the data.")
     steps: int = Field(default=0, ge=0, description="Stop after so many steps; 0: at the end of the epochs.")
     hidden: Text = Field(
@@ -346,6 +361,17 @@ class TrainingSettings(_Settings):
         ge=0,
         description="Seconds that training waits for a server that was lost to be started again; then it "
         "goes on from the last checkpoint. 0: losing a server ends the job.",
+    )
+    worker_wait: int = Field(
+        default=600,
+        ge=1,
+        description="Seconds that workers wait for one that does not come or is busy, as with a checkpoint.",
+    )
+    restarts: int = Field(
+        default=0,
+        ge=0,
+        description="How often a job of several workers starts them again, from the last checkpoint, when "
+        "one was killed or a server lost.",
     )
     export: bool = Field(
         default=True, description="Export the trained model as a SavedModel in the job directory."

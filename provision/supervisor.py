@@ -1,6 +1,6 @@
 """Runs the processes of one job and leaves none behind, here or on its hosts.
 
-Servers first, then the worker. Those of this machine are children, each in a session of its own with a pipe
+Servers first, then the workers. Those of this machine are children, each in a session of its own with a pipe
 as standard input: they end by themselves when it closes, which happens even when this process is killed.
 Those of other hosts are systemd units: Ansible has started the servers before; they are stopped at the end.
 Also ``python -m provision.supervisor JOB_DIR`` in the background, for ``--detach``.
@@ -8,13 +8,15 @@ Also ``python -m provision.supervisor JOB_DIR`` in the background, for ``--detac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,11 +24,11 @@ from typing import Literal
 from provision.child import TICK, Child, StopRequest
 from provision.errors import HostError, TrainingError
 from provision.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
-from provision.jobs import SERVERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
+from provision.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
 from provision.metrics import Event, MetricsTail
 from provision.node import process
 from provision.placement import endpoint
-from provision.units import INTERRUPTED
+from provision.units import INTERRUPTED, WORKER_LOST
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Limits:
     ready: float = 60.0  # a server's start
     checkpoint: float = 600.0  # a worker that was told to stop: it writes a checkpoint first
     server: float = 30.0  # a server that was told to stop
-    loss: float = 20.0  # a worker whose server died: it says so itself
+    loss: float = 20.0  # a worker whose server, or another worker, died: it says so itself
     # A server that ended is started again so often within so long, as systemd does with units.
     restarts: int = 5
     restart_window: float = 600.0
@@ -76,7 +78,7 @@ class Supervisor:
         self.units = [
             readopt(specs[name], item, waited_for=waited) for name, item in known.items() if name in specs
         ]
-        self.worker: Child | HostWorker | None = None
+        self.workers: list[Child | HostWorker] = []  # by rank
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
         self.restarts: dict[str, list[float]] = {}  # when servers were started again
@@ -117,67 +119,122 @@ class Supervisor:
             self._wait_ready(child)
         found = {server.spec.name: server.endpoint for server in self.servers}
         endpoints = ",".join(found[spec.name] for spec in servers)
-        (worker_spec,) = (spec for spec in self.spec.processes if spec.role == "worker")
-        argv = [endpoints if word == SERVERS else word for word in worker_spec.argv]
-        worker = self._start_worker(worker_spec, [*argv, "--resume"] if resume else argv)
+        restarts = 0
+        while True:
+            self._start_workers(endpoints, resume=resume)
+            outcome = self._watch()
+            if not self._may_restart(outcome, restarts):
+                return outcome
+            restarts += 1
+            self._emit({"event": "workers_restarted", "message": outcome.message, "times": restarts})
+            resume = True
+
+    def _start_workers(self, endpoints: str, *, resume: bool) -> None:
+        specs = [spec for spec in self.spec.processes if spec.role == "worker"]
+        self.children = [child for child in self.children if child not in self.workers]
+        self.workers = []
+        words = {SERVERS: endpoints, WORKERS: _free_endpoints(len(specs))}
+        for spec in specs:
+            argv = [words.get(word, word) for word in spec.argv]
+            worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv)
+            self._emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
         self._write("running")
-        self._emit({"event": "worker", "pid": worker.pid, "name": worker_spec.name, "host": worker_spec.host})
-        return self._watch(worker)
 
     def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Child | HostWorker:
         if not spec.unit:
             child = self._start(spec, argv)
-            self.worker = child
+            self.workers.append(child)
             self.children.append(child)
             self._write(self.phase)
             return child
         worker = HostWorker(self.fleet, spec)
-        self.worker = worker  # from now on it may be there, and must be stopped
+        self.workers.append(worker)  # from now on it may be there, and must be stopped
         try:
             self.fleet.start_worker(spec, argv)
         except HostError as error:
             raise _Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
         return worker
 
+    def _may_restart(self, outcome: Outcome, restarts: int) -> bool:
+        """Whether to start all workers anew: one of several was killed or a server lost, not for a mistake.
+
+        A server that is a child is started again here, one that is a unit by its system.
+        """
+        allowed = int(self.spec.settings.get("restarts") or 0)
+        if outcome.phase != "failed" or restarts >= allowed or len(self.workers) < 2 or self.stop.count:
+            return False
+        mistakes = [item for item in self.workers if item.poll() in (1, 2)]
+        dead = [child for child in self.children if child not in self.workers and child.poll() is not None]
+        if (mistakes and not dead) or not self.job.saved():
+            return False
+        return all(self._back(child) for child in dead)
+
     @property
     def servers(self) -> list[Child | HostServer]:
         """Every server, wherever it runs."""
-        return [*(child for child in self.children if child is not self.worker), *self.units]
+        return [*(child for child in self.children if child not in self.workers), *self.units]
 
-    def _watch(self, worker: Child | HostWorker) -> Outcome:
-        while worker.poll() is None:
+    def _watch(self) -> Outcome:
+        while all(worker.poll() in (None, 0) for worker in self.workers):
+            if all(worker.poll() == 0 for worker in self.workers):
+                break
             self._events()
             if self.stop.wait(TICK):
-                self._drain(worker)
-                return self._ended(worker)
+                self._drain()
+                break
             for child in list(self.children):
-                if child is not worker and child.poll() is not None and not self._start_again(child):
-                    return self._server_lost(worker, child)
-        return self._ended(worker)
+                if child in self.workers or child.poll() is None:
+                    continue
+                if len(self.workers) > 1 or not self._start_again(child):
+                    return self._server_lost(child)
+        return self._ended()
 
-    def _ended(self, worker: Child | HostWorker) -> Outcome:
+    def _ended(self) -> Outcome:
+        """All workers have ended, or one has: then so do the others, who cannot go on without it."""
+        failed = [item for item in self.workers if item.poll() not in (None, 0, INTERRUPTED)]
+        deaf = self._wait_for(self.workers, self.limits.loss if failed else self.limits.checkpoint)
         self._events()
-        code = worker.poll()
-        if code == 0:
+        codes = [worker.poll() for worker in self.workers]
+        if all(code == 0 for code in codes):
             return Outcome("done", "training is done", 0)
-        if code != INTERRUPTED:
+        failed += [w for w in self.workers if w not in failed and w.poll() not in (None, 0, INTERRUPTED)]
+        if not all(worker in deaf for worker in failed):
+            failed = [worker for worker in failed if worker not in deaf]
+        if failed:
             self._ask_hosts()
             dead = next((server for server in self.servers if server.poll() is not None), None)
             if dead is not None:
-                return self._server_lost(worker, dead)
-        if code == INTERRUPTED or self.stop.count:
+                return self._server_lost(dead)
+        if not failed or self.stop.count:
             saved = self.last.get("interrupted", {})
             if saved.get("path"):
                 return Outcome("interrupted", f"stopped at step {saved.get('step')}, which is saved", 130)
-            if code == INTERRUPTED:
+            if not failed:
                 return Outcome("interrupted", "stopped before the first step", 130)
-            message = f"stopped without a new checkpoint: the worker {worker.how_it_ended()}"
+            message = f"stopped without a new checkpoint: the worker {failed[0].how_it_ended()}"
             return Outcome("interrupted", message, 130)
-        said = self.last.get("error", {}).get("message")
-        how = (
-            f"ended with exit status {code}: {said}" if said and code and code > 0 else worker.how_it_ended()
-        )
+        # Who was lost says more than who lost it.
+        worker = next((item for item in failed if item.poll() != WORKER_LOST), failed[0])
+        code, said = worker.poll(), self.last.get("error", {}).get("message")
+        how = worker.how_it_ended()
+        if said and code and code > 0 and worker is self.workers[0]:
+            how = f"ended with exit status {code}: {said}"
         return Outcome("failed", f"{worker.label} {how}", 1)
+
+    def _wait_for(self, workers: Sequence[Child | HostWorker], seconds: float) -> list[Child | HostWorker]:
+        """Let these end by themselves; after so long, or when asked to stop once more, end them: which."""
+        asked, deadline = self.stop.count, time.monotonic() + seconds
+        while any(worker.poll() is None for worker in workers):
+            self._events()
+            if self.stop.count > asked or time.monotonic() > deadline:
+                deaf = [worker for worker in workers if worker.poll() is None]
+                for worker in deaf:
+                    self._signal(worker, signal.SIGKILL)
+                    if isinstance(worker, Child):
+                        worker.popen.wait()
+                return deaf
+            time.sleep(TICK)
+        return []
 
     def _ask_hosts(self) -> None:
         """Let the hosts say which of their servers are not what was started."""
@@ -218,12 +275,28 @@ class Supervisor:
         )
         return True
 
-    def _server_lost(self, worker: Child | HostWorker, server: Child | HostServer) -> Outcome:
+    def _back(self, child: Child) -> bool:
+        """Start a server again and wait until it listens; False when it does not."""
+        place = self.children.index(child)
+        self.job.ready_file(child.spec.name).unlink(missing_ok=True)
+        try:
+            if self._start_again(child):
+                self._wait_ready(self.children[place])
+                return True
+        except (_Refused, _Stopped):
+            pass
+        return False
+
+    def _server_lost(self, server: Child | HostServer) -> Outcome:
         self._emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
-        if self.spec.settings.get("server_wait") and worker.poll() is None:
-            self._signal(worker, signal.SIGTERM)  # it would wait for the server
+        if self.spec.settings.get("server_wait") and len(self.workers) == 1:
+            for worker in self.workers:
+                if worker.poll() is None:
+                    self._signal(worker, signal.SIGTERM)  # it would wait for the server
         deadline = time.monotonic() + self.limits.loss
-        while worker.poll() is None and time.monotonic() < deadline and not self.stop.count:
+        while any(worker.poll() is None for worker in self.workers):
+            if time.monotonic() > deadline or self.stop.count:
+                break
             self._events()
             time.sleep(TICK)
         self._events()
@@ -231,28 +304,22 @@ class Supervisor:
         if isinstance(server, Child) and server.restarts:
             message += f" (it was started again {server.restarts} times before)"
         said = self.last.get("error", {}).get("message")
-        if worker.poll() is None:
-            message += "; the worker did not notice and was stopped"
+        deaf = [worker for worker in self.workers if worker.poll() is None]
+        for worker in deaf:
             self._signal(worker, signal.SIGKILL)
+        if deaf:
+            message += "; the worker did not notice and was stopped"
         elif said:
             message += f"; the worker says: {str(said).split(';')[0]}"
         return Outcome("failed", message, 1)
 
-    def _drain(self, worker: Child | HostWorker) -> None:
-        """Tell the worker to finish its step and write a checkpoint; asked again, end it at once."""
+    def _drain(self) -> None:
+        """Tell the workers to finish their step and write a checkpoint; asked again, end them at once."""
         self._write("stopping")
         self._emit({"event": "stopping", "again": "ends it at once, without a checkpoint"})
-        asked = self.stop.count
-        self._signal(worker, signal.SIGTERM)
-        deadline = time.monotonic() + self.limits.checkpoint
-        while worker.poll() is None:
-            self._events()
-            if self.stop.count > asked or time.monotonic() > deadline:
-                self._signal(worker, signal.SIGKILL)
-                if isinstance(worker, Child):
-                    worker.popen.wait()
-                return
-            time.sleep(TICK)
+        for worker in self.workers:
+            self._signal(worker, signal.SIGTERM)
+        self._wait_for(self.workers, self.limits.checkpoint)
 
     def _signal(self, worker: Child | HostWorker, number: int) -> None:
         try:
@@ -319,11 +386,12 @@ class Supervisor:
         ``keep_pools``: rows in persistent memory stay for whoever goes on.
         """
         left = []
-        if isinstance(self.worker, HostWorker):
+        far = [worker for worker in self.workers if isinstance(worker, HostWorker)]
+        if far:
             answers = self.fleet.stop("worker")
             left.append(message_of(answers, said))
-            if not left[0]:
-                self.worker.end()
+            for worker in far if not left[0] else ():
+                worker.end()
         for child in reversed(self.children):
             child.end(self.limits.server)
             if not keep_pools:
@@ -346,9 +414,8 @@ class Supervisor:
     def _write(self, phase: Phase, message: str = "") -> None:
         self.phase = phase
         pid = os.getpid()
-        everyone: list[Child | HostServer | HostWorker] = [*self.children, *self.units]
-        if isinstance(self.worker, HostWorker):
-            everyone.append(self.worker)
+        far = [worker for worker in self.workers if isinstance(worker, HostWorker)]
+        everyone: list[Child | HostServer | HostWorker] = [*self.children, *self.units, *far]
         found = {item.spec.name: self.stopped.get(item.spec.name) or item.state() for item in everyone}
         states = [found[spec.name] for spec in self.spec.processes if spec.name in found]
         self.job.write_state(
@@ -360,6 +427,13 @@ class Supervisor:
                 message=message,
             )
         )
+
+
+def _free_endpoints(count: int) -> str:
+    """Free ports of this machine, as far as one can know before they are taken."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return ",".join(f"127.0.0.1:{item.getsockname()[1]}" for item in found)
 
 
 def _read(path: Path) -> str | None:

@@ -82,9 +82,9 @@ def _old(
 ) -> tuple[Job, Placement, bool]:
     """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
-    servers = given.pop("servers", None)  # any number of servers can restore a checkpoint
-    if servers is not None:
-        jobspec.check_servers(servers)
+    # Any number of servers can restore a checkpoint, and any number of workers go on from it.
+    servers, workers = given.pop("servers", None), given.pop("workers", None)
+    jobspec.check_counts(servers, workers)
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
@@ -100,10 +100,10 @@ def _old(
             f"not to {inventory.cluster} ({inventory.path})"
         )
     worker = next(item for item in spec.processes if item.role == "worker")
-    if worker.host != placement.worker_host(inventory).name:
+    if worker.host != placement.worker_hosts(inventory)[0].name:
         raise TrainingError(
-            f"job {job.id} was trained on host {worker.host}, where its checkpoints lie; "
-            f"in {inventory.path} the worker is another host"
+            f"job {job.id} has its checkpoints on host {worker.host}, where worker 0 was; "
+            f"in {inventory.path} the first worker is another host"
         )
     gone = sorted({item.host for item in state.processes if item.unit and item.alive} - set(inventory.hosts))
     if gone:
@@ -112,6 +112,8 @@ def _old(
             f"stop them first: oeprov stop {job.id}"
         )
     wanted = Request.of_job(spec)
+    if workers is not None:
+        wanted = replace(wanted, workers=workers)
     if servers is not None:
         alive = next((item for item in state.processes if item.unit and item.alive), None)
         if alive is not None:
@@ -173,7 +175,7 @@ def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
     """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
-    jobspec.check_data(wanted.training.data, placement.worker_host(inventory))
+    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory)[0])
     if wanted.on:
         containers.check(inventory, wanted.on)
     found = look(inventory)
@@ -337,7 +339,7 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
     if state.phase not in ACTIVE and not any(item.alive for item in state.processes):
         console.print(f"job {job.id} is not running: it is {state.phase}")
     else:
-        with console.status(f"stopping {job.id}: the worker writes a checkpoint"):
+        with console.status(f"stopping {job.id}: worker 0 writes a checkpoint"):
             asked = process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
                 time.sleep(TICK)

@@ -13,6 +13,7 @@ NUMACTL = "/usr/bin/numactl"
 SYSTEMCTL = "/usr/bin/systemctl"
 NODES = "MEMKIND_DAX_KMEM_NODES"
 INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
+WORKER_LOST = 3  # a worker that could not go on without another one
 ONLINE_SECONDS = 60
 
 

@@ -32,6 +32,9 @@ examples:
   python -m oe_runtime.train --data 'day_*.gz' --servers 10.0.0.1:7000 --token-file token \\
       --run-dir runs/two --workers 10.0.0.2:7100,10.0.0.3:7100 --rank 0
 
+  # the same by horovodrun, which starts them all
+  horovodrun -np 2 -H node1:1,node2:1 python -m oe_runtime.train … --run-dir runs/two
+
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
@@ -58,6 +61,8 @@ class Options:
     server_wait: int
     workers: tuple[str, ...]
     rank: int
+    size: int
+    rendezvous: str
     worker_wait: int
     in_process: bool
     stock: bool
@@ -389,7 +394,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if bool(a.storage_cache) != (a.storage == "dram_pmem"):
         p.error("--storage dram_pmem and --storage-cache go together")
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
-    workers, rank = worker_options.settle(p, a)
+    place = worker_options.settle(p, a)
     if a.token_file is not None and not servers:
         p.error("--token-file goes with --servers")
     if a.checkpoint_transfer != "shared" and not servers:
@@ -405,8 +410,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,
-        "workers": workers if len(workers) > 1 else (),
-        "rank": rank,
+        **place._asdict(),
         "storage": a.storage or "dram",
         "storage_path": a.storage_path or "",
         "storage_size": a.storage_size or 0,

@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec, Worker
+from oe_runtime.training import horovod
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
@@ -45,6 +47,8 @@ def _run(options: Options, stop: StopRequest) -> int:
             _check_export(options)
         if options.resume and first:
             check_resume(options)
+        if options.rendezvous:
+            options = replace(options, workers=horovod.exchange(options, stop))
         client = _connect(options)
         if client is not None and first and not options.resume:
             _refuse_trained(client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from oe_runtime.training.argument_types import count
 
@@ -30,7 +31,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     w.add_argument(
         "--workers",
         metavar="HOST:PORT,…",
-        help="where the workers listen for each other, in the order of their --rank; goes with --servers",
+        help="where the workers listen for each other, in the order of their --rank; goes with --servers. "
+        "Not needed under horovodrun (with Gloo), whose rendezvous tells them",
     )
     w.add_argument(
         "--rank",
@@ -60,27 +62,54 @@ def endpoints(p: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, ..
     return found
 
 
+class Place(NamedTuple):
+    """Which worker of which this is."""
+
+    workers: tuple[str, ...] = ()  # none: it is the only one, or `rendezvous` knows them
+    rank: int = 0
+    size: int = 1
+    rendezvous: str = ""  # HOST:PORT of horovodrun
+
+
 def settle(
     p: argparse.ArgumentParser, a: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> tuple[tuple[str, ...], int]:
-    """The workers' endpoints (none: one worker) and this one's rank; a mistake ends the process."""
+) -> Place:
+    """What the flags and the environment say; a mistake ends the process."""
     if a.workers is None:
         if a.rank is not None:
             p.error("--rank goes with --workers")
-        return (), 0
-    workers = endpoints(p, "--workers", a.workers)
+        place = _of_horovodrun(p, environment)
+    else:
+        workers = endpoints(p, "--workers", a.workers)
+        place = Place(workers, _rank(p, a.rank, len(workers), environment), len(workers))
+    if place.size == 1:
+        return Place()
     if a.servers is None:
-        p.error("--workers goes with --servers: rows that all workers train are on servers")
-    if a.run_dir is None and len(workers) > 1:
-        p.error("--workers needs --run-dir: workers that start apart would not agree on its default")
-    rank, size = a.rank, len(workers)
+        p.error(f"{place.size} workers need --servers: rows that all workers train are on servers")
+    if a.run_dir is None:
+        p.error(f"{place.size} workers need --run-dir: they would not agree on its default")
+    return place
+
+
+def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> Place:
+    address, port = (environment.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
+    rank, size = (environment.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE"))
+    if not (address and port and rank.isdecimal() and size.isdecimal()):
+        return Place()
+    if environment.get("HOROVOD_ELASTIC") == "1":
+        p.error("horovodrun's elastic mode is not supported; without it, --resume may be with another -np")
+    return Place((), int(rank), int(size), f"{address}:{port}")
+
+
+def _rank(p: argparse.ArgumentParser, rank: int | None, count: int, environment: Mapping[str, str]) -> int:
+    size = count
     for of_rank, of_size in _ENVIRONMENTS:
         if rank is None and environment.get(of_rank, "").isdecimal():
             rank, size = int(environment[of_rank]), int(environment.get(of_size, size))
     if rank is None:
-        p.error(f"--workers needs --rank: which of the {len(workers)} this is, from 0")
-    if size != len(workers):
-        p.error(f"--workers names {len(workers)} workers, but the launcher has started {size} processes")
-    if rank >= len(workers):
-        p.error(f"--rank {rank}: --workers names {len(workers)}, so it is 0 to {len(workers) - 1}")
-    return workers, rank
+        p.error(f"--workers needs --rank: which of the {count} this is, from 0")
+    if size != count:
+        p.error(f"--workers names {count} workers, but the launcher has started {size} processes")
+    if rank >= count:
+        p.error(f"--rank {rank}: --workers names {count}, so it is 0 to {count - 1}")
+    return rank

@@ -80,6 +80,13 @@ for step in range(first + 1, 9):
                 time.sleep(0.05)
             say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
             sys.exit(1)
+        if behaviour == "loses-worker":
+            open(os.path.join(run, "waiting"), "w").close()
+            while not os.path.exists(os.path.join(run, "gone")):
+                time.sleep(0.02)
+            say("error", message="worker 1 (127.0.0.1:7501) was lost")
+            print("error: worker 1 (127.0.0.1:7501) was lost", file=sys.stderr)
+            sys.exit(3)
         if behaviour == "waits":
             open(os.path.join(run, "waiting"), "w").close()
             stop.wait()
@@ -96,6 +103,23 @@ say("export", path=os.path.join(run, "export"))
 say("end", steps=8, seconds=0.1, samples_per_s=1234.0)
 """
 
+FOLLOWER = """
+import os, signal, sys, threading, time
+run, behaviour = sys.argv[1:3]
+resume = "--resume" in sys.argv
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+threading.Thread(target=lambda: (os.read(0, 1), stop.set()), daemon=True).start()
+if behaviour == "kills-itself" and not resume:
+    while not os.path.exists(os.path.join(run, "waiting")):
+        time.sleep(0.02)
+    open(os.path.join(run, "gone"), "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+if behaviour == "follows":
+    stop.wait()
+    sys.exit(130)
+"""
+
 
 def python(code: str, *words: str) -> list[str]:
     """A command line that runs ``code`` without site-packages, for speed."""
@@ -110,6 +134,8 @@ def make_job(
     servers: int = 1,
     storage: str = "",
     server_wait: int = 0,
+    follower: str = "",
+    restarts: int = 0,
 ) -> Job:
     """A job directory whose processes are stand-ins with the given behaviour."""
     job = create(state_dir, "fake", datetime(2026, 11, 21, 12, 15))
@@ -125,13 +151,16 @@ def make_job(
     ]
     argv = python(WORKER, SERVERS, str(job.run_dir), worker)
     processes.append(ProcessSpec(name="worker-0", role="worker", host="localhost", argv=argv))
+    if follower:
+        argv = python(FOLLOWER, str(job.run_dir), follower)
+        processes.append(ProcessSpec(name="worker-1", role="worker", host="localhost", argv=argv))
     job.write_spec(
         JobSpec(
             id=job.id,
             created="2026-11-21T12:15:00+00:00",
             cluster="local",
             inventory="inventory/local.yml",
-            settings={"server_wait": server_wait},
+            settings={"server_wait": server_wait, "restarts": restarts},
             processes=processes,
         )
     )

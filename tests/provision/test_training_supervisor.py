@@ -83,6 +83,45 @@ def test_worker_killed(tmp_path: Path) -> None:
     assert_nothing_left(job)
 
 
+def test_one_of_two_workers_killed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="loses-worker", follower="kills-itself")
+    outcome, events = supervise(job)
+    assert (outcome.phase, outcome.exit_code) == ("failed", 1)
+    assert "worker-1 on localhost" in outcome.message
+    assert "killed by signal 9 (SIGKILL)" in outcome.message
+    assert [event["name"] for event in events if event["event"] == "worker"] == ["worker-0", "worker-1"]
+    assert [item.exit_code for item in job.state().processes] == [0, 3, -9]
+    assert_nothing_left(job)
+
+
+def test_workers_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
+    outcome, events = supervise(job)
+    assert outcome == Outcome("done", "training is done", 0)
+    again = next(event for event in events if event["event"] == "workers_restarted")
+    assert "worker-1 on localhost" in again["message"]
+    assert [event["step"] for event in events if event["event"] == "resume"] == [2]
+    assert_nothing_left(job)
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="fails", follower="follows", restarts=3)
+    outcome, events = supervise(job, limits=replace(QUICK, loss=0.2))
+    assert outcome.message.endswith("exit status 1: table C1: dim is 9 here and 16 in the checkpoint")
+    assert "workers_restarted" not in [event["event"] for event in events]
+    assert_nothing_left(job)
+
+
+def test_all_workers_are_told_to_stop(tmp_path: Path) -> None:
+    job, stop = make_job(tmp_path, worker="waits", follower="follows"), StopRequest()
+    asking = ask_when(job.run_dir / "waiting", stop)
+    outcome, _ = supervise(job, stop=stop)
+    asking.join()
+    assert outcome == Outcome("interrupted", "stopped at step 3, which is saved", 130)
+    assert [item.exit_code for item in job.state().processes] == [0, 130, 130]
+    assert_nothing_left(job)
+
+
 def test_worker_error_is_shown(tmp_path: Path) -> None:
     outcome, _ = supervise(make_job(tmp_path, worker="fails"))
     assert (outcome.phase, outcome.exit_code) == ("failed", 1)
