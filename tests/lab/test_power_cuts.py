@@ -12,12 +12,12 @@ import pytest
 from test_training import Trainer
 
 from provision.jobs import Job
+from provision.lab.node import BOOT_SECONDS
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(3 * 3600)]  # a boot was seen to take 7 minutes
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3 * 3600)]
 STEPS = 240
 CUTS = 3
 NODES = ("lab-1", "lab-2")
-BOOT_SECONDS = 3000  # of an emulated node, on a machine that does other things too
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tra
         training_batch_size=512,
         training_steps=STEPS,
         training_checkpoint_steps=8,
-        training_server_wait=BOOT_SECONDS,
+        training_server_wait=2 * BOOT_SECONDS,
         training_max_cardinality=2000,
         training_export=False,
     )
@@ -139,7 +139,7 @@ def test_both_lose_power_and_the_job_is_resumed(user: Trainer, undisturbed: Job)
     for name in NODES:
         user.lab.node(name).start()
     for name in NODES:
-        user.lab.node(name).wait_ssh(BOOT_SECONDS)
+        user.lab.node(name).wait_ssh()
     user.say("resume", job.id)
     assert events(job, "resume")[-1]["step"] == saved[0]
     assert_the_same(user, job, undisturbed)
