@@ -53,7 +53,8 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
         "StartLimitIntervalSec=600",
         "StartLimitBurst=5",
     ]
-    service = ["Type=exec", *_common(job, [place.path] if place.path else [])]
+    # With a dash, or systemd cannot even run the first command where the mount is not there yet.
+    service = ["Type=exec", *_common(job, ["-" + place.path] if place.path else [])]
     words = list(argv)
     if place.mount:
         # A device that comes late in a slow boot, when its mount was given up, must not leave the server down

@@ -2,8 +2,9 @@
 
 import json
 import random
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from test_training import Trainer
 
 from provision.jobs import Job
+from provision.lab.node import BOOT_SECONDS
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3 * 3600)]
 STEPS = 240
 CUTS = 3
 NODES = ("lab-1", "lab-2")
@@ -28,7 +30,7 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tra
         training_batch_size=512,
         training_steps=STEPS,
         training_checkpoint_steps=8,
-        training_server_wait=600,
+        training_server_wait=2 * BOOT_SECONDS,
         training_max_cardinality=2000,
         training_export=False,
     )
@@ -57,16 +59,22 @@ def losses(job: Job) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(job, "step")}
 
 
-def wait(what: Any, job: Job, seconds: float = 600) -> None:
-    end = time.monotonic() + seconds
+def wait(what: Callable[[], bool], command: subprocess.Popen[str]) -> None:
+    """Return once it is so; the launcher must not end before."""
     while not what():
-        assert time.monotonic() < end, f"{job.state()}\n{job.log('worker-0').read_text()[-2000:]}"
+        if command.poll() is not None:
+            out, err = command.communicate()
+            pytest.fail(f"exit status {command.returncode}: {out}{err}")
         time.sleep(0.2)
 
 
-def new_job(user: Trainer, name: str) -> Job:
-    (path,) = (user.directory / ".oeprov" / "jobs").glob(f"{name}-*")
-    return Job(path)
+def begin(user: Trainer, name: str, *words: str) -> tuple[subprocess.Popen[str], Job]:
+    """A job and its launcher, once it trains."""
+    command = user.start("launch-training", "--name", name, *words)
+    jobs = user.directory / ".oeprov" / "jobs"
+    wait(lambda: any(jobs.glob(f"{name}-*/run/metrics.jsonl")), command)
+    (path,) = jobs.glob(f"{name}-*")
+    return command, Job(path)
 
 
 def assert_the_same(user: Trainer, job: Job, undisturbed: Job) -> None:
@@ -94,24 +102,22 @@ def moments() -> random.Random:
     ids=["pmem_libpmem", "dram_pmem"],
 )
 def test_training_goes_on_after_each_cut(user: Trainer, undisturbed: Job, storage: tuple[str, ...]) -> None:
-    chance, name, cuts = moments(), f"cut-{storage[0]}", CUTS
-    command = user.start("launch-training", "--storage", *storage, "--name", name)
-    wait(lambda: list((user.directory / ".oeprov" / "jobs").glob(f"{name}-*/run/metrics.jsonl")), undisturbed)
-    job = new_job(user, name)
-    for number in range(cuts):
+    chance, name = moments(), f"cut-{storage[0]}"
+    command, job = begin(user, name, "--storage", *storage)
+    for number in range(CUTS):
         # Far from the end, which must not come before the power is cut.
-        step = number * STEPS // (cuts + 1) + chance.randrange(STEPS // (cuts + 1))
-        wait(lambda step=step: max(losses(job), default=-1) >= step, job)
+        step = number * STEPS // (CUTS + 1) + chance.randrange(STEPS // (CUTS + 1))
+        wait(lambda step=step: max(losses(job), default=-1) >= step, command)
         time.sleep(chance.uniform(0, 2))
         node = user.lab.node(chance.choice(NODES))
         print(f"{name}: power cut of {node.name} after step {max(losses(job))}")
         node.power_cut()
         time.sleep(chance.uniform(0, 5))
         node.start()
-        wait(lambda number=number: len(events(job, "server_back")) > number, job)
+        wait(lambda number=number: len(events(job, "server_back")) > number, command)
         print(f"{name}: back at step {events(job, 'server_back')[-1]['step']}")
     user.finish(command, 0)
-    assert len(events(job, "server_gone")) >= cuts
+    assert len(events(job, "server_gone")) >= CUTS
     assert {event["rows"] for event in events(job, "checkpoint")[:-1]} == {"pool"}
     assert_the_same(user, job, undisturbed)
 
@@ -119,10 +125,9 @@ def test_training_goes_on_after_each_cut(user: Trainer, undisturbed: Job, storag
 def test_both_lose_power_and_the_job_is_resumed(user: Trainer, undisturbed: Job) -> None:
     chance = moments()
     user.set(training_server_wait=0)
-    command = user.start("launch-training", "--name", "resumed")
-    wait(lambda: list((user.directory / ".oeprov" / "jobs").glob("resumed-*/run/metrics.jsonl")), undisturbed)
-    job = new_job(user, "resumed")
-    wait(lambda: max(losses(job), default=-1) >= STEPS // 4 + chance.randrange(STEPS // 4), job)
+    command, job = begin(user, "resumed")
+    step = STEPS // 4 + chance.randrange(STEPS // 4)
+    wait(lambda: max(losses(job), default=-1) >= step, command)
     time.sleep(chance.uniform(0, 2))
     for name in NODES:
         user.lab.node(name).power_cut()
@@ -134,7 +139,7 @@ def test_both_lose_power_and_the_job_is_resumed(user: Trainer, undisturbed: Job)
     for name in NODES:
         user.lab.node(name).start()
     for name in NODES:
-        user.lab.node(name).wait_ssh(600)
+        user.lab.node(name).wait_ssh()
     user.say("resume", job.id)
     assert events(job, "resume")[-1]["step"] == saved[0]
     assert_the_same(user, job, undisturbed)

@@ -42,7 +42,8 @@ def test_fsdax_waits_for_its_mount_and_writes_nowhere_else() -> None:
     assert unit["ExecStartPre"] == ["+/usr/bin/systemctl start mnt-pmem0.mount"], "as root, and again later"
     assert "RequiresMountsFor" not in unit, "a device that comes late would leave the server down for good"
     assert unit["ProtectSystem"] == ["strict"]
-    assert unit["ReadWritePaths"] == ["/var/lib/oeprov/jobs/j /mnt/pmem0/oeprov/j/server-0"]
+    # Without the dash, systemd could not even run ExecStartPre where the mount is not there yet.
+    assert unit["ReadWritePaths"] == ["/var/lib/oeprov/jobs/j -/mnt/pmem0/oeprov/j/server-0"]
 
 
 def test_names_of_mount_units() -> None:
