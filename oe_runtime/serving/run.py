@@ -14,6 +14,7 @@ from oe_runtime.serving.description import ServingError
 def serving_model_of(run_directory: Path, path: Path) -> Path:
     """Write the run's model without rows to `path`, which must not exist; imports TensorFlow."""
     from oe_runtime.training.options import Options
+    from oe_runtime.training.stopping import StopRequest
     from oe_runtime.training.trainee import KerasTrainee
 
     file = run_directory / "config.json"
@@ -26,9 +27,10 @@ def serving_model_of(run_directory: Path, path: Path) -> Path:
     if config.get("stock"):
         raise ServingError(f"{run_directory} is a run with --stock; serve what its --export wrote")
     try:
-        options = cast(Options, SimpleNamespace(**config))
+        # One worker is enough to make the model of many.
+        options = cast(Options, SimpleNamespace(**(config | {"workers": (), "rank": 0})))
         with Client.in_process() as client:
-            KerasTrainee(options, client).model.save_serving_model(path)
+            KerasTrainee(options, client, StopRequest(with_parent=False)).model.save_serving_model(path)
     except (AttributeError, KeyError, TypeError) as error:
         raise ServingError(f"{file} is of another version of the trainer: {error}") from error
     return path
