@@ -288,7 +288,8 @@ class _Run:
         stop = StopRequest()
         for name in plans:
             kind = self.inventory.hosts[name].kind
-            past.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
+            if kind is not Kind.local:
+                past.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
         if self.bundle:
             with self.console.status("sending the bundle"):
                 for name in plans:
