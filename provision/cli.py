@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,6 +202,41 @@ def pmem_mode(
     found = open_inventory(inventory, limit, state_dir)
     agreed = converge.Consent(yes=yes, objects=consent or [])
     return converge.pmem_mode(found, mode, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+
+
+class Rollback(str, Enum):
+    """What can be brought back."""
+
+    kernel = "kernel"
+    pmem_mode = "pmem-mode"
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov rollback kernel --check  |  oeprov rollback pmem-mode --limit re6p-1",
+)
+def rollback(
+    what: Annotated[Rollback, typer.Argument(help="What to bring back to what it was.")],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Go back to the kernel, or the mode of persistent memory, from before the last change.
+
+    The journal in the state directory knows it. Planned, shown and agreed to like any change: the old kernel
+    boots on trial, and data is lost only with --consent that names the host and the object.
+    """
+    from provision import converge
+    from provision import rollback as back
+
+    found = open_inventory(inventory, limit, state_dir)
+    agreed = converge.Consent(yes=yes, objects=consent or [])
+    way = back.kernel if what is Rollback.kernel else back.pmem_mode
+    return way(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
 
 
 @app.command(

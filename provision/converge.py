@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from provision import jobs, monitoring, planview, playbook, rolling
+from provision import jobs, monitoring, past, planview, playbook, rolling
 from provision.child import StopRequest
 from provision.errors import ConvergeError, HostError
 from provision.jobs import ACTIVE
@@ -147,6 +147,15 @@ def pmem_mode(
     return code
 
 
+def kernel_only(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Bring the kernel of every host to what the inventory asks for, and nothing else."""
+    run = _Run(inventory, "bootstrap", state_dir, consent, as_json)
+    run.roles = ("kernel",)
+    return run.run(check=check)
+
+
 def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
     """The inventory as if it asked for ``mode`` on every host, and for nothing but persistent memory."""
     hosts = {}
@@ -174,6 +183,7 @@ class _Run:
     ) -> None:
         self.inventory = inventory
         self.bundle = bundle
+        self.roles: tuple[str, ...] = ()  # whose steps are done; none: everybody's
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
@@ -237,6 +247,11 @@ class _Run:
                     name: _without_runtime(plan, self.inventory.hosts[name].kind)
                     for name, plan in found.plans.items()
                 }
+        if self.roles:
+            found.plans = {
+                name: plan._replace(steps=[step for step in plan.steps if role_of(step) in self.roles])
+                for name, plan in found.plans.items()
+            }
         if not quiet:
             planview.show(self.console, found.plans.values())
         for error in found.lost:
@@ -277,6 +292,10 @@ class _Run:
         plans = {plan.host: plan for plan in found.pending}
         view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
+        for name in plans:
+            kind = self.inventory.hosts[name].kind
+            if kind is not Kind.local:
+                past.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
         if self.bundle:
             with self.console.status("sending the bundle"):
                 for name in plans:

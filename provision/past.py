@@ -1,0 +1,40 @@
+"""What hosts were before they were changed: written into the journal, read by ``oeprov rollback``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provision.journal import Journal
+from provision.node.memmap import is_memmap
+from provision.node.state import State
+from provision.settings import Kind
+
+
+def mode_of(state: State, kind: Kind) -> str:
+    """How persistent memory is used now; empty when it is not."""
+    if kind is Kind.re7p:
+        return "fsdax" if any(map(is_memmap, state.kernel.cmdline)) else "system-ram"
+    if any(item.mode == "system-ram" for item in state.dax):
+        return "system-ram"
+    if any(item.mode == "fsdax" for item in state.namespaces):
+        return "fsdax"
+    return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
+
+
+def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
+    """Write down what a host is, before anything is done to it."""
+    journal.write(
+        "before", cluster=cluster, host=host, kernel=state.kernel.running, mode=mode_of(state, kind)
+    )
+
+
+def last(journal: Journal, cluster: str, key: str, now: Mapping[str, str]) -> dict[str, str]:
+    """Host → the last value of ``key`` (kernel, mode) in the journal that is not the one of ``now``."""
+    found: dict[str, str] = {}
+    for entry in journal.read():
+        host, value = str(entry.get("host", "")), str(entry.get(key, ""))
+        if entry.get("event") != "before" or entry.get("cluster") != cluster:
+            continue
+        if value and host in now and value != now[host]:
+            found[host] = value
+    return found

@@ -1,0 +1,128 @@
+"""The way back: what the journal keeps of hosts, and what is planned from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import converge, fresh, past, rollback
+from provision.converge import Consent
+from provision.errors import ConvergeError
+from provision.inventory import Inventory, load
+from provision.journal import Journal
+from provision.node.state import DaxDevice, Dimms, KernelState, State
+from provision.settings import Kind
+
+OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
+INVENTORY = """\
+all:
+  vars: {oeprov_cluster: c}
+  children:
+    parameter_servers: {hosts: {one: }}
+    workers: {hosts: {one: }}
+  hosts:
+    one: {ansible_host: 192.0.2.7, oeprov_kind: KIND, runtime_extra: none}
+"""
+
+
+def inventory(directory: Path, kind: str) -> Inventory:
+    (directory / "inventory.yml").write_text(INVENTORY.replace("KIND", kind))
+    return load(directory / "inventory.yml", state_dir=directory)
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, found: Inventory, **parts: Any) -> State:
+    """The host as `observe` brings it."""
+    state = fresh.state(found.hosts["one"].desired())
+    state = state._replace(**parts)
+    monkeypatch.setattr("provision.observe.observe", lambda inventory: dict.fromkeys(inventory.hosts, state))
+    return state
+
+
+def test_modes_are_told_from_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    re6p = seen(monkeypatch, inventory(tmp_path, "re6p"))
+    assert past.mode_of(re6p, Kind.re6p) == ""
+    used = re6p._replace(namespaces=[re6p.namespaces[0]._replace(mode="fsdax")])
+    assert past.mode_of(used, Kind.re6p) == "fsdax"
+    assert (
+        past.mode_of(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]), Kind.re6p) == "system-ram"
+    )
+    assert past.mode_of(re6p, Kind.re7p) == "system-ram"
+    words = re6p.kernel._replace(cmdline=["memmap=1008G!257G"])
+    assert past.mode_of(re6p._replace(kernel=words), Kind.re7p) == "fsdax"
+    assert past.mode_of(State(dimms=Dimms(volatile=1)), Kind.bare_metal_pmem) == "memory"
+
+
+def test_the_last_other_value_counts_and_other_clusters_do_not(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", "run")
+    for cluster, release in (("c", "1"), ("c", "2"), ("other", "9"), ("c", "3")):
+        past.write(journal, cluster, "one", State(kernel=KernelState(running=release)), Kind.cpu)
+    assert past.last(journal, "c", "kernel", {"one": "3"}) == {"one": "2"}
+    assert past.last(journal, "c", "kernel", {"one": "2"}) == {"one": "3"}
+    assert past.last(journal, "c", "kernel", {"two": "2"}) == {}
+    assert past.last(journal, "c", "mode", {"one": ""}) == {}
+
+
+def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = inventory(tmp_path, "cpu")
+    options: dict[str, Any] = {"state_dir": tmp_path, "consent": Consent(), "check": True}
+    now = KernelState(NEW, [OLD, NEW], "", NEW, ["quiet"])
+    state = seen(monkeypatch, found, kernel=now)
+    assert rollback.kernel(found, **options) == 0
+    assert "knows of no other kernel of these hosts" in capsys.readouterr().out
+    past.write(
+        Journal(tmp_path / "journal.jsonl", "run"),
+        "c",
+        "one",
+        state._replace(kernel=now._replace(running=OLD)),
+        Kind.cpu,
+    )
+    assert rollback.kernel(found, **options, as_json=True) == 2
+    [plan] = json.loads(capsys.readouterr().out)["pending"]
+    assert [step["id"] for step in plan["steps"]] == ["reboot", "kernel-default"]
+    assert plan["steps"][0]["what"] == f"boot {OLD} once on trial"
+    seen(monkeypatch, found, kernel=now._replace(installed=[NEW]))
+    with pytest.raises(ConvergeError, match=f"kernel {OLD} ran before and is not installed any more"):
+        rollback.kernel(found, **options)
+
+
+def test_the_old_mode_needs_consent_that_names_the_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = inventory(tmp_path, "re6p")
+    kernel = KernelState(NEW, [NEW], "", NEW, [], {NEW: {"CONFIG_FS_DAX": "y"}})
+    plain = seen(monkeypatch, found, kernel=kernel)
+    item = plain.namespaces[0]
+    fsdax = plain._replace(namespaces=[item._replace(mode="fsdax", blockdev="pmem0", uuid="u")])
+    past.write(Journal(tmp_path / "journal.jsonl", "run"), "c", "one", fsdax, Kind.re6p)
+    foreign = item._replace(mode="devdax", blockdev="", chardev="dax0.0", uuid="of-somebody-else")
+    seen(
+        monkeypatch,
+        found,
+        kernel=kernel,
+        namespaces=[foreign],
+        dax=[DaxDevice("dax0.0", item.size, region="region0")],
+        packages=dict.fromkeys(["ndctl", "daxctl", "numactl", "libpmem"], "1"),
+    )
+    with pytest.raises(ConvergeError, match=r"data would be lost; .*--consent one:\S*namespace0.0"):
+        rollback.pmem_mode(found, state_dir=tmp_path, consent=Consent(yes=True))
+    code = rollback.pmem_mode(found, state_dir=tmp_path, consent=Consent(), check=True, as_json=True)
+    assert code == 2
+    [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
+    assert any("namespace0.0" in step["what"] and step["destroys"] for step in plan["steps"])
+
+
+def test_a_change_writes_down_what_was_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = inventory(tmp_path, "cpu")
+    seen(monkeypatch, found, kernel=KernelState(NEW, [NEW], "", NEW))
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(converge.playbook, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        converge.bootstrap(found, state_dir=tmp_path, consent=Consent(yes=True))
+    journal = Journal(tmp_path / "journal.jsonl", "x")
+    assert past.last(journal, "c", "kernel", {"one": "another"}) == {"one": NEW}
