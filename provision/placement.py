@@ -342,7 +342,7 @@ def worker_environment(host: Host) -> dict[str, str]:
 
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "tls"})
+    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "tls", "restarts"})
     options = {name: value for name, value in options.items() if value != ""}
     if training.steps:
         options["steps"] = training.steps
