@@ -12,7 +12,7 @@ from provision.placement import CHECKPOINT_SECONDS, arguments, training_words
 
 ROLE = "worker"
 _HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks
-RETRIES = 3  # of a worker that failed; each goes on from the last checkpoint
+RETRIES = 3  # of all workers, since they end together; each goes on from the last checkpoint
 
 # A worker that takes the place of another goes on from what that one saved.
 _SCRIPT = f"""\
@@ -96,7 +96,7 @@ def _job(plan: Plan) -> Document:
             "completionMode": "Indexed",
             "completions": count,
             "parallelism": count,
-            "backoffLimit": RETRIES,
+            "backoffLimit": RETRIES * count,
             # A worker that had to leave its node has not failed.
             "podFailurePolicy": {
                 "rules": [
@@ -125,7 +125,7 @@ def _tfjob(plan: Plan) -> Document:
     return {
         **parts.document(plan, "kubeflow.org/v1", "TFJob", name(plan), role=ROLE),
         "spec": {
-            "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "None"},
+            "runPolicy": {"backoffLimit": RETRIES * count, "cleanPodPolicy": "None"},
             "tfReplicaSpecs": {
                 "Worker": {"replicas": count, "restartPolicy": "OnFailure", "template": template}
             },
@@ -161,7 +161,7 @@ def _mpijob(plan: Plan) -> Document:
         "spec": {
             "slotsPerWorker": 1,
             "sshAuthMountPath": f"{_HOME}/.ssh",
-            "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "Running"},
+            "runPolicy": {"backoffLimit": RETRIES * count, "cleanPodPolicy": "Running"},
             "mpiReplicaSpecs": {
                 "Launcher": {"replicas": 1, "restartPolicy": "OnFailure", "template": template},
                 "Worker": {"replicas": count, "restartPolicy": "OnFailure", "template": worker},

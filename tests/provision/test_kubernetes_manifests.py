@@ -195,6 +195,7 @@ def test_workers_find_each_other_and_know_their_rank(tmp_path: Path) -> None:
     job, service = found["Job/ctr-worker"], found["Service/ctr-workers"]
     assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 3)
     assert job["spec"]["parallelism"] == 3
+    assert job["spec"]["backoffLimit"] == 3 * workers.RETRIES  # the loss of one ends all
     pod = pod_of(job)
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["clusterIP"] == "None"
