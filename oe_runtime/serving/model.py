@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import KeyRangeError, OeError
+from oe_runtime.errors import KeyRangeError, OeError, ServerLost
 from oe_runtime.serving.checkpoints import Checkpoints, Place, Rows
 from oe_runtime.serving.description import FILE, InputError, ServingError, Tensor
 from oe_runtime.serving.gate import Gate
@@ -93,6 +93,7 @@ class Model:
         self._place: Place | None = None
         self._gate = Gate()
         self._refreshing = threading.Lock()
+        self._lost = False  # whether the client has to connect anew
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
         self.problem = ""  # why the last refresh of `watch` failed
 
@@ -137,6 +138,9 @@ class Model:
                 return self._loaded.predict(arrays, client), self.version
             except KeyRangeError as error:
                 raise InputError(str(error)) from error
+            except ServerLost:
+                self._lost = True
+                raise
 
     def _checked(self, inputs: Any) -> dict[str, NDArray[Any]]:
         wanted = {tensor.name: tensor for tensor in self._loaded.inputs}
@@ -165,10 +169,15 @@ class Model:
 
         Increments on the one that is served are applied to its rows; any other is loaded beside them, which
         takes their memory twice. Requests go on meanwhile, but for the moment in which it is put in place.
-        Raises CheckpointError, ServingError, StorageError; then what was served before still is, unless an
-        increment could not be applied to the end: requests are refused then until a refresh succeeds.
+        Servers that were lost are connected to again. Raises CheckpointError, ServingError, StorageError,
+        ServerLost; then what was served before still is, unless an increment could not be applied to the
+        end: requests are refused then until a refresh succeeds.
         """
         with self._refreshing:
+            if self._lost and self._client is not None:
+                with self._gate.closed():
+                    self._client.reconnect()
+                    self._lost = False
             if self._checkpoints is None:
                 return False
             place = self._checkpoints.newest()
