@@ -21,15 +21,18 @@ from oe_runtime.keras.translate import expected_row_value
 _PIECE = 64 << 20
 
 
-def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
-    """Writes `model` with the rows of its `tables` as a SavedModel; see `DistributedModel`'s method."""
-    if os.path.lexists(path):
+def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
+    """Writes `model` with the rows of its `tables` as a SavedModel; see `Distributed`'s method."""
+    replaces = overwrite and (path / "saved_model.pb").is_file()
+    if os.path.lexists(path) and not replaces:
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that one rename publishes it.
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         original_model(model, tables).export(temporary / "model", verbose=False)
+        if replaces:
+            os.rename(path, temporary / "old")
         if os.path.lexists(path):
             raise FileExistsError(f"{path} was made by someone else in the meantime")
         os.rename(temporary / "model", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ from oe_runtime.training.stopping import StopRequest
 class Trainee(Protocol):
     """A compiled model, stock or with served embeddings."""
 
-    def train(self, batch: Batch) -> None:
-        """One step."""
+    def train(self, batch: Batch, following: Batch | None = None) -> None:
+        """One step; `following` is the batch of the next one, if it is known."""
         ...
 
     def window(self) -> tuple[float, float]:
@@ -86,8 +86,8 @@ class Loop:
         while not self._finished(position):
             before = position.step
             batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
-            for batch in batches:
-                position = self._step(position, batch)
+            for batch, following in _with_following(batches):
+                position = self._step(position, batch, following)
                 if self._finished(position):
                     break
             else:
@@ -137,10 +137,10 @@ class Loop:
             limits.append(per_epoch * self._options.epochs)
         return min(limits)
 
-    def _step(self, position: Position, batch: Batch) -> Position:
+    def _step(self, position: Position, batch: Batch, following: Batch | None) -> Position:
         every = self._options.timeline
         with self._directory.traced() if every and (position.step + 1) % every == 0 else nullcontext():
-            self._trainee.train(batch)
+            self._trainee.train(batch, following)
         self._clock.add(batch.rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
@@ -211,6 +211,16 @@ class Loop:
             rows=rows,
         )
         self._view.say(f"checkpoint {saved.path} ({seconds:.1f} s)")
+
+
+def _with_following(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it."""
+    iterator = iter(batches)
+    batch = next(iterator, None)
+    while batch is not None:
+        following = next(iterator, None)
+        yield batch, following
+        batch = following
 
 
 class _Clock:
