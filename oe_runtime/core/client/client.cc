@@ -201,6 +201,7 @@ void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
     return;
   }
   std::vector<Buffer> rows;
+  rows.reserve(shared.plan.groups.size());
   for (const PlannedGroup& group : shared.plan.groups) rows.emplace_back(group.rows * group.row_bytes());
   PullInto(shared.plan, &rows);
   for (size_t g = 0; g < rows.size(); ++g) {
