@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +84,8 @@ class Client:
         )
         self._core = self._connect()
         self._tables = 0
+        self._pending: Future[None] | None = None
+        self.connection = 0  # counts reconnects
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
@@ -92,6 +95,8 @@ class Client:
         self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
         self._job = ""
         self._tables = 0
+        self._pending = None
+        self.connection = 0
         return self
 
     @property
@@ -110,25 +115,28 @@ class Client:
         """
         if self._connect is None:
             raise SpecError("a client in one process has no servers to connect to")
+        with contextlib.suppress(OeError):
+            self.settle()
         specs = [self._core.spec(table) for table in range(self._tables)]
         self._core.close()
         core = self._connect()
         for spec in specs:
             core.create_table(spec)
         self._core = core
+        self.connection += 1
 
     def create_table(self, spec: TableSpec) -> int:
         """The id of the table, which is created if it does not exist.
 
         Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for one that is wrong.
         """
-        table = self._core.create_table(spec.to_json())
+        table = self._settled().create_table(spec.to_json())
         self._tables = max(self._tables, table + 1)
         return table
 
     def spec(self, table: int) -> TableSpec:
         """The specification of a table, with every default filled in."""
-        return TableSpec.from_json(self._core.spec(table))
+        return TableSpec.from_json(self._settled().spec(table))
 
     def pull(self, ids: Sequence[NDArray[np.int64]], lookups: Sequence[tuple[int, int]]) -> Pulled:
         """The rows of a batch: for each lookup ``(table id, index into ids)``, one message per server.
@@ -140,7 +148,53 @@ class Client:
         counts nothing for admission and eviction.
         Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
         """
-        return self._core.pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
+        return self._settled().pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
+
+    def plan(self, ids: Sequence[NDArray[np.int64]], lookups: Sequence[tuple[int, int]]) -> Pulled:
+        """The first half of ``pull``, which asks no server: the result has no rows before ``refresh``."""
+        return self._core.plan([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
+
+    def refresh(self, pulled: Pulled, *, staleness: int = 0) -> None:
+        """Bring the rows of a batch up to date, in place, but for the last ``staleness`` pushes.
+
+        Does not wait for ``push_later``. Only the rows that changed are pulled, if that can be told
+        (``follow``). Not for a batch whose rows are in use. Raises as ``pull`` does, and ``SpecError`` after
+        ``reconnect``.
+        """
+        self._core.refresh(pulled, staleness)
+
+    def follow(self, pulled: Pulled, before: Pulled) -> None:
+        """Say that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
+
+        The next ``refresh`` then pulls only the rows that both have, unless something else has changed any.
+        """
+        self._core.follow(pulled, before)
+
+    def push_later(
+        self,
+        thread: Executor,
+        pulled: Pulled,
+        gradients: Sequence[NDArray[Any]],
+        learning_rate: float | Sequence[float],
+        *,
+        summed: bool = False,
+    ) -> None:
+        """``push`` in another thread, after the last one there. Every other request waits for it.
+
+        What it raises, the next request does, or the next push.
+        """
+        self.settle()
+        self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed)
+
+    def settle(self) -> None:
+        """Wait for ``push_later``; raises what it raised."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _settled(self) -> _core.Client:
+        self.settle()
+        return self._core
 
     def push(
         self,
@@ -160,6 +214,16 @@ class Client:
         (``Worker``), has taken it; when it raises, some may have and others not, so go on from the last
         checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
+        self.settle()
+        self._push(pulled, gradients, learning_rate, summed)
+
+    def _push(
+        self,
+        pulled: Pulled,
+        gradients: Sequence[NDArray[Any]],
+        learning_rate: float | Sequence[float],
+        summed: bool,
+    ) -> None:
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
         arrays = [np.ascontiguousarray(gradient) for gradient in gradients]
         self._core.push(pulled, arrays, [float(rate) for rate in rates], summed)
@@ -169,19 +233,19 @@ class Client:
 
         float64 of a float64 table, float32 of all others.
         """
-        return self._core.pull_rows(table, _keys(keys, "keys"))
+        return self._settled().pull_rows(table, _keys(keys, "keys"))
 
     def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """All keys of a table that have a row, ``(n,)`` in no order, and their weights ``(n, dim)``.
 
         Optimizer slots are left out. Meant for a table that nobody pushes to meanwhile.
         """
-        keys = self._core.keys(table)
+        keys = self._settled().keys(table)
         dim = self.spec(table).dim
-        rows = np.empty((len(keys), dim), self._core.pull_rows(table, keys[:0]).dtype)
+        rows = np.empty((len(keys), dim), self._settled().pull_rows(table, keys[:0]).dtype)
         piece = max(1, (64 << 20) // (8 * dim))  # one message holds no more than 2 GiB
         for begin in range(0, len(keys), piece):
-            rows[begin : begin + piece] = self._core.pull_rows(table, keys[begin : begin + piece])
+            rows[begin : begin + piece] = self._settled().pull_rows(table, keys[begin : begin + piece])
         return keys, rows
 
     def save(
@@ -200,7 +264,7 @@ class Client:
         another number of servers, or most of them were erased, its file has all rows and no ``base``.
         """
         last = "" if since is None else str(Path(since).absolute())
-        saved: list[dict[str, Any]] = json.loads(self._core.save(str(Path(directory).absolute()), last))
+        saved: list[dict[str, Any]] = json.loads(self._settled().save(str(Path(directory).absolute()), last))
         return saved
 
     def restore(self, *directories: str | os.PathLike[str]) -> None:
@@ -211,7 +275,7 @@ class Client:
         all files were verified. Several workers all restore the same; it is done once, when the last has
         asked (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
-        self._core.restore([str(Path(directory).absolute()) for directory in directories])
+        self._settled().restore([str(Path(directory).absolute()) for directory in directories])
 
     def apply_increment(self, directory: str | os.PathLike[str]) -> None:
         """Bring tables of this process, which nobody pushes to, from what was restored last to an increment.
@@ -233,11 +297,11 @@ class Client:
         pushed last, with all workers' shares. Raises ``SpecError`` for a storage that keeps none,
         ``StorageError``.
         """
-        self._core.checkpoint(batch, wait)
+        self._settled().checkpoint(batch, wait)
 
     def checkpoints(self) -> list[int]:
         """The durable checkpoints in the servers' storage that every table of every server has, ascending."""
-        return self._core.checkpoints()
+        return self._settled().checkpoints()
 
     def recover(self, batch: int | None = None) -> int:
         """Go back to a checkpoint in the servers' storage: ``batch``, or the newest that all have.
@@ -247,7 +311,7 @@ class Client:
         last has asked. Returns its batch. Raises ``CheckpointError`` if not all have it; then nothing has
         changed.
         """
-        return self._core.recover(batch)
+        return self._settled().recover(batch)
 
     def evict(self) -> int:
         """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; how many.
@@ -255,14 +319,14 @@ class Client:
         A save does so by itself. Pulls and pushes of other clients go on in between.
         Raises ``StorageError`` where the storage has no room for what must be written down of it.
         """
-        return self._core.evict()
+        return self._settled().evict()
 
     def stats(self) -> dict[str, Any]:
         """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.
 
         ``tables`` are those of this client's job; ``jobs`` has those of all, ``{job: {name: …}}``.
         """
-        servers = json.loads(self._core.stats())
+        servers = json.loads(self._settled().stats())
         for server in servers:
             jobs: dict[str, Any] = {self._job: {}}
             for table in server["tables"]:
@@ -276,14 +340,16 @@ class Client:
         What it has pushed still counts, and it may still pull and save. A ``with`` block that ends without an
         exception leaves; a client that is only closed is lost to the others (``Worker.on_lost``).
         """
-        self._core.leave()
+        self._settled().leave()
 
     def shutdown(self) -> None:
         """End the servers, for all jobs, and this client."""
-        self._core.shutdown()
+        self._settled().shutdown()
 
     def close(self) -> None:
         """End this client; the servers go on. May be called twice."""
+        with contextlib.suppress(OeError):
+            self.settle()
         self._core.close()
 
     def __enter__(self) -> Client:

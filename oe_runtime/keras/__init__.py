@@ -6,22 +6,48 @@
     model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
     model.fit(...)
 
-Importing this module needs TensorFlow and Keras, but no server.
+The names are those of `openembedding.tensorflow`. Importing this module needs TensorFlow and Keras, but no
+server.
 """
 
+from importlib.metadata import version
+
+from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
-from oe_runtime.keras.model import DistributedModel, distributed_model
+from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
+from oe_runtime.keras.pipeline import pulling
+from oe_runtime.keras.saving import (
+    load_server_model,
+    persist_server_model,
+    restore_server_model,
+    save_as_original_model,
+    save_server_model,
+    should_persist_server_model,
+)
+from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
 from oe_runtime.keras.workers import TensorFlowWorkers, Workers
+
+__version__ = version("oeprov")
 
 __all__ = [
     "AdagradDecay",
     "AdamAsync",
+    "Distributed",
     "DistributedModel",
     "Embedding",
+    "Flags",
     "TensorFlowWorkers",
     "Workers",
     "distributed_model",
     "distributed_optimizer",
+    "flags",
+    "load_server_model",
+    "persist_server_model",
+    "pulling",
+    "restore_server_model",
+    "save_as_original_model",
+    "save_server_model",
+    "should_persist_server_model",
 ]

@@ -70,6 +70,11 @@ def load(model: Any, directory: Path) -> None:
     Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another
     shape or dtype.
     """
+    assign(model, read(model, directory))
+
+
+def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
+    """What `load` assigns, after its checks. A file may be without all of the optimizer's variables."""
     path = directory / FILE
     variables = named_variables(model)
     try:
@@ -77,6 +82,8 @@ def load(model: Any, directory: Path) -> None:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: cannot be read as a dense checkpoint: {error}") from error
+    if not any(name.startswith("optimizer/") for name in arrays):
+        variables = {name: v for name, v in variables.items() if not name.startswith("optimizer/")}
     for name, variable in variables.items():
         if name not in arrays:
             raise CheckpointError(f"{path}: variable {name} of the model is missing")
@@ -91,5 +98,11 @@ def load(model: Any, directory: Path) -> None:
     for name in arrays:
         if name not in variables:
             raise CheckpointError(f"{path}: variable {name} is not in the model or its optimizer")
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
+    return arrays
+
+
+def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The second half of `load`."""
+    variables = _named_variables(model)
+    for name, value in arrays.items():
+        variables[name].assign(value)

@@ -40,8 +40,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     memory from its first update on. `mask_zero` masks id 0. `embeddings_regularizer` (L1, L2 or L1L2) adds
     the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. `admission` and
     `eviction` say which ids get a row and which rows go, as in `oe_runtime.TableSpec`. The layer has no
-    variables. Use it in a functional model and give that to `distributed_model`, which binds it to the
-    servers; the table has the layer's name.
+    variables. Use it in a model and give that to `distributed_model`, which binds it to the
+    servers; the table has the layer's name. Of OpenEmbedding's arguments, `num_shards` has no meaning,
+    because keys are shared among all servers; `sparse_as_dense` must be False where there is an
+    `input_dim`; without `explicit` an `embeddings_constraint` is left out, else it is refused.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
     (output_dim,). Rows have the policy's variable dtype, float32, float64, bfloat16 or float16, the last two
@@ -50,18 +52,31 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def __init__(
         self,
-        input_dim: int = -1,
+        input_dim: int | None = -1,
         output_dim: int = 0,
         embeddings_initializer: Any = "uniform",
         *,
         mask_zero: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
+        num_shards: int | None = None,
+        sparse_as_dense: bool = False,
+        explicit: bool = True,
         admission: Mapping[str, Any] | None = None,
         eviction: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        del num_shards
+        if input_dim is None:
+            input_dim = -1
+        if sparse_as_dense and input_dim != -1:
+            raise ValueError(
+                f"Embedding '{self.name}': sparse_as_dense=True means an ordinary layer in the worker's "
+                "memory; use keras.layers.Embedding"
+            )
+        if not explicit:
+            embeddings_constraint = None
         if not isinstance(output_dim, int) or isinstance(output_dim, bool) or output_dim <= 0:
             raise ValueError(
                 f"Embedding '{self.name}': output_dim must be an integer > 0, not {output_dim!r}"

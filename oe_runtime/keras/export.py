@@ -26,24 +26,27 @@ from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
 _PIECE = 64 << 20
 
 
-def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
-    """Writes `model` with the rows of its `tables` as a SavedModel; see `DistributedModel`'s method."""
-    return _publish(path, lambda place: original_model(model, tables).export(place, verbose=False))
+def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
+    """Writes `model` with the rows of its `tables` as a SavedModel; see `Distributed`'s method."""
+    return _publish(path, lambda place: original_model(model, tables).export(place, verbose=False), overwrite)
 
 
 def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
-    """Writes `model` without its rows, for `oe_runtime.serving`; see `DistributedModel`'s method."""
+    """Writes `model` without its rows, for `oe_runtime.serving`; see `Distributed`'s method."""
     return _publish(path, lambda place: _write_serving_model(model, tables, place))
 
 
-def _publish(path: Path, write: Callable[[Path], Any]) -> Path:
-    if os.path.lexists(path):
+def _publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
+    replaces = overwrite and (path / "saved_model.pb").is_file()
+    if os.path.lexists(path) and not replaces:
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that one rename publishes it.
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         write(temporary / "model")
+        if replaces:
+            os.rename(path, temporary / "old")
         if os.path.lexists(path):
             raise FileExistsError(f"{path} was made by someone else in the meantime")
         os.rename(temporary / "model", path)

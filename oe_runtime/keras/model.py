@@ -1,80 +1,33 @@
-"""A Keras model with distributed embeddings, and how it is made from an ordinary one."""
+"""What a Keras model with distributed embeddings does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras import dense, export
-from oe_runtime.keras.clone import clone
+from oe_runtime.keras import dense, export, saving
 from oe_runtime.keras.embedding import Embedding, Table
 from oe_runtime.keras.gradients import needs_sums
-from oe_runtime.keras.step import Steps
-from oe_runtime.keras.translate import check_constraint, table_optimizer
-from oe_runtime.keras.workers import Workers, begin_alike
+from oe_runtime.keras.pipeline import Pipeline
+from oe_runtime.keras.step import TEST, TRAIN, Steps
+from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.keras.workers import Workers
 from oe_runtime.spec import TableSpec
 
-
-def distributed_model(
-    model: Any,
-    client: Client | None = None,
-    *,
-    sparse_as_dense_size: int = 64,
-    seed: int = 0,
-    name_prefix: str = "",
-    nonfinite_gradients: str = "refuse",
-    workers: Workers | None = None,
-) -> DistributedModel:
-    """A model like the functional (or Sequential) `model`, with its large embeddings on parameter servers.
-
-    Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
-    `oe_runtime.keras.Embedding`, becomes a table of the servers behind `client`, named `name_prefix` + the
-    layer's name; without a client the tables live in this process. All other weights are copied; `model`
-    stays as it is. The rows begin with what the layer's initializer means: a pure function of its seed
-    (`seed` if it has none), the table's name and the row, so not with the values that the original layer
-    drew.
-
-    The tables are made when the result is compiled, because their rows keep the optimizer's state.
-    `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
-    leaves such rows as they are, "pass" trains them like Keras.
-
-    With `workers`, each process trains on its part of every batch: the gradients of the mean loss over all
-    parts are applied, dense ones summed by `workers`, rows' by the servers, which `client` tells the same
-    rank. All start with worker 0's weights. Metrics and callbacks see a process's own part.
-
-    An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
-
-    Raises ValueError naming the layer for what tables do not support: other regularizers, constraints, LoRA,
-    quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
-    several workers for clipping and regularizers, which are about the gradients of all.
-    """
-    if tf.distribute.has_strategy():
-        raise ValueError("distributed_model does not work inside a tf.distribute strategy; call it outside")
-
-    def replace(layer: Any) -> Any:
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            return _server_embedding(layer)
-        return None
-
-    inputs, outputs = clone(model, replace)
-    new = DistributedModel(inputs, outputs, name=model.name)
-    _warn_of_hidden_embeddings(new, sparse_as_dense_size)
-    new._bind(client if client is not None else Client.in_process(), seed, name_prefix, nonfinite_gradients)
-    new._workers = workers if workers is not None and workers.count > 1 else None
-    _warn_of_regularizers(new)
-    return new
+# Keras changes the bases of every class in a functional model's, so that this one must not have its own.
+_Model: Any = keras.Model if TYPE_CHECKING else object
 
 
-class DistributedModel(keras.Model):  # type: ignore[misc]
-    """A functional Keras model with embeddings on parameter servers; `distributed_model` makes it.
+class Distributed(_Model):  # type: ignore[misc]
+    """What `distributed_model` adds to a Keras model: its embeddings are on parameter servers.
 
     compile, fit, evaluate, predict and the on_batch methods are Keras's. A training step pulls the rows of
     its batch, runs one compiled function, and pushes the rows' gradients; the step is done when the servers
@@ -85,15 +38,18 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
     test_function: Any
     predict_function: Any
 
-    def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
-        super().__init__(inputs=inputs, outputs=outputs, name=name, **kwargs)
-        self._client: Client | None = None
-        self._table_layers: Mapping[str, Embedding] = MappingProxyType({})
-        self._table_seed = 0
-        self._nonfinite_gradients = "refuse"
-        self._steps: Steps | None = None
-        self._workers: Workers | None = None
-        self.xla = False  # whether steps are compiled by XLA
+    # Defaults of a model that was made without distributed_model, as Keras does when it copies one.
+    _client: Client | None = None
+    _table_layers: Mapping[str, Embedding] = MappingProxyType({})
+    _table_seed = 0
+    _nonfinite_gradients = "refuse"
+    _steps: Steps | None = None
+    _workers: Workers | None = None
+    _pipelined = True
+    _staleness = 0
+    _training: Pipeline | None = None
+    _persisted = 0  # the batch of the last persist_server_model
+    xla = False  # whether steps are compiled by XLA
 
     def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
         layers: dict[str, Embedding] = {}
@@ -139,16 +95,18 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         *args: Any,
         jit_compile: Any = "auto",
         run_eagerly: bool = False,
+        experimental_run_tf_function: Any = None,
         **kwargs: Any,
     ) -> None:
         """As keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
 
         With `jit_compile=True`, XLA compiles the model's call in training and its gradients, for each size of
-        a batch anew; "auto" does not.
+        a batch anew; "auto" does not. `experimental_run_tf_function`, of Keras 2, is left out.
 
         Raises ValueError for an optimizer that tables do not support, and SpecMismatch when the servers have
         a table of the same name but, say, another dim or optimizer.
         """
+        del experimental_run_tf_function
         if self.dtype_policy.name == "mixed_float16":
             raise ValueError("mixed_float16 scales the loss, which tables do not support; use mixed_bfloat16")
         optimizer = keras.optimizers.get(optimizer)
@@ -169,21 +127,47 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         for name, layer in self._table_layers.items():
             layer.table = tables[name]
         self._steps = Steps(self, client, eager=run_eagerly)
+        self._training = self._pipeline(TRAIN, self._staleness)
+
+    def _pipeline(self, body: Any, staleness: int = 0) -> Pipeline:
+        ahead = self._pipelined and not self.run_eagerly
+        return Pipeline(self._running(), self.client, body, ahead=ahead, staleness=staleness if ahead else 0)
+
+    def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
+        """Says with which arrays `train_on_batch` will be called the time after the next.
+
+        Their rows are then pulled while the next batch computes. They must be the same objects, and not
+        change until then; if other ones come, what was pulled is dropped.
+        """
+        if self._training is None:
+            raise RuntimeError("compile the model first")
+        self._training.announce((x, y, sample_weight))
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """keras.Model.fit. All is pushed when it returns.
+
+        ValueError for EarlyStopping(restore_best_weights=True), which would bring back dense weights only.
+        """
+        for callback in keras.tree.flatten(kwargs.get("callbacks")):
+            if getattr(callback, "restore_best_weights", False):
+                raise ValueError(
+                    "EarlyStopping(restore_best_weights=True) keeps no rows: use ModelCheckpoint("
+                    "save_best_only=True), and load_weights afterwards"
+                )
+        history = super().fit(*args, **kwargs)
+        self.client.settle()
+        return history
 
     def make_train_function(self, force: bool = False) -> Any:
         """The function that `fit` calls with an iterator of batches."""
         if self.train_function is None or force:
-            if not self.optimizer.built:
-                self.optimizer.build(self.trainable_variables)
-            if self._workers is not None:
-                begin_alike(self._workers, [*self.variables, *self.optimizer.variables])
-            self.train_function = self._over_batches(self._running().train)
+            self.train_function = self._over_batches(self._training)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """The function that `evaluate` calls with an iterator of batches."""
         if self.test_function is None or force:
-            self.test_function = self._over_batches(self._running().test)
+            self.test_function = self._over_batches(self._pipeline(TEST))
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
@@ -207,13 +191,12 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
             raise RuntimeError("compile the model first: the rows of its tables keep the optimizer's state")
         return self._steps
 
-    def _over_batches(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _over_batches(self, step: Any) -> Callable[[Any], Any]:
         def function(iterator: Any) -> Any:
-            logs = None
-            for _, batch in zip(range(self.steps_per_execution), iterator, strict=False):
-                logs = step(batch)
-            if logs is None:
-                raise StopIteration
+            logs = step(iterator)
+            with contextlib.suppress(StopIteration):
+                for _ in range(1, self.steps_per_execution):
+                    logs = step(iterator)
             return logs
 
         return function
@@ -233,7 +216,9 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         """
         dense.load(self, Path(directory))
 
-    def save_as_original_model(self, path: str | os.PathLike[str]) -> Path:
+    def save_as_original_model(
+        self, path: str | os.PathLike[str], overwrite: bool = False, include_optimizer: bool = False
+    ) -> Path:
         """Writes a SavedModel with the embeddings inside, which TensorFlow alone can load and serve.
 
         All rows of a table with an input_dim are read from the servers, untrained ones with their first
@@ -242,9 +227,13 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         RandomUniform, the mean of RandomNormal), because TensorFlow cannot compute the initializer's
         function.
 
-        `path` must not exist; it appears only when it is complete. Returns it.
+        `path` appears only when it is complete; FileExistsError if there is something already, but for a
+        SavedModel and `overwrite`. Returns it. ValueError for a subclassed model, and for
+        `include_optimizer`: what serves does not train.
         """
-        return export.save_as_original_model(self, self._tables(), Path(path))
+        if include_optimizer:
+            raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
+        return export.save_as_original_model(self, self._tables(), Path(path), overwrite=overwrite)
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
@@ -259,59 +248,30 @@ class DistributedModel(keras.Model):  # type: ignore[misc]
         """Refused: the rows are not in the model. Use `save_as_original_model`."""
         raise ValueError("the rows of this model are on parameter servers; use save_as_original_model(path)")
 
-    def save(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: the rows are not in the model. Use `save_dense` and the client's `save`."""
-        raise ValueError(
-            "the rows of this model are on parameter servers: save_dense(directory) and "
-            "client.save(directory) write a checkpoint, save_as_original_model(path) a SavedModel"
-        )
+    def save(
+        self, filepath: str | os.PathLike[str], overwrite: bool = True, include_optimizer: bool = True
+    ) -> None:
+        """As `save_weights`: the rows are on the servers, so a file of Keras's could not hold the model.
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused as `save` is."""
-        return self.save(*args, **kwargs)
+        To load it, make the model as it was made before, and `load_weights`.
+        """
+        saving.save_weights(self, filepath, overwrite, include_optimizer)
 
-    def load_weights(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: use `load_dense` and the client's `restore`."""
-        raise ValueError("the rows of this model are on parameter servers; use load_dense and client.restore")
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
 
+        The directory appears when it is complete, in place of an earlier one of the same kind if `overwrite`
+        says so; FileExistsError for anything else that is there. With several workers one of them calls it.
+        """
+        saving.save_weights(self, filepath, overwrite)
 
-def _server_embedding(layer: Any) -> Embedding:
-    """Our layer in place of a `keras.layers.Embedding`."""
-    check_constraint(layer.embeddings_constraint, layer.name)
-    unsupported = {
-        "lora_rank": getattr(layer, "lora_rank", None),
-        "quantization": getattr(layer, "quantization_mode", None),
-    }
-    for option, value in unsupported.items():
-        if value is not None:
-            raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
-    return Embedding(
-        layer.input_dim,
-        layer.output_dim,
-        layer.embeddings_initializer,
-        embeddings_regularizer=layer.embeddings_regularizer,
-        mask_zero=layer.mask_zero,
-        name=layer.name,
-        dtype=layer.dtype_policy,
-        trainable=layer.trainable,
-    )
+    def load_weights(self, filepath: str | os.PathLike[str]) -> None:
+        """Reads what `save_weights` or `save` wrote, into a compiled model; all workers call it together.
+
+        Raises CheckpointError naming the file and the variable or table that does not fit.
+        """
+        saving.load_weights(self, filepath)
 
 
-def _warn_of_regularizers(model: DistributedModel) -> None:
-    names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
-    if names:
-        warnings.warn(
-            f"embeddings_regularizer of {', '.join(names)}: only the rows of a batch are regularized in its "
-            "step, while Keras regularizes all rows of a matrix in every step",
-            stacklevel=3,
-        )
-
-
-def _warn_of_hidden_embeddings(model: Any, size: int) -> None:
-    for layer in model._flatten_layers(include_self=False, recursive=True):
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= size:
-            warnings.warn(
-                f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
-                "ordinary Keras embedding in the worker's memory",
-                stacklevel=3,
-            )
+class DistributedModel(Distributed, keras.Model):  # type: ignore[misc]
+    """A functional model with embeddings on parameter servers."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from oe_runtime.client import Client
+from oe_runtime.client import Client, Pulled
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
 from oe_runtime.keras.gradients import RowGroup, clip, needs_sums, regularization
 from oe_runtime.keras.plan import Plan
-from oe_runtime.keras.workers import weighted_mean
+from oe_runtime.keras.workers import begin_alike, weighted_mean
 
-# What is compiled: (model, the rows of all lookups, those of trained tables by groups of one dim,
-# (x, y, sample_weight)) → outputs.
-_Body = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
+# What is compiled, one of TRAIN, TEST and PREDICT: (model, the rows of all lookups, those of trained tables
+# by groups of one dim, (x, y, sample_weight)) → outputs.
+Body = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
 
 
 class Steps:
@@ -33,41 +36,21 @@ class Steps:
         self._client = client
         self._eager = eager
         self._programs: dict[Any, _Program] = {}
-
-    def train(self, data: Any) -> Any:
-        """One training step on (x, y, sample_weight); returns Keras's logs."""
-        program, tensors = self._program(_train, data)
-        pulls = program.pull(self._client, tensors)
-        logs, rate, gradients = program.run(pulls, tensors)
-        if gradients:
-            arrays = [to_numpy(g) for g in gradients]
-            self._client.push(pulls[0], arrays, float(rate), summed=program.sums)
-        return logs
-
-    def test(self, data: Any) -> Any:
-        """One evaluation step on (x, y, sample_weight); returns Keras's logs."""
-        program, tensors = self._program(_test, data)
-        return program.run(program.pull(self._client, tensors), tensors)
+        self._begun = False
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for (x, …)."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        program, tensors = self._program(_predict, (x, None, None))
-        return program.run(program.pull(self._client, tensors), tensors)
+        prepared = self.prepare(PREDICT, (x, None, None))
+        self._client.settle()
+        self.refresh(prepared)
+        return self.finish(prepared)
 
-    def _program(self, body: _Body, data: Any) -> tuple[_Program, list[Any]]:
-        data = keras.utils.unpack_x_y_sample_weight(data)
-        leaves = [None if isinstance(v, tf.experimental.Optional) else v for v in keras.tree.flatten(data)]
-        tensors = [to_tensor(v) for v in leaves if v is not None]
-        present = tuple(v is not None for v in leaves)
-        shapes = [tuple(t.shape) for t in tensors]
-        key = (
-            body,
-            _skeleton(data),
-            present,
-            tuple((t.dtype, len(s)) for t, s in zip(tensors, shapes, strict=True)),
-        )
+    def prepare(self, body: Body, data: Any) -> Prepared:
+        """What there is to do for a batch before its rows are asked for."""
+        tensors, key, present = self._tensors(body, data)
         program = self._programs.get(key)
+        shapes = [tuple(t.shape) for t in tensors]
         if program is None or not program.accepts(shapes):
             specs = [
                 tf.TensorSpec([None, *s[1:]] if s else [], t.dtype)
@@ -77,9 +60,81 @@ class Steps:
                 specs = [
                     a.most_specific_common_supertype([b]) for a, b in zip(specs, program.specs, strict=True)
                 ]
+            data = keras.utils.unpack_x_y_sample_weight(data)
+            self._build(data[0], tensors)
+            if body is TRAIN and not self._begun:
+                self._begin()
             program = _Program(self._model, body, data, present, specs, eager=self._eager)
             self._programs[key] = program
-        return program, tensors
+        return self._plan(program, tensors)
+
+    def prepare_ahead(self, body: Body, data: Any, before: Prepared | None) -> Prepared | None:
+        """The same with the rows, as they are now, in another thread than the one that computes.
+
+        `before` is the batch whose push they are going to lack. With several workers nothing is pulled: the
+        servers hold a pull back until all have pushed. None when data of this structure were not seen before.
+        """
+        tensors, key, _ = self._tensors(body, data)
+        program = self._programs.get(key)
+        if program is None or not program.accepts([tuple(t.shape) for t in tensors]):
+            return None
+        prepared = self._plan(program, tensors)
+        if self._model._workers is None:
+            for pulled in prepared.pulls:
+                self._client.refresh(pulled)
+                if before is not None and before.program.trains:
+                    self._client.follow(pulled, before.pulls[0])
+        return prepared
+
+    def _plan(self, program: _Program, tensors: list[Any]) -> Prepared:
+        connection = self._client.connection
+        return Prepared(program, tensors, program.plan(self._client, tensors), connection)
+
+    def refresh(self, prepared: Prepared, staleness: int = 0) -> None:
+        """Brings the rows of a batch up to date, but for that many pushes."""
+        for pulled in prepared.pulls:
+            self._client.refresh(pulled, staleness=staleness)
+
+    def finish(self, prepared: Prepared, thread: ThreadPoolExecutor | None = None) -> Any:
+        """Computes, and pushes what training gives, in `thread` if there is one.
+
+        Returns Keras's logs, or the model's outputs.
+        """
+        program = prepared.program
+        result = program.run(prepared.pulls, prepared.tensors)
+        if program.body is not TRAIN:
+            return result
+        logs, rate, gradients = result
+        if gradients:
+            arrays = [to_numpy(g) for g in gradients]
+            push = self._client.push if thread is None else partial(self._client.push_later, thread)
+            push(prepared.pulls[0], arrays, float(rate), summed=program.sums)
+        return logs
+
+    def _build(self, x: Any, tensors: Sequence[Any]) -> None:
+        """Calls a model without a graph once: one that is built while it is traced is called twice then."""
+        if all(layer.built for layer in self._model._flatten_layers()):
+            return
+        flat = [t[:1] for t in tensors[: len(keras.tree.flatten(x))]]
+        self._model(keras.tree.pack_sequence_as(x, flat), training=False)
+
+    def _begin(self) -> None:
+        """Before the first training step."""
+        model = self._model
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if model._workers is not None:
+            begin_alike(model._workers, [*model.variables, *model.optimizer.variables])
+        self._begun = True
+
+    def _tensors(self, body: Body, data: Any) -> tuple[list[Any], Any, tuple[bool, ...]]:
+        """The data as flat tensors, the key of the program for them, and which leaves are there."""
+        data = keras.utils.unpack_x_y_sample_weight(data)
+        leaves = [None if isinstance(v, tf.experimental.Optional) else v for v in keras.tree.flatten(data)]
+        tensors = [to_tensor(v) for v in leaves if v is not None]
+        present = tuple(v is not None for v in leaves)
+        key = (body, _skeleton(data), present, tuple((t.dtype, len(t.shape)) for t in tensors))
+        return tensors, key, present
 
 
 def _skeleton(data: Any) -> Any:
@@ -91,13 +146,23 @@ def _skeleton(data: Any) -> Any:
     return None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A batch that is ready to compute once its rows are there."""
+
+    program: _Program
+    tensors: list[Any]
+    pulls: list[Pulled]
+    connection: int  # the client's, over which the pulls were made
+
+
 class _Program:
     """The plan and the compiled function for data of one structure."""
 
     def __init__(
         self,
         model: Any,
-        body: _Body,
+        body: Body,
         data: Any,
         present: Sequence[bool],
         specs: Sequence[Any],
@@ -107,7 +172,7 @@ class _Program:
         self.specs = specs
         self._lengths = [tuple(spec.shape)[1:] for spec in specs]
         self._model = model
-        self._body = body
+        self.body = body
         self._data = data
         self._present = present
         self._eager = eager
@@ -142,12 +207,17 @@ class _Program:
             for shape, lengths in zip(shapes, self._lengths, strict=True)
         )
 
-    def pull(self, client: Client, tensors: Sequence[Any]) -> list[Any]:
-        """Pulls the rows of all lookups: of trained tables first, if there are any, then of frozen ones."""
+    @property
+    def trains(self) -> bool:
+        """Whether the first of the pulls is pushed."""
+        return self.body is TRAIN and bool(self._trained)
+
+    def plan(self, client: Client, tensors: Sequence[Any]) -> list[Pulled]:
+        """The pulls of all lookups: of trained tables first, if there are any, then of frozen ones."""
         if not self._pulls:
             return []
         ids = self._plan.ids(tensors[: self._inputs])
-        return [client.pull(ids, tables) for tables in self._tables]
+        return [client.plan(ids, tables) for tables in self._tables]
 
     def run(self, pulls: Sequence[Any], tensors: Sequence[Any]) -> Any:
         """Runs the compiled function on pulled rows and the batch."""
@@ -164,7 +234,7 @@ class _Program:
     def _compile(self, pulls: Sequence[Any]) -> Any:
         model, body, layers, data, present = (
             self._model,
-            self._body,
+            self.body,
             self._plan.layers,
             self._data,
             self._present,
@@ -280,3 +350,8 @@ def _loss(
 def _track(model: Any, loss: Any, x: Any) -> None:
     """Keras's running mean of the loss, which `fit` and `evaluate` report."""
     model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
+
+
+TRAIN: Body = _train
+TEST: Body = _test
+PREDICT: Body = _predict

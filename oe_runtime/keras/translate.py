@@ -49,7 +49,7 @@ _OPTIMIZERS: Mapping[type, tuple[str, tuple[str, ...]]] = {
 _UNSUPPORTED = ("use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
-def distributed_optimizer(optimizer: Any) -> Any:
+def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
 
     Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
@@ -63,8 +63,11 @@ def distributed_optimizer(optimizer: Any) -> Any:
 
     `clipnorm`, `clipvalue` and `global_clipnorm` mean what they do in Keras, with a table as one variable.
 
+    `explicit` is OpenEmbedding's, and has no meaning here: no option is left out without a word.
+
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
+    del explicit
     optimizer = keras.optimizers.get(optimizer)
     table_optimizer(optimizer)
     return optimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,8 @@ class Trainee(Protocol):
 
     ranks: Ranks  # the workers who train it
 
-    def train(self, batch: Batch) -> None:
-        """One step."""
+    def train(self, batch: Batch, following: Batch | None = None) -> None:
+        """One step; `following` is the batch of the next one, if it is known."""
         ...
 
     def window(self) -> tuple[float, float]:
@@ -92,8 +92,8 @@ class Loop:
         while not self._finished(position):
             before = position.step
             batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
-            for batch in batches:
-                position = self._step(position, batch)
+            for rows, part, following in self._parts(batches):
+                position = self._step(position, rows, part, following)
                 if self._finished(position):
                     break
             else:
@@ -147,13 +147,22 @@ class Loop:
             limits.append(per_epoch * self._options.epochs)
         return min(limits)
 
-    def _step(self, position: Position, batch: Batch) -> Position:
+    def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, Batch | None]]:
+        """Of each batch how many rows it has, and what this worker takes of it and of the next one."""
+        iterator = ((batch.rows, batch.part(self._ranks.rank, self._ranks.count)) for batch in batches)
+        now = next(iterator, None)
+        while now is not None:
+            following = next(iterator, None)
+            yield *now, None if following is None else following[1]
+            now = following
+
+    def _step(self, position: Position, rows: int, part: Batch, following: Batch | None) -> Position:
         self.step = position.step + 1
         self._ranks.wish(self._stop)
         every = self._options.timeline
         with self._directory.traced() if every and self.step % every == 0 else nullcontext():
-            self._trainee.train(batch.part(self._ranks.rank, self._ranks.count))
-        self._clock.add(batch.rows)
+            self._trainee.train(part, following)
+        self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
         every = self._options.checkpoint_steps

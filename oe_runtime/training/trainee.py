@@ -70,12 +70,22 @@ class KerasTrainee:
             metrics=[keras.metrics.AUC(name="auc")],
             jit_compile=options.jit,
         )
+        self._pulls = client is not None
+        self._following: tuple[Batch, tuple[Any, Any]] | None = None
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
 
-    def train(self, batch: Batch) -> None:
-        """One step on the batch."""
+    def train(self, batch: Batch, following: Batch | None = None) -> None:
+        """One step on the batch; the rows of `following` are pulled meanwhile."""
+        if self._following is not None and self._following[0] is batch:
+            x, y = self._following[1]
+        else:
+            x, y = _data(batch)
+        self._following = None
+        if following is not None and self._pulls:
+            self._following = (following, _data(following))
+            self.model.prefetch(*self._following[1])
         before = [] if batch.rows else [(v, np.asarray(v)) for v in self._metrics()]
-        self._logs = self.model.train_on_batch(_inputs(batch), batch.labels[:, None], return_dict=True)
+        self._logs = self.model.train_on_batch(x, y, return_dict=True)
         for variable, value in before:  # the mean over no rows is not a number
             variable.assign(value)
 
@@ -143,6 +153,10 @@ def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **o
         eviction=tables.eviction,
         **options,
     )
+
+
+def _data(batch: Batch) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    return _inputs(batch), batch.labels[:, None]
 
 
 def _inputs(batch: Batch) -> list[NDArray[Any]]:

@@ -18,6 +18,7 @@ namespace py = pybind11;
 namespace oe {
 namespace {
 
+using Release = py::call_guard<py::gil_scoped_release>;
 using Ids = py::array_t<int64_t, py::array::c_style>;
 
 // One group of a pull. The arrays are views of C++ memory that stays while any of them does.
@@ -56,6 +57,13 @@ std::shared_ptr<PulledBatch> Pull(Client& client, const std::vector<Ids>& ids,
   return client.Pull(views, lookups);
 }
 
+std::shared_ptr<PulledBatch> Plan(Client& client, const std::vector<Ids>& ids,
+                                  const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
+  const std::vector<IdsView> views = ViewsOf(ids);
+  const py::gil_scoped_release release;
+  return client.Plan(views, lookups);
+}
+
 // A float64 array where float32 is expected is no small matter that a cast could settle: it is a mistake in
 // the model's dtypes, or costs a pass over the memory in each step.
 void CheckDtype(const Client& client, const PulledBatch& pulled, size_t g, const py::array& gradients) {
@@ -76,7 +84,7 @@ void CheckDtype(const Client& client, const PulledBatch& pulled, size_t g, const
                   tables + ")");
 }
 
-void Push(Client& client, const PulledBatch& pulled, const std::vector<py::array>& gradients,
+void Push(Client& client, PulledBatch& pulled, const std::vector<py::array>& gradients,
           const std::vector<double>& learning_rates, bool summed) {
   std::vector<GradientView> views;
   std::vector<py::array> arrays;
@@ -193,6 +201,9 @@ void BindClient(py::module_& module) {
            })
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
+      .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))
+      .def("refresh", &Client::Refresh, Release(), py::arg("pulled"), py::arg("staleness"))
+      .def("follow", &Client::Follow, Release(), py::arg("pulled"), py::arg("before"))
       .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"),
            py::arg("summed"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))

@@ -63,6 +63,7 @@ std::unique_ptr<Client> Client::InProcess(const StorageSpec& storage, uint32_t s
 std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned threads) {
   std::unique_ptr<Client> client(new Client(threads));
   client->backend_ = NewRemoteBackend(options, &client->pool_);
+  client->several_workers_ = options.worker.of > 1;
   client->servers_ = client->backend_->servers();
   return client;
 }
@@ -138,7 +139,7 @@ std::vector<std::vector<uint32_t>> Client::AddCounts(const BatchPlan& plan,
   return counts;
 }
 
-std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
+std::shared_ptr<PulledBatch> Client::Plan(const std::vector<IdsView>& ids,
                                           const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
   std::vector<TableSpec> tables;
   {
@@ -158,19 +159,77 @@ std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
   auto pulled = std::make_shared<PulledBatch>();
   pulled->client = this;
   pulled->plan = MakePlan(tables, ids, lookups, servers_, &pool_);
-  std::vector<std::byte*> rows;
   for (const PlannedGroup& group : pulled->plan.groups) {
     pulled->rows.emplace_back(group.rows * group.row_bytes());
-    rows.push_back(pulled->rows.back().as<std::byte>());
   }
-  const std::vector<double> no_rates(rows.size(), 0.0);
-  const std::vector<ServerBatch> batches = Batches(pulled->plan, rows, no_rates);
-  const std::lock_guard<std::mutex> request(request_mutex_);
-  backend_->Pull(batches);
   return pulled;
 }
 
-void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
+std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
+                                          const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
+  std::shared_ptr<PulledBatch> pulled = Plan(ids, lookups);
+  Refresh(pulled.get());
+  return pulled;
+}
+
+void Client::PullInto(const BatchPlan& plan, std::vector<Buffer>* rows) {
+  std::vector<std::byte*> places;
+  for (Buffer& of_group : *rows) places.push_back(of_group.as<std::byte>());
+  const std::vector<double> no_rates(places.size(), 0.0);
+  backend_->Pull(Batches(plan, places, no_rates));
+}
+
+void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
+  if (batch->client != this) throw SpecError("this batch was pulled by another client");
+  // What Follow said is for one time, else each batch would keep the one before in memory.
+  const std::shared_ptr<const PulledBatch> before = std::move(batch->before);
+  const Overlap shared = std::move(batch->shared);
+  batch->before = nullptr;
+  batch->shared = {};
+  const auto lacks = [&]() -> std::optional<uint64_t> {  // how many pushes, if nothing else has changed
+    if (!batch->state || several_workers_ || batch->state->others != others_) return std::nullopt;
+    return pushes_ - batch->state->pushes;
+  };
+  if (lacks().value_or(~uint64_t{0}) <= staleness) return;  // without waiting for a request on its way
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  const Changes now{pushes_, others_};
+  if (lacks().value_or(~uint64_t{0}) <= staleness) return;
+  if (lacks().value_or(0) != 1 || !before || before->pushed_as != now.pushes) {
+    batch->state.reset();
+    PullInto(batch->plan, &batch->rows);
+    batch->state = now;
+    return;
+  }
+  std::vector<Buffer> rows;
+  rows.reserve(shared.plan.groups.size());
+  for (const PlannedGroup& group : shared.plan.groups) rows.emplace_back(group.rows * group.row_bytes());
+  PullInto(shared.plan, &rows);
+  for (size_t g = 0; g < rows.size(); ++g) {
+    const size_t bytes = shared.plan.groups[g].row_bytes();
+    const std::byte* from = rows[g].as<std::byte>();
+    std::byte* to = batch->rows[g].as<std::byte>();
+    for (const uint32_t place : shared.places[g]) {
+      std::memcpy(to + place * bytes, from, bytes);
+      from += bytes;
+    }
+  }
+  batch->state = now;
+}
+
+void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before) {
+  if (batch->client != this || before->client != this) {
+    throw SpecError("this batch was pulled by another client");
+  }
+  std::vector<bool> whole;
+  {
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    for (const TableSpec& spec : tables_) whole.push_back(!spec.eviction.empty());
+  }
+  batch->shared = FindOverlap(batch->plan, before->plan, whole, &pool_);
+  batch->before = std::move(before);
+}
+
+void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& gradients,
                   const std::vector<double>& learning_rates, bool summed) {
   const BatchPlan& plan = pulled.plan;
   if (pulled.client != this) throw SpecError("this batch was pulled by another client");
@@ -222,6 +281,7 @@ void Client::Push(const PulledBatch& pulled, const std::vector<GradientView>& gr
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
   const std::lock_guard<std::mutex> request(request_mutex_);
   backend_->Push(batches);
+  pulled.pushed_as = ++pushes_;
 }
 
 void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
@@ -264,11 +324,13 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
 
 nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
+  ++others_;
   return backend_->Save(directory, since);
 }
 
 void Client::Restore(const std::vector<std::string>& directories) {
   const std::lock_guard<std::mutex> request(request_mutex_);
+  ++others_;
   backend_->Restore(directories);
 }
 
@@ -295,6 +357,7 @@ std::vector<Key> Client::Keys(uint32_t table) {
 
 void Client::Checkpoint(uint64_t id, bool wait) {
   const std::lock_guard<std::mutex> lock(request_mutex_);
+  ++others_;
   backend_->Checkpoint(id, wait);
 }
 
@@ -315,6 +378,7 @@ uint64_t Client::Recover(std::optional<uint64_t> id) {
                           (ids.empty() ? "" : "; all have " + ids) +
                           "; restore from a directory, or begin anew");
   }
+  ++others_;
   backend_->Recover(chosen);
   return chosen;
 }
@@ -326,6 +390,7 @@ nlohmann::json Client::Stats() {
 
 uint64_t Client::Evict() {
   const std::lock_guard<std::mutex> request(request_mutex_);
+  ++others_;
   return backend_->Evict();
 }
 

@@ -2,6 +2,7 @@
 // it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,11 +18,23 @@
 
 namespace oe {
 
+// What a client has sent that changes rows.
+struct Changes {
+  uint64_t pushes = 0;
+  uint64_t others = 0;  // restores, evictions, and all else after which rows are to be pulled anew
+};
+
 // What a pull brought. Immutable once it is handed out, but for the rows, which belong to the caller.
 struct PulledBatch {
   BatchPlan plan;
   std::vector<Buffer> rows;      // per group: rows x dim floats, or doubles
   const void* client = nullptr;  // who made it; table ids mean nothing to another
+
+  std::optional<Changes> state;  // as of which the rows are; none before the first Refresh
+  uint64_t pushed_as = 0;        // which of the client's pushes it was, from 1
+  // Set by Follow: the batch that will be pushed before this one is used, and the rows that both have.
+  std::shared_ptr<const PulledBatch> before;
+  Overlap shared;
 };
 
 struct GradientView {
@@ -46,11 +59,21 @@ class Client {
 
   std::shared_ptr<PulledBatch> Pull(const std::vector<IdsView>& ids,
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
+  // The two halves of Pull, so that a batch can be prepared while another one computes. Plan asks no server
+  // and leaves the rows undefined; Refresh brings them up to date, but for the last `staleness` pushes of
+  // this client. When nothing has changed since the rows were pulled but by the push of the batch that
+  // `Follow` named, only the rows that both have are pulled; all of a table with eviction, where a push may
+  // change others, and everything with several workers, whose pushes this client does not see. Throws
+  // SpecError for another client's batch. One thread at a time may do this to one batch.
+  std::shared_ptr<PulledBatch> Plan(const std::vector<IdsView>& ids,
+                                    const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
+  void Refresh(PulledBatch* batch, uint64_t staleness = 0);
+  void Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before);
   // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
   // otherwise it throws, and some may have; none has after GradientError. With several workers, synchronous:
   // every server has its part, and applies it once it has the other workers' (server/workers.h).
-  void Push(const PulledBatch& pulled, const std::vector<GradientView>& gradients,
+  void Push(PulledBatch& pulled, const std::vector<GradientView>& gradients,
             const std::vector<double>& learning_rates, bool summed = false);
   // The rows of the keys as they come, duplicates included, into out[n * dim], doubles of a float64 table.
   void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
@@ -88,10 +111,16 @@ class Client {
   std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
                                                std::vector<ServerBatch>* batches) const;
 
+  void PullInto(const BatchPlan& plan, std::vector<Buffer>* rows);  // under request_mutex_
+
   ThreadPool pool_;
   std::unique_ptr<Backend> backend_;
   uint32_t servers_ = 0;
+  bool several_workers_ = false;
   std::mutex request_mutex_;  // one request at a time
+  // Changed under request_mutex_.
+  std::atomic<uint64_t> pushes_{0};
+  std::atomic<uint64_t> others_{0};
 
   mutable std::mutex tables_mutex_;
   std::vector<TableSpec> tables_;

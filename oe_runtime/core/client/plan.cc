@@ -253,4 +253,68 @@ BatchPlan MakePlan(const std::vector<TableSpec>& tables, const std::vector<IdsVi
   return Planner(tables, ids, lookups, servers, pool).Make();
 }
 
+Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::vector<bool>& whole,
+                    ThreadPool* pool) {
+  // Tables that share their keys in both plans share the work.
+  constexpr size_t kAll = ~size_t{0};
+  std::map<std::pair<size_t, size_t>, size_t> numbers;
+  std::vector<std::pair<size_t, size_t>> pairs;  // keys of this plan, keys of the other (or kAll)
+  Overlap overlap;
+  overlap.plan.servers = plan.servers;
+  for (const PlannedGroup& group : plan.groups) {
+    PlannedGroup& part = overlap.plan.groups.emplace_back();
+    part.dim = group.dim;
+    part.is_float64 = group.is_float64;
+    for (const PlannedTable& table : group.tables) {
+      size_t keys = whole[table.table] ? kAll : kAll - 1;
+      for (const PlannedGroup& other_group : other.groups) {
+        for (const PlannedTable& other_table : other_group.tables) {
+          if (other_table.table == table.table && keys != kAll) keys = other_table.keys;
+        }
+      }
+      if (keys == kAll - 1) continue;  // not pushed
+      const auto [found, added] = numbers.emplace(std::pair(table.keys, keys), numbers.size());
+      if (added) pairs.emplace_back(table.keys, keys);
+      part.tables.push_back({table.table, found->second, {}});
+    }
+  }
+  overlap.plan.keys.resize(pairs.size());
+  std::vector<std::vector<uint32_t>> positions(pairs.size());
+  pool->ParallelFor(pairs.size(), [&](size_t i) {
+    const ShardedKeys& keys = plan.keys[pairs[i].first];
+    ShardedKeys& common = overlap.plan.keys[i];
+    std::vector<uint8_t> is_common(keys.keys.size(), pairs[i].second == kAll);
+    if (pairs[i].second != kAll) MarkCommon(keys.keys, other.keys[pairs[i].second].keys, &is_common);
+    common.bounds.push_back(0);
+    for (size_t server = 0; server < plan.servers; ++server) {
+      for (size_t k = keys.bounds[server]; k < keys.bounds[server + 1]; ++k) {
+        if (is_common[k] == 0) continue;
+        common.keys.push_back(keys.keys[k]);
+        positions[i].push_back(static_cast<uint32_t>(k - keys.bounds[server]));
+      }
+      common.bounds.push_back(common.keys.size());
+    }
+  });
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    PlannedGroup& part = overlap.plan.groups[g];
+    std::vector<uint32_t>& places = overlap.places.emplace_back();
+    for (PlannedTable& table : part.tables) table.offsets.resize(plan.servers);
+    for (size_t server = 0; server < plan.servers; ++server) {
+      for (PlannedTable& table : part.tables) {
+        table.offsets[server] = part.rows;
+        const ShardedKeys& common = overlap.plan.keys[table.keys];
+        part.rows += common.on(server);
+        const auto of_whole =
+            std::find_if(plan.groups[g].tables.begin(), plan.groups[g].tables.end(),
+                         [&](const PlannedTable& planned) { return planned.table == table.table; });
+        const auto first = static_cast<uint32_t>(of_whole->offsets[server]);
+        for (size_t k = common.bounds[server]; k < common.bounds[server + 1]; ++k) {
+          places.push_back(first + positions[table.keys][k]);
+        }
+      }
+    }
+  }
+  return overlap;
+}
+
 }  // namespace oe

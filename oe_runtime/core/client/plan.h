@@ -67,4 +67,14 @@ BatchPlan MakePlan(const std::vector<TableSpec>& tables, const std::vector<IdsVi
                    const std::vector<std::pair<uint32_t, uint32_t>>& lookups, uint32_t servers,
                    ThreadPool* pool);
 
+// The part of a plan whose keys another plan has too, in the same table.
+struct Overlap {
+  BatchPlan plan;                             // without inverses and lookups
+  std::vector<std::vector<uint32_t>> places;  // per group: row in `plan` -> row in the whole plan's group
+};
+
+// `whole`: tables, by client's id, of which all rows count as common.
+Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::vector<bool>& whole,
+                    ThreadPool* pool);
+
 }  // namespace oe

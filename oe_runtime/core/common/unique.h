@@ -17,6 +17,9 @@ struct UniqueKeys {
 // `n` must be below 2^31. The result depends on the ids alone.
 UniqueKeys FindUnique(const Key* ids, size_t n);
 
+// Sets (*common)[i], one byte a key, to 1 where keys[i] is among `others`. Either has each key once.
+void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, std::vector<uint8_t>* common);
+
 // sums[rows[i] * dim ...] += gradients[i * dim ...], in the order of the positions, so that the same batch
 // gives the same bits on every run and for every number of servers and threads. A row that is not in `seen`,
 // one byte a row, is set and not read, and is in it afterwards.

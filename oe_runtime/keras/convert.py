@@ -1,0 +1,199 @@
+"""Models with distributed embeddings, made from ordinary ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from oe_runtime.client import Client
+from oe_runtime.keras.clone import clone
+from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.model import Distributed, DistributedModel
+from oe_runtime.keras.servers import connect
+from oe_runtime.keras.translate import check_constraint
+from oe_runtime.keras.workers import Workers
+
+
+def distributed_model(
+    model: Any,
+    client: Client | None = None,
+    *,
+    sparse_as_dense_size: int = 64,
+    num_shards: int | None = None,
+    override_method: bool = True,
+    explicit: bool = False,
+    seed: int = 0,
+    name_prefix: str = "",
+    nonfinite_gradients: str = "refuse",
+    workers: Workers | None = None,
+    pipeline: bool = True,
+    staleness: int = 0,
+) -> Distributed:
+    """A model like `model`, with its large embeddings on parameter servers.
+
+    Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
+    `oe_runtime.keras.Embedding`, becomes a table of the servers behind `client`, named `name_prefix` + the
+    layer's name; without a client, `flags` say where the servers are. All other weights are copied; `model`
+    stays as it is. A subclassed model, whose graph is not known, is changed itself and returned; in it the
+    layers are replaced that are its attributes, or those of its layers, in lists too.
+
+    The rows begin with what the layer's initializer means: a pure function of its seed
+    (`seed` if it has none), the table's name and the row, so not with the values that the original layer
+    drew.
+
+    The tables are made when the result is compiled, because their rows keep the optimizer's state.
+    `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
+    leaves such rows as they are, "pass" trains them like Keras.
+
+    With `workers`, each process trains on its part of every batch: the gradients of the mean loss over all
+    parts are applied, dense ones summed by `workers`, rows' by the servers, which `client` tells the same
+    rank. All start with worker 0's weights. Metrics and callbacks see a process's own part.
+
+    With `pipeline`, the rows of the next batch are pulled while one computes; the results are those of one
+    step after the other, to the bit. `fit` and `evaluate` do so by themselves; see `prefetch` for
+    `train_on_batch`. With several workers, only reading the batch and making its ids unique is done early,
+    because the next rows are there when all have pushed. `staleness=1` lets a push go out while the next
+    batch computes, on rows that lack this one push, always: faster, as reproducible, but not what one step
+    after the other gives. A push's error is then raised at the next step.
+
+    `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
+    the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
+    otherwise it is left out, and a warning says so.
+
+    An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
+
+    Raises ValueError naming the layer for what tables do not support: other regularizers, LoRA,
+    quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
+    several workers for clipping and regularizers, which are about the gradients of all.
+    """
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "distributed_model does not work inside a tf.distribute strategy: call it outside, with one "
+            "process a device, and workers=TensorFlowWorkers(endpoints, rank)"
+        )
+    if client is not None and not isinstance(client, Client):
+        raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
+    if staleness not in (0, 1):
+        raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
+    if staleness and (not pipeline or (workers is not None and workers.count > 1)):
+        raise ValueError("staleness=1 needs the pipeline, and one worker")
+    del num_shards, override_method
+
+    def replace(layer: Any) -> Any:
+        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
+            return _server_embedding(layer, explicit=explicit)
+        return None
+
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
+    new: Distributed
+    if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
+        new = DistributedModel(*clone(model, replace), name=model.name)
+    else:
+        new = _in_place(model, replace)
+    _warn_of_hidden_embeddings(new, sparse_as_dense_size)
+    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
+    new._workers = workers if workers is not None and workers.count > 1 else None
+    new._pipelined, new._staleness = pipeline, staleness
+    _warn_of_regularizers(new)
+    return new
+
+
+def _in_place(model: Any, replace: Callable[[Any], Any]) -> Distributed:
+    """The subclassed model itself, with its layers replaced and the methods of Distributed."""
+    kind = type(model)
+    if kind.train_step is not keras.Model.train_step or kind.test_step is not keras.Model.test_step:
+        raise ValueError(
+            f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
+            "embeddings pulls and pushes rows around the model's call; override compute_loss or "
+            "compute_metrics instead"
+        )
+    if model.compiled:
+        raise ValueError("the model is compiled already: give it to distributed_model before compile")
+    _replace_attributes(model, replace, {})
+    model.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
+    changed: Distributed = model
+    return changed
+
+
+def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[int, Any]) -> None:
+    """Replaces the layers that are attributes of a layer and of its layers; `known`: by what, by id."""
+
+    def new(value: Any) -> Any:
+        """`value` itself where there is nothing to replace."""
+        if isinstance(value, keras.layers.Layer):
+            if id(value) not in known:
+                replacement = replace(value)
+                known[id(value)] = value if replacement is None else replacement
+                if replacement is None:
+                    _replace_attributes(value, replace, known)
+            return known[id(value)]
+        if isinstance(value, dict):
+            changed: Any = {key: new(one) for key, one in value.items()}
+            return changed if any(changed[key] is not one for key, one in value.items()) else value
+        if isinstance(value, (list, tuple)):
+            changed = [new(one) for one in value]
+            return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
+        return value
+
+    for name, value in list(vars(owner).items()):
+        if name.startswith("_"):  # what Keras itself keeps track of
+            continue
+        changed = new(value)
+        if changed is not value:
+            setattr(owner, name, changed)
+    for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
+        owner._tracker.untrack(old)
+
+
+def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
+    """Our layer in place of a `keras.layers.Embedding`."""
+    if layer.embeddings_constraint is not None and not explicit:
+        warnings.warn(
+            f"embeddings_constraint of layer '{layer.name}' is left out: Keras applies it to the whole "
+            "matrix after each step; regularize with L2, or clip the gradients",
+            stacklevel=4,
+        )
+    else:
+        check_constraint(layer.embeddings_constraint, layer.name)
+    unsupported = {
+        "lora_rank": getattr(layer, "lora_rank", None),
+        "quantization": getattr(layer, "quantization_mode", None),
+    }
+    for option, value in unsupported.items():
+        if value is not None:
+            raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
+    return Embedding(
+        layer.input_dim,
+        layer.output_dim,
+        layer.embeddings_initializer,
+        embeddings_regularizer=layer.embeddings_regularizer,
+        mask_zero=layer.mask_zero,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
+
+
+def _warn_of_regularizers(model: Distributed) -> None:
+    names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
+    if names:
+        warnings.warn(
+            f"embeddings_regularizer of {', '.join(names)}: only the rows of a batch are regularized in its "
+            "step, while Keras regularizes all rows of a matrix in every step",
+            stacklevel=3,
+        )
+
+
+def _warn_of_hidden_embeddings(model: Any, size: int) -> None:
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= size:
+            warnings.warn(
+                f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
+                "ordinary Keras embedding in the worker's memory",
+                stacklevel=3,
+            )

@@ -1,0 +1,101 @@
+"""The rows of the next batch are pulled while a batch computes.
+
+Batch k + 1 is read, its ids are made unique and its rows are pulled in a second thread, during the compute of
+batch k. After the push of k, those rows that both have are pulled again, and all of them if anything else has
+changed rows in between: a checkpoint that was put back, a save, which evicts, another model's push. So the
+results are, bit for bit, those of one step after the other. With `staleness` 1 the push of k goes out while
+k + 1 computes, on rows that lack that push and no other; save, evaluate and everything else that asks the
+servers waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import GeneratorType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from oe_runtime.client import Client
+from oe_runtime.keras.step import Body, Prepared, Steps
+
+_END = object()
+
+
+class Pipeline:
+    """Runs training or testing steps over iterators of batches."""
+
+    def __init__(self, steps: Steps, client: Client, body: Body, *, ahead: bool, staleness: int = 0) -> None:
+        self._steps = steps
+        self._client = client
+        self._body = body
+        self._ahead = ahead
+        self._staleness = staleness
+        self._thread: ThreadPoolExecutor | None = None
+        self._announced: Any = None
+        # What the thread prepares: for whom (an iterator, or the data themselves), and the (data, Prepared).
+        self._next: tuple[Any, Future[tuple[Any, Prepared | None]]] | None = None
+
+    def announce(self, data: Any) -> None:
+        """Says which (x, y, sample_weight) the step after the next will get from `train_on_batch`."""
+        self._announced = data if self._ahead else None
+
+    def __call__(self, iterator: Any) -> Any:
+        """One step; raises StopIteration at the end. An error of a batch is raised at its own step."""
+        following: Callable[[], Any] | None
+        if isinstance(iterator, GeneratorType):  # of train_on_batch, which has one batch
+            data = next(iterator)
+            announced, self._announced = self._announced, None
+            _, prepared = self._take(lambda owner: _same(owner, data)) or (data, None)
+            owner, following = announced, None if announced is None else lambda: announced
+        else:
+            data, prepared = self._take(lambda owner: owner is iterator) or (next(iterator, _END), None)
+            if data is _END:
+                raise StopIteration
+            owner, following = iterator, lambda: next(iterator, _END)
+        if prepared is None or prepared.connection != self._client.connection:
+            prepared = self._steps.prepare(self._body, data)
+            self._client.settle()
+            self._steps.refresh(prepared)
+        else:
+            self._steps.refresh(prepared, self._staleness)
+        if self._ahead and following is not None:
+            self._next = (owner, self._in_thread().submit(self._prepare, following, prepared))
+        return self._steps.finish(prepared, self._in_thread() if self._staleness else None)
+
+    def _take(self, is_mine: Callable[[Any], bool]) -> tuple[Any, Prepared | None] | None:
+        """What was prepared for this step, if anything; what was for another is dropped."""
+        waiting, self._next = self._next, None
+        return waiting[1].result() if waiting is not None and is_mine(waiting[0]) else None
+
+    def _prepare(self, following: Callable[[], Any], before: Prepared) -> tuple[Any, Prepared | None]:
+        data = following()
+        if data is _END:
+            return data, None
+        return data, self._steps.prepare_ahead(self._body, data, None if self._staleness else before)
+
+    def _in_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
+        return self._thread
+
+
+def pulling(dataset: Any, model: Any, steps: int | None = None) -> Any:
+    """OpenEmbedding's: the dataset as it is, because `fit` pulls the rows of the next batch by itself.
+
+    `steps` has no meaning here. ValueError unless `dataset` is a tf.data.Dataset and `model` is compiled.
+    """
+    del steps
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(f"dataset must be a tf.data.Dataset, not {type(dataset).__name__}")
+    if not getattr(model, "compiled", False):
+        raise ValueError("compile the model before pulling(dataset, model)")
+    return dataset
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two (x, y, sample_weight) are of the very same arrays."""
+    ours, theirs = keras.tree.flatten(a), keras.tree.flatten(b)
+    return len(ours) == len(theirs) and all(x is y for x, y in zip(ours, theirs, strict=True))

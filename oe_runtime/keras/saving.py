@@ -1,0 +1,123 @@
+"""A model with its rows in a directory, and OpenEmbedding's functions for the rows alone.
+
+A directory appears whole or not at all. `save_weights` writes dense.npz and the servers' table files into it,
+`save_server_model` the table files only, `persist_server_model` which checkpoint in the servers' storage it
+is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oe_runtime.errors import CheckpointError
+from oe_runtime.keras import dense
+
+_Path = str | os.PathLike[str]
+
+_PERSISTED = "persisted.json"
+# Batches between two checkpoints in storage that cost about 2 % of training (benchmarks/results/pmem.md).
+_PERSIST_EVERY = 1000
+
+
+def save_weights(model: Any, filepath: _Path, overwrite: bool = True, include_optimizer: bool = True) -> None:
+    """See `Distributed.save_weights`."""
+    arrays = dense.values(model)
+    if not include_optimizer:
+        arrays = {name: value for name, value in arrays.items() if not name.startswith("optimizer/")}
+    with _published(Path(filepath), overwrite=overwrite, ours=dense.FILE) as directory:
+        dense.write(arrays, directory)
+        model.client.save(directory)
+
+
+def load_weights(model: Any, filepath: _Path) -> None:
+    """See `Distributed.load_weights`."""
+    arrays = dense.read(model, Path(filepath))
+    model.client.restore(filepath)
+    dense.assign(model, arrays)
+
+
+def save_server_model(model: Any, filepath: _Path, include_optimizer: bool = True) -> None:
+    """Writes the rows of a model's tables, with the optimizer's state, into the new directory `filepath`.
+
+    `include_optimizer` is OpenEmbedding's; the state of a row always goes with it. FileExistsError when
+    there is something already.
+    """
+    del include_optimizer
+    with _published(Path(filepath), overwrite=False) as directory:
+        model.client.save(directory)
+
+
+def load_server_model(model: Any, filepath: _Path) -> None:
+    """Puts back the rows that `save_server_model`, `save_weights` or `Client.save` wrote.
+
+    All workers call it together. CheckpointError names the file that does not fit; nothing has changed then.
+    """
+    model.client.restore(filepath)
+
+
+def save_as_original_model(
+    model: Any, filepath: _Path, overwrite: bool = False, include_optimizer: bool = False
+) -> None:
+    """`model.save_as_original_model`, under OpenEmbedding's name."""
+    model.save_as_original_model(filepath, overwrite=overwrite, include_optimizer=include_optimizer)
+
+
+def should_persist_server_model(model: Any) -> bool:
+    """Whether `persist_server_model` is due: 1,000 batches after the last, if the storage keeps any."""
+    if int(model.optimizer.iterations) - model._persisted < _PERSIST_EVERY:
+        return False
+    return all(server["storage_checkpoints"] > 0 for server in model.client.stats()["servers"])
+
+
+def persist_server_model(model: Any, filepath: _Path, persist_pending_window: int = 0) -> None:
+    """Marks the rows as they are as a checkpoint in the servers' persistent storage; see `Client.checkpoint`.
+
+    Nothing is copied; the new directory `filepath` says which checkpoint it is. With a
+    `persist_pending_window` above 0 it may become durable after the return, else it is. SpecError for
+    storage that keeps no checkpoints.
+    """
+    batch = int(model.optimizer.iterations)
+    with _published(Path(filepath), overwrite=False) as directory:
+        model.client.checkpoint(batch, wait=persist_pending_window <= 0)
+        (directory / _PERSISTED).write_text(json.dumps({"batch": batch}))
+    model._persisted = batch
+
+
+def restore_server_model(model: Any, filepath: _Path) -> None:
+    """Takes the rows back to what `persist_server_model` marked; see `Client.recover`.
+
+    The storage keeps the newest few. CheckpointError when it has this one no more; nothing has changed then.
+    """
+    path = Path(filepath) / _PERSISTED
+    try:
+        batch = int(json.loads(path.read_text())["batch"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: does not say which checkpoint it is: {error}") from error
+    model.client.recover(batch)
+    model._persisted = batch
+
+
+@contextlib.contextmanager
+def _published(path: Path, *, overwrite: bool, ours: str = "") -> Iterator[Path]:
+    """A temporary directory beside `path` that becomes it; with `overwrite`, in place of one with `ours`."""
+    if os.path.lexists(path) and not (overwrite and (path / ours).is_file()):
+        what = f"is not a directory with {ours}" if overwrite else "exists already"
+        raise FileExistsError(f"{path} {what}; choose another path or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        new, old = temporary / "new", temporary / "old"
+        new.mkdir()
+        yield new
+        if os.path.lexists(path):
+            os.rename(path, old)
+        os.rename(new, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

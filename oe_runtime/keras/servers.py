@@ -1,0 +1,87 @@
+"""Where a model finds its parameter servers when it is not given a client: OpenEmbedding's flags."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from oe_runtime.client import Client
+from oe_runtime.errors import ServerLost
+from oe_runtime.keras.workers import Workers
+from oe_runtime.spec import StorageSpec, Worker
+
+_PATIENCE = 60.0  # seconds for servers to start
+
+
+@dataclass
+class Flags:
+    """What `distributed_model` without a client goes by; set it before.
+
+    `master_endpoint`: the servers, "host:port,host:port" in the order of their index; empty: tables in this
+    process. Where OpenEmbedding asks a master for the servers, all are named here.
+    `wait_num_servers`: how many there must be; -1: as many as are named.
+    `num_workers`: how many processes train the job; above 1, `distributed_model` needs `workers`.
+    `config`: YAML or JSON for tables in this process, {"server": {"pmem_pool_root_path": DIR, "cache_size":
+    MB}}; other entries of OpenEmbedding's, about its server's threads and messages, have no counterpart.
+    `bind_ip`: of OpenEmbedding's own servers; those here have `python -m oe_runtime.server --host`.
+    `token`: the servers', if they have one.
+    """
+
+    config: str = ""
+    master_endpoint: str = ""
+    bind_ip: str = ""
+    num_workers: int = 1
+    wait_num_servers: int = -1
+    token: str = ""
+
+
+flags = Flags()
+
+
+def connect(workers: Workers | None) -> Client:
+    """A client as `flags` say. Raises ValueError naming the flag, and what `Client` raises."""
+    count = 1 if workers is None else workers.count
+    if flags.num_workers not in (1, count):
+        raise ValueError(
+            f"flags.num_workers is {flags.num_workers}, but distributed_model has {count} of them: give it "
+            "workers=TensorFlowWorkers(endpoints, rank), made first of all"
+        )
+    endpoints = [part.strip() for part in flags.master_endpoint.split(",") if part.strip()]
+    if not endpoints:
+        if count > 1:
+            raise ValueError(
+                f"{count} workers need servers of their own: start python -m oe_runtime.server, and set "
+                "flags.master_endpoint to host:port"
+            )
+        return Client.in_process(_storage())
+    if flags.wait_num_servers not in (-1, len(endpoints)):
+        raise ValueError(
+            f"flags.wait_num_servers is {flags.wait_num_servers}, but flags.master_endpoint names "
+            f"{len(endpoints)} servers; name all, separated by commas, in the order of their index"
+        )
+    worker = None if workers is None or count == 1 else Worker(workers.rank, of=count)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return Client(endpoints, token=flags.token, worker=worker)
+        except ServerLost:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)
+
+
+def _storage() -> StorageSpec:
+    try:
+        config: Any = yaml.safe_load(flags.config) or {}
+        server = dict(config.get("server") or {})
+        path, cache = str(server.get("pmem_pool_root_path") or ""), int(server.get("cache_size") or 0)
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"flags.config is not YAML of the form {{server: {{…}}}}: {flags.config!r}: {error}"
+        ) from error
+    if not path:
+        return StorageSpec()
+    return StorageSpec("dram_pmem" if cache else "pmem_libpmem", path, cache_bytes=cache << 20)

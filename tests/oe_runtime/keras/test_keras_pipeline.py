@@ -1,0 +1,254 @@
+"""Rows that are pulled ahead: the same bits as one step after the other, errors where they belong."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_models import ROWS, random_ids, two_fields
+from server_processes import Server
+
+import oe_runtime.keras as embed
+from oe_runtime.client import Client
+from oe_runtime.errors import GradientError, KeyRangeError, ServerLost
+from oe_runtime.keras.step import TRAIN
+
+pytestmark = pytest.mark.usefixtures("deterministic")
+BATCH = 16
+
+
+def _layer_that_evicts(rows, dim, *args, **kwargs):
+    eviction = [{"name": "cap", "max_rows": 40, "policy": "lru"}]
+    return embed.Embedding(-1, dim, *args, eviction=eviction, **kwargs)
+
+
+def _model(client=None, stock=None, optimizer=None, **options):
+    keras.utils.set_random_seed(3)
+    model = embed.distributed_model(
+        (stock or two_fields)(), client or Client.in_process(servers=2), **options
+    )
+    model.compile(optimizer or keras.optimizers.Adagrad(0.5), "binary_crossentropy", metrics=["AUC"])
+    return model
+
+
+def _all_rows(model):
+    return {name: model.get_layer(name).table.rows(np.arange(ROWS)) for name in model.tables}
+
+
+def _assert_equal(one, other):
+    for name, rows in _all_rows(one).items():
+        np.testing.assert_array_equal(rows, _all_rows(other)[name], err_msg=name)
+    for a, b in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _calls(model, monkeypatch):
+    """Which thread did what, as a list that grows."""
+    calls = []
+    main = threading.current_thread()
+    for name in ("plan", "refresh", "push"):
+        real = getattr(model.client, name)
+
+        def spy(*args, real=real, name=name, **kwargs):
+            calls.append((name, threading.current_thread() is main))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(model.client, name, spy)
+    return calls
+
+
+class _BetweenSteps(keras.callbacks.Callback):
+    def __init__(self, at, action):
+        super().__init__()
+        self._at, self._action, self._step = at, action, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step += 1
+        if self._step == self._at:
+            self._action()
+
+
+def test_fit_gives_the_same_bits_and_works_ahead(monkeypatch):
+    x, y = random_ids(200)
+    models = [_model(), _model(pipeline=False)]
+    calls = _calls(models[0], monkeypatch)
+    losses = [
+        m.fit(
+            x, y, batch_size=BATCH, epochs=2, validation_data=random_ids(50, seed=1), shuffle=False, verbose=0
+        ).history
+        for m in models
+    ]
+    assert losses[0] == losses[1]
+    _assert_equal(*models)
+    # In each epoch 13 batches and 4 of validation: all but the first ones were prepared in the other thread.
+    planned = [on_main for name, on_main in calls if name == "plan"]
+    assert planned.count(True) == 2 * 2
+    assert planned.count(False) == 2 * (12 + 3)
+
+
+@pytest.mark.parametrize("kind", ["repeated", "generator", "steps_per_execution"])
+def test_every_way_to_give_data(kind):
+    x, y = random_ids(160)
+    models = [_model(), _model(pipeline=False)]
+
+    def generator():
+        for begin in range(0, 160, BATCH):
+            yield tuple(v[begin : begin + BATCH] for v in x), y[begin : begin + BATCH]
+
+    for model in models:
+        dataset = tf.data.Dataset.from_tensor_slices((tuple(x), y)).batch(BATCH)
+        if kind == "generator":
+            model.fit(generator(), verbose=0)
+        elif kind == "repeated":
+            model.fit(dataset.repeat(), steps_per_epoch=7, epochs=3, validation_data=dataset, verbose=0)
+        else:
+            if kind == "steps_per_execution":
+                model.compile(keras.optimizers.Adagrad(0.5), "binary_crossentropy", steps_per_execution=4)
+            model.fit(dataset, epochs=2, verbose=0)
+    _assert_equal(*models)
+    assert models[0].optimizer.iterations == models[1].optimizer.iterations
+
+
+def test_saves_restores_and_other_models_between_steps(tmp_path):
+    x, y = random_ids(160)
+    models = [_model(), _model(pipeline=False)]
+    for number, model in enumerate(models):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        model.client.save(directory)
+        other = _model(model.client)  # on the same tables
+
+        def go_back(model=model, directory=directory):
+            model.client.restore(directory)
+
+        def train_other(other=other):
+            other.train_on_batch([v[:BATCH] for v in x], y[:BATCH])
+
+        callbacks = [_BetweenSteps(3, train_other), _BetweenSteps(5, go_back)]
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+    _assert_equal(*models)
+
+
+def test_tables_that_evict_and_frozen_ones():
+    def stock():
+        model = two_fields(_layer_that_evicts)
+        model.get_layer("table_b").trainable = False
+        return model
+
+    x, y = random_ids(160)
+    models = [_model(stock=stock), _model(stock=stock, pipeline=False)]
+    for model in models:
+        model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    _assert_equal(*models)
+
+
+def test_train_on_batch_with_prefetch(monkeypatch):
+    x, y = random_ids(160)
+    batches = [([v[i : i + BATCH] for v in x], y[i : i + BATCH]) for i in range(0, 160, BATCH)]
+    models = [_model(), _model(pipeline=False)]
+    calls = _calls(models[0], monkeypatch)
+    for model in models:
+        for number, batch in enumerate(batches):
+            if number + 1 < len(batches) and number != 4:
+                # (after the seventh comes another one than was announced)
+                model.prefetch(*batches[0 if number == 6 else number + 1])
+            model.train_on_batch(*batch)
+    _assert_equal(*models)
+    assert [on_main for name, on_main in calls if name == "plan"].count(False) == 8
+
+
+def test_errors_come_at_their_own_step():
+    x, y = random_ids(160)
+    x[0][5 * BATCH] = ROWS  # in the sixth batch
+    models = [_model(), _model(pipeline=False)]
+    for model in models:
+        with pytest.raises(KeyRangeError, match="'table_a': key 80"):
+            model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        assert model.optimizer.iterations == 5
+    _assert_equal(*models)
+    x[0][5 * BATCH] = 0
+    for model in models:
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    _assert_equal(*models)
+
+
+def test_a_lost_server_that_comes_back(tmp_path):
+    x, y = random_ids(160)
+    server = Server(tmp_path / "first")
+    try:
+        model = _model(Client([server.endpoint]))
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        model.client.save(tmp_path)
+        model.save_dense(tmp_path)
+        with pytest.raises(ServerLost):
+            model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[_BetweenSteps(2, server.end)])
+        server = Server(tmp_path / "again", "--port", server.endpoint.split(":")[1])
+        server.ready()
+        model.client.reconnect()
+        model.client.restore(tmp_path)
+        model.load_dense(tmp_path)
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    finally:
+        server.end()
+        model.client.close()
+    reference = _model(pipeline=False)
+    reference.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    for a, b in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_staleness_is_one_push_always_and_what_it_is_said_to_be():
+    """Against steps by hand: pull of batch k + 1 before the push of k."""
+    x, y = random_ids(160)
+    models = [_model(staleness=1), _model(pipeline=False)]
+    models[0].fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    by_hand, client = models[1], models[1].client
+    steps, push = by_hand._running(), client.push
+    for _ in range(2):
+        waiting = []
+
+        def keep(*args, waiting=waiting, **kwargs):
+            waiting.append(partial(push, *args, **kwargs))
+
+        client.push = keep
+        for begin in range(0, 160, BATCH):
+            prepared = steps.prepare(TRAIN, ([v[begin : begin + BATCH] for v in x], y[begin : begin + BATCH]))
+            steps.refresh(prepared)
+            if waiting:
+                waiting.pop()()  # of the batch before, whose rows this one lacks
+            steps.finish(prepared)
+        waiting.pop()()
+    _assert_equal(*models)
+    exact = _model(pipeline=False)
+    exact.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    assert np.abs(_all_rows(exact)["table_a"] - _all_rows(by_hand)["table_a"]).max() > 1e-4
+
+
+def test_saves_wait_for_a_stale_push_and_its_error_is_raised(tmp_path):
+    x, y = random_ids(64)
+    model = _model(staleness=1)
+    steps = []
+    model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        verbose=0,
+        callbacks=[_BetweenSteps(2, lambda: steps.append(model.client.stats()["servers"]))],
+    )
+    pushes = [table["version"] for server in steps[0] for table in server["tables"].values()]
+    assert pushes == [2] * len(pushes)
+
+    y[BATCH] = np.nan
+    with pytest.raises(GradientError):
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+
+
+def test_staleness_is_refused_where_it_cannot_be():
+    with pytest.raises(ValueError, match="staleness is 0 or 1"):
+        _model(staleness=2)
+    with pytest.raises(ValueError, match="needs the pipeline"):
+        _model(staleness=1, pipeline=False)
