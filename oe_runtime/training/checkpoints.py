@@ -27,7 +27,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.training.followers import go_back_to
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.ranks import Alone, Ranks
 from oe_runtime.training.run_directory import RunError
 
 _POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
@@ -101,10 +101,12 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
 class Checkpoints:
     """The checkpoints of one run: takes them while it goes on, and goes back to them."""
 
-    def __init__(self, options: Options, model: Any, client: Client | None, ranks: Ranks) -> None:
+    def __init__(
+        self, options: Options, model: Any, client: Client | None, ranks: Ranks | None = None
+    ) -> None:
         """`model` is compiled: its tables exist. Raises RunError for pools that cannot be had."""
         self._options = options
-        self._ranks = ranks
+        self._ranks = ranks or Alone()
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client
