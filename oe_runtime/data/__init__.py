@@ -5,6 +5,7 @@ from oe_runtime.data.batches import (
     Split,
     holdout_batches,
     open_source,
+    range_batches,
     training_batches,
 )
 from oe_runtime.data.errors import DataError
@@ -19,5 +20,6 @@ __all__ = [
     "field_rows",
     "holdout_batches",
     "open_source",
+    "range_batches",
     "training_batches",
 ]

@@ -100,6 +100,17 @@ def training_batches(source: Source, split: Split, batch_size: int, skip: int = 
     return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
 
 
+def range_batches(
+    source: Source, split: Split, part: Range, batch_size: int, done: int = 0, *, held: bool = False
+) -> Iterator[Batch]:
+    """Rows of a work queue's range, to train on or `held` out: which is decided in each range by itself.
+
+    `done` of them are passed over.
+    """
+    start = 0 if held else split.row_of(done)
+    return _rebatch(_select(source.read(part, start), split, start, held=held), batch_size)
+
+
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
     """The held-out rows in order; the last batch may be shorter."""
     return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -31,6 +31,7 @@ class SharedWorkQueue:
         self, directory: Path, ranges: Sequence[Range], epochs: int = 1, seed: int | None = None
     ) -> None:
         self._queue = WorkQueue(ranges, epochs, seed)
+        self._fresh = self._queue.save()
         self._directory = directory
         self._state = directory / "queue.json"
         self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -48,12 +49,12 @@ class SharedWorkQueue:
     ) -> None:
         self.close()
 
-    def take(self, poll_seconds: float = 0.2) -> Work | None:
+    def take(self, poll_seconds: float = 0.2, give_up: Callable[[], bool] = lambda: False) -> Work | None:
         """The next range; None when all are finished but those that this worker has itself.
 
-        Where others have the last ones, waits for these to be finished or to come back.
+        Where others have the last ones, waits for these to be finished or to come back, or until `give_up`.
         """
-        while True:
+        while not give_up():
             with self._locked() as queue:
                 work = queue.take(self.worker)
                 if work is None and self._free_lost(queue):
@@ -61,11 +62,13 @@ class SharedWorkQueue:
                 if work is not None or queue.workers() <= {self.worker}:
                     return work
             time.sleep(poll_seconds)
+        return None
 
-    def report(self, work: Work, done: int) -> None:
-        """`done` rows of the range, from its begin, were trained on."""
+    def report(self, work: Work, done: int) -> int:
+        """`done` rows of the range, from its begin, were trained on: how many reports of all there were."""
         with self._locked() as queue:
             queue.report(self.worker, work, done)
+            return queue.reports
 
     def finish(self, work: Work) -> None:
         """All rows of the range were trained on."""
@@ -77,10 +80,14 @@ class SharedWorkQueue:
         with self._locked() as queue:
             return queue.save()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state. One worker does it, before any takes a range."""
-        with self._locked() as queue:
-            queue.restore(state)
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a checkpoint's state, or, None, from the start.
+
+        One worker does it, before any takes a range. What an earlier run left is forgotten.
+        """
+        with _lock_of(self._directory / "queue.lock", wait=True):
+            self._queue.restore(self._fresh if state is None else state)
+            self._write()
 
     def close(self) -> None:
         """Give back what was not finished."""
@@ -113,9 +120,12 @@ class SharedWorkQueue:
             if self._state.exists():
                 self._queue.restore(json.loads(self._state.read_text()))
             yield self._queue
-            partial = self._state.with_suffix(".part")
-            partial.write_text(json.dumps(self._queue.save(workers=True)))
-            partial.replace(self._state)
+            self._write()
+
+    def _write(self) -> None:
+        partial = self._state.with_suffix(".part")
+        partial.write_text(json.dumps(self._queue.save(workers=True)))
+        partial.replace(self._state)
 
 
 def _lock_of(path: Path, *, wait: bool) -> IO[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ class WorkQueue:
         text = json.dumps([self._ranges, epochs, seed])
         self._digest = hashlib.sha256(text.encode()).hexdigest()
         self._taken = 0  # ranges given out so far, in all epochs
+        self.reports = 0  # so far
         self._open: dict[int, _Open] = {}  # by the number under which it was given out
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -79,6 +80,7 @@ class WorkQueue:
     def report(self, worker: str, work: Work, done: int) -> None:
         """`done` rows of the range, from its begin, were trained on."""
         self._held(worker, work).done = done
+        self.reports += 1
 
     def finish(self, worker: str, work: Work) -> None:
         """All rows of the range were trained on."""
@@ -104,15 +106,15 @@ class WorkQueue:
     def save(self, *, workers: bool = False) -> dict[str, Any]:
         """The state as plain JSON; for a checkpoint without `workers`, who do not outlive a restart."""
         open_ = [[n, one.done, one.worker if workers else None] for n, one in sorted(self._open.items())]
-        return {"ranges": self._digest, "taken": self._taken, "open": open_}
+        return {"ranges": self._digest, "taken": self._taken, "open": open_, "reports": self.reports}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; DataError if it is that of other ranges."""
         if state.get("ranges") != self._digest:
             raise DataError(
                 "the saved work queue is of other data: the same files, epochs and seed are needed to go on"
             )
-        self._taken = state["taken"]
+        self._taken, self.reports = state["taken"], state["reports"]
         self._open = {number: _Open(done, worker) for number, done, worker in state["open"]}
 
     def _held(self, worker: str, work: Work) -> _Open:

@@ -103,6 +103,6 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
 
 def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     """The second half of `load`."""
-    variables = _named_variables(model)
+    variables = named_variables(model)
     for name, value in arrays.items():
         variables[name].assign(value)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
+
+from oe_runtime.client import Client
+from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.spec import TableSpec
 
 # The same in all workers: which sum of theirs belongs to which.
 _GROUP = 1
@@ -80,14 +85,82 @@ class TensorFlowWorkers:
         )
 
 
+class ServerWorkers:
+    """Asynchronous workers: their dense weights are on the servers, and nobody waits for anybody.
+
+    The counterpart of DeepRec's parameter servers. A table has what training added to the first weights, so
+    it needs an optimizer whose updates do not depend on the weight: none with decay, and not FTRL. Around
+    each step, `pull` gets the weights and `push` brings the gradients of the mean loss of this worker's
+    batch; what the model's own optimizer does in between is overwritten.
+    """
+
+    NAME, _DIM = "dense_weights", 64
+
+    def __init__(self, client: Client, rank: int, count: int) -> None:
+        self.rank = rank
+        self.count = count
+        self.wish = self.wishes = None
+        self._client = client
+
+    def bind(self, model: Any) -> None:
+        """Make the table of a compiled model. Raises ValueError for its optimizer."""
+        rule = table_optimizer(model.optimizer)
+        if rule["name"] == "ftrl" or rule.get("weight_decay"):
+            raise ValueError(f"optimizer {rule['name']}: asynchronous workers need one without decay")
+        self._variables = model.trainable_variables
+        self._size = sum(int(np.prod(v.shape)) for v in self._variables)
+        self._keys = np.arange(-(-self._size // self._DIM), dtype=np.int64)
+        zero = {"name": "constant", "value": 0.0}
+        spec = TableSpec(self.NAME, self._DIM, "array", len(self._keys), optimizer=rule, initializer=zero)
+        self._table = self._client.create_table(spec)
+        self._gradients = tf.Variable(tf.zeros([self._size]), trainable=False)
+        self.rebase()
+
+    def rebase(self) -> None:
+        """The model's weights are those that the table's rows belong to, as after a restore."""
+        mine = np.concatenate([np.ravel(np.asarray(v, np.float32)) for v in self._variables])
+        self._first = mine - self._rows(self._client.pull_rows(self._table, self._keys))
+
+    def pull(self) -> None:
+        """Give the model the weights as they are now."""
+        self._pulled = self._client.pull([self._keys], [(self._table, 0)])
+        group = self._pulled.groups[0]
+        weights = self._first + self._rows(group.rows[group.inverse])
+        for variable in self._variables:
+            size = int(np.prod(variable.shape))
+            variable.assign(np.reshape(weights[:size], variable.shape))
+            weights = weights[size:]
+
+    def push(self, learning_rate: float) -> None:
+        """Bring the last step's gradients."""
+        gradients = np.zeros((len(self._keys), self._DIM), np.float32)
+        gradients.reshape(-1)[: self._size] = self._gradients.numpy()
+        self._client.push(self._pulled, [gradients], learning_rate)
+
+    def keep(self, dense: Sequence[Any]) -> None:
+        """In a step: what `push` will bring."""
+        self._gradients.assign(tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in dense], 0))
+
+    def sum(self, values: Any, what: int) -> Any:
+        """There is nothing that all do together."""
+        raise RuntimeError(f"asynchronous workers sum nothing (sum {what})")
+
+    def _rows(self, rows: Any) -> Any:
+        return np.asarray(rows, np.float32).reshape(-1)[: self._size]
+
+
 def weighted_mean(
     workers: Workers, dense: Sequence[Any], gradients: Sequence[Any], examples: Any
 ) -> tuple[list[Any], list[Any]]:
     """From gradients of the mean loss of a worker's `examples` to those of the mean loss of all workers'.
 
     Of `dense` the result is the same in all workers. Of `gradients`, of rows, it is this worker's share,
-    which the servers add to the others'. A worker without examples has none.
+    which the servers add to the others'. A worker without examples has none. Of asynchronous workers each
+    has its own mean.
     """
+    if isinstance(workers, ServerWorkers):
+        workers.keep(dense)
+        return list(dense), list(gradients)
     mine = tf.cast(examples, tf.float32)
     flat = tf.concat(
         [*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine, workers.wish]], 0
@@ -109,7 +182,9 @@ def _times(gradient: Any, factor: Any, dtype: Any) -> Any:
 
 
 def begin_alike(workers: Workers, variables: Sequence[Any]) -> None:
-    """Gives every worker the values that worker 0 has of float variables."""
+    """Gives every worker the values that worker 0 has of float variables; asynchronous ones pull theirs."""
+    if isinstance(workers, ServerWorkers):
+        return
     floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
     if not floats:
         return

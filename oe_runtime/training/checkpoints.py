@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.training.followers import go_back_to
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.ranks import Alone, Ranks
 from oe_runtime.training.run_directory import RunError
 
 _POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
@@ -59,7 +59,9 @@ def check_resume(options: Options) -> None:
         raise RunError(
             f"nothing to resume: {options.run_dir} has no checkpoint; run without --resume to start"
         )
-    _saved(found)
+    if (_saved(found).position.queue is None) == options.workqueue:
+        how = "with" if not options.workqueue else "without"
+        raise RunError(f"cannot resume from {found.path}: it is of a run {how} --workqueue")
     settings = found.manifest["training"].get("settings", {})
     differences = [
         _difference(name, settings.get(name), value)
@@ -99,10 +101,12 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
 class Checkpoints:
     """The checkpoints of one run: takes them while it goes on, and goes back to them."""
 
-    def __init__(self, options: Options, model: Any, client: Client | None, ranks: Ranks) -> None:
+    def __init__(
+        self, options: Options, model: Any, client: Client | None, ranks: Ranks | None = None
+    ) -> None:
         """`model` is compiled: its tables exist. Raises RunError for pools that cannot be had."""
         self._options = options
-        self._ranks = ranks
+        self._ranks = ranks or Alone()
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client
@@ -149,10 +153,11 @@ class Checkpoints:
         self._pending = None
         return self._publish(pending)
 
-    def go_back(self) -> tuple[Saved, str]:
+    def go_back(self, before: Callable[[Saved], None] = lambda _: None) -> tuple[Saved, str]:
         """Put the newest checkpoint that can be had onto the servers and into the model.
 
-        Returns it, and words about newer ones that the servers have lost. Raises CheckpointError.
+        `before` is called with it before that. Returns it, and words about newer ones that the servers have
+        lost. Raises CheckpointError.
         """
         from oe_runtime.keras import dense
 
@@ -160,11 +165,12 @@ class Checkpoints:
         self.settle()  # what became durable everywhere just before is worth having
         self._pending = None
         saved, lost = self._choose()
+        before(saved)
         if self._client is not None:
             target = {
                 "pool": None if saved.pool is None else saved.pool["checkpoint"],
                 "files": [] if saved.pool else [str(one.absolute()) for one in checkpoint.chain(saved.path)],
-                "position": asdict(saved.position),
+                "position": saved.position.to_json(),
             }
             self._ranks.share(json.dumps(target).encode())
             go_back_to(self._client, target)
@@ -199,7 +205,7 @@ class Checkpoints:
 
         def content(path: Path) -> Mapping[str, Any]:
             dense.write(pending.arrays, path)
-            training = {"settings": self._options.fixed(), "position": asdict(pending.position)}
+            training = {"settings": self._options.fixed(), "position": pending.position.to_json()}
             if pending.pool is not None:
                 return {"training": training, "tables": [], "pool": pending.pool}
             tables = [] if self._client is None else self._client.save(path, since=base)

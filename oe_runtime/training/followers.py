@@ -75,4 +75,4 @@ def go_back_to(client: Client, target: Mapping[str, Any]) -> None:
     if target["pool"] is not None:
         client.recover(target["pool"])
     else:
-        client.restore(*target["files"])
+        client.restore(*map(Path, target["files"]))

@@ -64,6 +64,9 @@ class Options:
     size: int
     rendezvous: str
     worker_wait: int
+    workqueue: bool
+    staleness: int | None
+    on_worker_lost: str
     in_process: bool
     stock: bool
     storage: str
@@ -122,6 +125,8 @@ class Options:
         }
         mine = {"xdeepfm": ("cin",), "dlrm": ("bottom", "interaction")}.get(self.model, ())
         shape = {name: getattr(self, name) for name in mine}
+        if self.workqueue:
+            common["workqueue"] = True
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Position:
-    """`step` steps in all, `batch` of them in epoch `epoch` (from 0)."""
+    """`step` steps in all, `batch` of them in epoch `epoch` (from 0).
+
+    Of asynchronous workers, `queue` is the state of their work queue, which has what `batch` would say.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    queue: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint's manifest."""
+        plain = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+        return plain if self.queue is None else {**plain, "queue": self.queue}

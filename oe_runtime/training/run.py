@@ -7,24 +7,30 @@ import os
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, field_rows, open_source
+from oe_runtime.data import Source, Split, field_rows, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.training import horovod
-from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
+from oe_runtime.training.checkpoints import Checkpoints, Saved, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import LostServer
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View, duration, view
+from oe_runtime.training.queue_loop import QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, losses_of_workers
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
+from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from oe_runtime.training.trainee import KerasTrainee
 
 WORKER_LOST, INTERRUPTED = 3, 130
 
@@ -101,25 +107,20 @@ def _train(
 
     screen.say(_opening(options))
     trainee = KerasTrainee(options, client, stop)
-    check_agreement(options, trainee.ranks)
-    if client is not None and options.rank == 0 and not options.resume:
-        _refuse_trained(client)  # what the servers' storage held is there since the tables are
-    checkpoints: Checkpoints | FollowingCheckpoints
-    start, resumed = Position(), None
-    if client is not None and options.rank:
-        checkpoints = FollowingCheckpoints(trainee.model, client, trainee.ranks)
-        if options.resume:
-            start = checkpoints.go_back()
-    else:
-        checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
-        if options.resume:
-            resumed, lost = checkpoints.go_back()
-            start = resumed.position
-            if lost:
-                screen.say(lost)
-    trainee.ranks.meet()  # before anybody pushes
     figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
-    loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
+    start, resumed = Position(), None
+    loop: Loop
+    if isinstance(client, HoldingClient):
+        shared = SharedInput(options, source, Split(options.holdout), stop)
+        client.before_push = shared.hold
+        checkpoints: Checkpoints | FollowingCheckpoints
+        checkpoints, resumed = _begin_apart(options, client, trainee, shared, stop)
+        parts = (options, source, trainee, checkpoints, directory, screen, stop, figures)
+        loop = QueueLoop(*parts, shared=shared, dense=trainee.dense)
+        start = resumed.position
+    else:
+        checkpoints, start, resumed = _begin_together(options, client, trainee, screen)
+        loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
         pid=os.getpid(),
@@ -133,6 +134,7 @@ def _train(
     )
     if resumed is not None:
         loop.saved = resumed
+    if resumed is not None and options.resume:
         directory.event("resume", step=start.step, path=str(resumed.path))
         screen.say(f"going on from step {start.step}, {resumed.path}")
     screen.total(loop.steps(), start.step)
@@ -150,7 +152,7 @@ def _train(
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-            if options.holdout and options.eval:
+            if options.holdout and options.eval and not (options.workqueue and options.rank):
                 screen.say("evaluating on the held-out rows")
             auc = loop.evaluate()
             break
@@ -162,7 +164,7 @@ def _train(
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
         directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
         screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
-    if options.export is not None:
+    if options.export is not None and options.rank == 0:
         trainee.export(options.export, stock=options.stock)
         directory.event("export", path=str(options.export))
         screen.say(f"exported a SavedModel to {options.export}")
@@ -175,6 +177,58 @@ def _train(
     )
     if not options.rank:
         screen.say(f"run directory {directory.path}, with report.html")
+
+
+def _begin_together(
+    options: Options, client: Client | None, trainee: KerasTrainee, screen: View
+) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
+    """One worker, or several in step: all begin at the same position with the same weights and rows."""
+    check_agreement(options, trainee.ranks)
+    if client is not None and options.rank == 0 and not options.resume:
+        _refuse_trained(client)  # what the servers' storage held is there since the tables are
+    checkpoints: Checkpoints | FollowingCheckpoints
+    start, resumed = Position(), None
+    if client is not None and options.rank:
+        checkpoints = FollowingCheckpoints(trainee.model, client, trainee.ranks)
+        if options.resume:
+            start = checkpoints.go_back()
+    else:
+        checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
+        if options.resume:
+            resumed, lost = checkpoints.go_back()
+            start = resumed.position
+            if lost:
+                screen.say(lost)
+    trainee.ranks.meet()  # before anybody pushes
+    return checkpoints, start, resumed
+
+
+def _begin_apart(
+    options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
+) -> tuple[Checkpoints, Saved]:
+    """Asynchronous workers: all go back to a checkpoint, also to the first one, and so wait for all."""
+    checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
+    if options.rank:
+        deadline = time.monotonic() + options.worker_wait
+        while newest(options.run_dir) is None:
+            if stop:
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise WorkerLost(
+                    f"worker 0 has written no checkpoint to {options.run_dir} within "
+                    f"{options.worker_wait} s: with --workqueue all workers must see the run directory"
+                )
+            stop.wait(0.1)
+        saved, _ = checkpoints.go_back()
+    else:
+        if not options.resume:
+            _refuse_trained(client)
+            shared.begin(None)
+            with shared.paused() as state:
+                checkpoints.take_files(Position(queue=state))
+        saved, _ = checkpoints.go_back(lambda found: shared.begin(found.position.queue))
+    trainee.dense.rebase()
+    return checkpoints, saved
 
 
 def _connect(options: Options) -> Client | None:
@@ -194,15 +248,24 @@ def _connect(options: Options) -> Client | None:
             token = read_token(options.token_file)
         except ValueError as error:
             raise RunError(str(error)) from error
-    return Client(
+    worker = None
+    if options.workers:
+        wait = float(options.worker_wait)
+        worker = Worker(
+            options.rank,
+            len(options.workers),
+            "async" if options.workqueue else "sync",
+            options.staleness,
+            options.on_worker_lost,
+            wait,
+        )
+    return (HoldingClient if options.workqueue else Client)(
         options.servers,
         token=token,
         tls=options.tls,
         checkpoint_transfer=options.checkpoint_transfer,
         job=options.job,
-        worker=Worker(options.rank, len(options.workers), wait=float(options.worker_wait))
-        if options.workers
-        else None,
+        worker=worker,
     )
 
 

@@ -36,13 +36,15 @@ class KerasTrainee:
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
         """With several workers, waits until all are there; see `ranks.meet` for what that raises."""
-        if options.workers:
+        together = bool(options.workers) and not options.workqueue
+        if together:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what it says of a lost worker, we say
         keras = import_keras(
             deterministic=options.deterministic, threads=(options.inter_threads, options.intra_threads)
         )
-        workers = meet(options, stop) if options.workers else None
+        workers = meet(options, stop) if together else None
         self.ranks: Ranks = Together(workers) if workers else Alone()
+        self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
             options.model,
@@ -59,9 +61,13 @@ class KerasTrainee:
         optimizer = optimizers.make(options.optimizer, options.learning_rate)
         if client is not None:
             import oe_runtime.keras as embed
+            from oe_runtime.keras.workers import ServerWorkers
 
+            if options.workqueue:
+                # One worker is as one of two of whom the other has nothing to do.
+                self.dense = ServerWorkers(client, options.rank, max(2, options.size))
             self.model = embed.distributed_model(
-                self.model, client, sparse_as_dense_size=_SERVED_ROWS, workers=workers
+                self.model, client, sparse_as_dense_size=_SERVED_ROWS, workers=self.dense or workers
             )
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(
@@ -70,6 +76,8 @@ class KerasTrainee:
             metrics=[keras.metrics.AUC(name="auc")],
             jit_compile=options.jit,
         )
+        if self.dense is not None:
+            self.dense.bind(self.model)
         self._pulls = client is not None
         self._following: tuple[Batch, tuple[Any, Any]] | None = None
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}

@@ -41,6 +41,27 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="which of --workers this is, from 0 (default: what horovodrun, mpirun, mpiexec or srun say)",
     )
     w.add_argument(
+        "--workqueue",
+        action="store_true",
+        help="asynchronous training: nobody waits for anybody, and each worker takes ranges of the files "
+        "from a queue in the run directory, which all must see; so a slow one takes fewer, and each row is "
+        "trained on once an epoch. Dense weights are on the servers too, and --batch-size is of each worker",
+    )
+    w.add_argument(
+        "--staleness",
+        type=count(0),
+        metavar="N",
+        help="with --workqueue: wait for workers that are more than N steps behind (default: for none)",
+    )
+    w.add_argument(
+        "--on-worker-lost",
+        choices=("stop", "continue"),
+        default="stop",
+        help="with --workqueue, whether the others stop (default) or go on, with its ranges too; without "
+        "worker 0 nobody writes checkpoints. Without --workqueue they stop: TensorFlow's collectives cannot "
+        "go on without a member",
+    )
+    w.add_argument(
         "--worker-wait",
         type=count(1),
         default=600,
@@ -82,6 +103,13 @@ def settle(
     else:
         workers = endpoints(p, "--workers", a.workers)
         place = Place(workers, _rank(p, a.rank, len(workers), environment), len(workers))
+    if a.workqueue:
+        if a.servers is None:
+            p.error("--workqueue goes with --servers")
+    elif a.staleness is not None or a.on_worker_lost != "stop":
+        p.error("--staleness and --on-worker-lost continue go with --workqueue: other workers are in step")
+    if a.workqueue and a.optimizer in ("ftrl", "adamw"):
+        p.error(f"--optimizer {a.optimizer} does not go with --workqueue: its updates depend on the weight")
     if place.size == 1:
         return Place()
     if a.servers is None:

@@ -9,15 +9,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from test_train import keep_determinism, train  # noqa: F401
 from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
+from oe_runtime.data import Split, open_source
 from oe_runtime.errors import WorkerLost
 from oe_runtime.training.horovod import exchange
 from oe_runtime.training.options import parse
+from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
 
 ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
@@ -81,6 +83,72 @@ def test_two_workers_have_the_losses_of_one_however_they_end(tmp_path: Path) -> 
         assert found[step][1] == pytest.approx(auc, abs=2e-3), step
 
 
+@pytest.mark.process
+def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
+    """With one worker and one file the steps are the same; its dense weights are on the server."""
+    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes() * 16)
+    data = ["--data", str(tmp_path / "rows.tsv")]
+    # Not Adam or Adagrad: Keras squares a small embedding's gradients id by id (docs/decisions.md).
+    more = ["--optimizer", "momentum", "--checkpoint-steps", "2", "--epochs", "1"]
+    assert train(tmp_path / "one", *more, data=data) == 0
+    first, fresh = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "fresh")
+    run_dir = tmp_path / "run"
+    try:
+        for server, flags in ((first, ["--steps", "5"]), (fresh, ["--resume"])):
+            where = ("--servers", server.endpoint, "--workqueue")
+            assert train(run_dir, *more, *flags, where=where, data=data) == 0
+        assert train(run_dir, *more, "--resume", where=("--servers", fresh.endpoint), data=data) == 1
+    finally:
+        first.stop()
+        fresh.stop()
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    assert len(expected) == 8
+    for step, (loss, _) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=2e-4), step
+    for kind in ("loss", "auc"):
+        assert events(run_dir, "eval")[-1][kind] == pytest.approx(
+            events(tmp_path / "one", "eval")[0][kind], rel=1e-3
+        )
+
+
+def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
+    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    for number in range(3):
+        (tmp_path / f"part-{number}.tsv").write_bytes(excerpt.read_bytes())
+    flags = ["--data", str(tmp_path), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
+    options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--epochs", "2"])
+    source, split = open_source(options.data), Split(0.1)
+    with StopRequest(with_parent=False) as stop:
+        workers = [SharedInput(options, source, split, stop) for _ in range(2)]
+        workers[0].begin(None)
+        counts = [0, 0]
+        turns = [worker.work() for worker in workers]
+        state: dict[str, Any] = {}
+        for turn in range(7):
+            work, batch, done = next(turns[turn % 2])
+            workers[turn % 2].hold()
+            counts[turn % 2] += batch.rows
+            assert workers[turn % 2].report(work, done) == turn + 1
+        with workers[0].paused() as found:
+            state = found
+        for worker in workers:
+            worker.close()
+        assert [sum(batch.rows for batch in workers[0].held_out())] == [60]
+        one = SharedInput(options, source, split, stop)
+        one.begin(state)
+        for work, batch, done in one.work():
+            counts[0] += batch.rows
+            one.hold()
+            one.report(work, done)
+        assert sum(counts) == 2 * 3 * 180
+        one.begin(state)
+        one.stop_all()
+        assert next(one.work(), None) is None
+        assert stop.reason == "another worker was asked to"
+        one.close()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -89,6 +157,9 @@ def test_two_workers_have_the_losses_of_one_however_they_end(tmp_path: Path) -> 
         (["--workers", "a:1,b:2", "--rank", "2"], "--rank 2: --workers names 2, so it is 0 to 1"),
         (["--workers", "a:1,a:1", "--rank", "0"], "--workers: an endpoint is named twice"),
         (["--workers", "a:1,b", "--rank", "0"], "--workers: 'b' is not HOST:PORT"),
+        (["--staleness", "1"], "go with --workqueue"),
+        (["--on-worker-lost", "continue"], "go with --workqueue"),
+        (["--workqueue", "--optimizer", "ftrl"], "ftrl does not go with --workqueue"),
     ],
 )
 def test_workers_that_cannot_be_are_refused(

@@ -1,0 +1,95 @@
+"""The course of a run of asynchronous workers, who share the input by a work queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from oe_runtime.auc import StreamingAuc
+from oe_runtime.data import Batch
+from oe_runtime.data.work_queue import Work
+from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.position import Position
+from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.shared_input import SharedInput
+
+
+class QueueLoop(Loop):
+    """Steps are those of all workers together; loss and AUC are of this worker's rows.
+
+    Worker 0 takes the checkpoints, between the steps of all, and evaluates alone.
+    """
+
+    def __init__(self, *arguments: Any, shared: SharedInput, dense: Any) -> None:
+        """`dense`: the ServerWorkers of the model."""
+        super().__init__(*arguments)
+        self._shared = shared
+        self._dense = dense
+        self._first = self._options.rank == 0
+
+    def train(self, start: Position) -> Position:
+        """Train what comes from the queue, to its end or to --steps."""
+        position = start
+        for work, batch, done in self._shared.work():
+            position = self._take_part(position, work, batch, done)
+            if self._finished(position):
+                break
+        if self._shared.asked():
+            raise self._stopped(position)
+        if position.step == 0 and self._first:
+            raise RunError(f"{self._source.describe()} has no rows to train on")
+        if self._clock.pending:
+            self._log(position)
+        self._figures.finish(position.step)
+        if self._first:
+            self._save(self._checkpoints.take_files, position)
+        return position
+
+    def evaluate(self) -> StreamingAuc:
+        """AUC and log loss on the held-out rows; of worker 0 alone."""
+        auc = StreamingAuc()
+        if not (self._options.holdout and self._options.eval and self._first):
+            return auc
+        self._dense.pull()
+        for batch in self._shared.held_out():
+            if self._stop:
+                raise self.interrupted()
+            auc.update(batch.labels, self._trainee.predict(batch))
+        return auc
+
+    def _take_part(self, before: Position, work: Work, batch: Batch, done: int) -> Position:
+        self.step = before.step + 1
+        self._dense.pull()
+        self._trainee.train(batch)  # its push holds the lock
+        self._dense.push(self._options.learning_rate)
+        position = replace(before, step=self._shared.report(work, done), epoch=work.epoch)
+        new = position.step - before.step
+        self._clock.add(new * batch.rows)
+        self._view.tick(position.step)
+        every, log = self._options.checkpoint_steps, self._options.log_every
+        due = self._first and bool(every) and position.step // every > before.step // every
+        if due or position.step // log > before.step // log:
+            self._log(position)
+        if self._first:
+            self._publish(lambda _: self._checkpoints.settle(), position)
+        if self._shared.asked():
+            raise self._stopped(position)
+        if due:
+            nth = self._options.export_checkpoints
+            export = bool(nth) and position.step // every % nth == 0
+            self._save(self._checkpoints.take_files if export else self._checkpoints.take, position)
+        return position
+
+    def _stopped(self, position: Position) -> Interrupted:
+        if not self._first:
+            return Interrupted(position, None)
+        self._shared.stop_all()
+        if self._clock.pending:
+            self._log(position)
+        self._save(self._checkpoints.take_now, position)
+        return Interrupted(position, self.saved.path if self.saved else None)
+
+    def _save(self, take: Any, position: Position) -> None:
+        with self._shared.paused() as state:
+            self._dense.pull()
+            self._publish(take, replace(position, step=state["reports"], queue=state))
