@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "oe_runtime/core/common/prefetch.h"
+
 namespace oe {
 namespace {
 
@@ -64,7 +66,7 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
 
   result.keys.reserve(n / 2);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(&slots[home(ids[i + kAhead])], 1);
+    if (i + kAhead < n) Prefetch(&slots[home(ids[i + kAhead])]);
     const Key key = ids[i];
     size_t at = home(key);
     while (slots[at] >= 0 && result.keys[static_cast<size_t>(slots[at])] != key) at = (at + 1) & mask;
