@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "oe_runtime/core/common/prefetch.h"
+
 namespace oe {
 namespace {
 
@@ -59,7 +61,7 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  void Prefetch(Key key) const { __builtin_prefetch(&slots_[Home(key)], 1); }
+  void Prefetch(Key key) const { oe::Prefetch(&slots_[Home(key)]); }
   // The slot that has the place of `key` in `keys`, or the empty one where it belongs.
   int32_t& Find(Key key, const std::vector<Key>& keys) {
     size_t at = Home(key);

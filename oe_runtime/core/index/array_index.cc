@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "oe_runtime/core/common/prefetch.h"
+
 namespace oe {
 
 void ArrayIndex::Free::operator()(uint32_t* memory) const noexcept { std::free(memory); }
@@ -20,7 +22,7 @@ ArrayIndex::ArrayIndex(uint64_t count, uint64_t first, uint64_t stride)
 }
 
 void ArrayIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
-  for (size_t i = 0; i < n; ++i) __builtin_prefetch(&rows_[Position(keys[i])]);
+  for (size_t i = 0; i < n; ++i) Prefetch(&rows_[Position(keys[i])]);
   for (size_t i = 0; i < n; ++i) rows[i] = rows_[Position(keys[i])] - 1;  // 0 - 1 == kNoRow
 }
 

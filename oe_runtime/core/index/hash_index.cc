@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/block_pool.h"
 
 namespace oe {
@@ -79,7 +80,7 @@ void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
       const uint64_t hash = Mix64(keys[begin + i]);
       const Segment& segment = segments_[SegmentOf(hash)];
       buckets[i] = &BucketAt(segment, Home(hash, segment.buckets));
-      __builtin_prefetch(buckets[i]);
+      Prefetch(buckets[i]);
     }
     size_t count = 0;
     for (size_t i = 0; i < size; ++i) {
@@ -97,7 +98,7 @@ void HashIndex::FindFurther(const Key* keys, const uint32_t* at, size_t n, uint3
     const uint64_t hash = Mix64(keys[at[i]]);
     const Segment& segment = segments_[SegmentOf(hash)];
     places[i] = {&segment, Next(segment, Home(hash, segment.buckets))};
-    __builtin_prefetch(&BucketAt(segment, places[i].second));
+    Prefetch(&BucketAt(segment, places[i].second));
   }
   for (size_t i = 0; i < n; ++i) {
     auto [segment, position] = places[i];

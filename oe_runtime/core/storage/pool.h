@@ -138,7 +138,6 @@ class Pool {
   void Commit(std::vector<KeptCheckpoint> kept);
   void Recycle();
   void Invalidate(const Slots& slots);
-  void Prefetch(uint32_t shard, uint32_t number) const;
   SlotMeta* MetaOf(uint32_t shard, uint32_t number) const;
   const std::byte* RowOf(uint32_t shard, uint32_t number) const;
 

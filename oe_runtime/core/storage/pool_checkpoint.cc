@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/pool.h"
 
 namespace oe {
@@ -135,14 +136,6 @@ const std::byte* Pool::RowOf(uint32_t shard, uint32_t number) const {
   return blocks_[shard][number >> layout_.shift].rows + layout_.Offset(number & (layout_.block_rows() - 1));
 }
 
-void Pool::Prefetch(uint32_t shard, uint32_t number) const {
-  constexpr size_t kCacheLine = 64;
-  const std::byte* row = RowOf(shard, number);
-  for (size_t at = 0; at < std::min(layout_.row_bytes, 8 * kCacheLine); at += kCacheLine) {
-    __builtin_prefetch(row + at);
-  }
-}
-
 void Pool::MakeDurable(const Job& job) {
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     const std::vector<SlotBlock>& blocks = job.changes[i].blocks;
@@ -186,7 +179,7 @@ void Pool::Seal(const Job& job) {
     const std::vector<uint32_t>& written = job.changes[i].written;
     for (size_t at = 0; at < written.size(); ++at) {
       const uint32_t number = written[at];
-      if (at + kAhead < written.size()) Prefetch(i, written[at + kAhead]);
+      if (at + kAhead < written.size()) PrefetchRow(RowOf(i, written[at + kAhead]), layout_.row_bytes);
       SlotMeta* meta = MetaOf(i, number);
       const std::byte* row = RowOf(i, number);
       uint64_t state = 0;

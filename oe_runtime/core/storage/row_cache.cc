@@ -6,6 +6,7 @@
 #include <new>
 #include <thread>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/slot_store.h"
 
 namespace oe {
@@ -89,7 +90,7 @@ void RowCache::Upkeep(Index* index) noexcept {
   for (size_t i = 0; i < n; ++i) {
     if (numbers[i] == kNoRow || (numbers[i] & kCopyBit) != 0) continue;
     if (free_.empty() && !Grow() && !SeenBefore(keys[i])) continue;
-    __builtin_prefetch(slots_->row(numbers[i]));
+    Prefetch(slots_->row(numbers[i]));
     keys[wanted++] = keys[i];
   }
   for (size_t i = 0; i < wanted; ++i) {

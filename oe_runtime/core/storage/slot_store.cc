@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/pool.h"
 
 namespace oe {
@@ -13,8 +14,6 @@ namespace {
 
 // Slots that were used before lie anywhere, and are not in the processor's caches.
 constexpr size_t kAhead = 8;
-constexpr size_t kCacheLine = 64;
-constexpr size_t kMostAhead = 8 * kCacheLine;  // of a row; then the hardware's own prefetcher has caught on
 
 template <typename T>
 void ReserveOne(std::vector<T>* list) {
@@ -88,12 +87,6 @@ void SlotStore::ReserveErase(uint32_t number) {
   if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
 }
 
-void SlotStore::PrefetchRow(uint32_t number) const noexcept {
-  const std::byte* begin = row(number);
-  const size_t ahead = std::min(layout().row_bytes, kMostAhead);
-  for (size_t at = 0; at < ahead; at += kCacheLine) __builtin_prefetch(begin + at);
-}
-
 uint32_t SlotStore::Take(Key key, bool added) noexcept {
   uint32_t number = 0;
   if (!dropped_.empty()) {
@@ -108,7 +101,7 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
     changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
       const uint32_t next = free_[free_.size() - kAhead];
-      __builtin_prefetch(&metas_[next >> layout().shift][next & mask()]);
+      Prefetch(&metas_[next >> layout().shift][next & mask()]);
       PrefetchRow(next);
     }
   }

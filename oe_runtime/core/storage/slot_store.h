@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/row_store.h"
 
@@ -62,9 +63,9 @@ class SlotStore final : public RowStore {
   void PrefetchWritable(uint32_t number) const noexcept {
     const void* place = taken_.data() + number % kCopyBit / kGroup;
     if (cache_ != nullptr) place = (number & kCopyBit) != 0 ? cache_->WrittenOf(number) : place;
-    __builtin_prefetch(place);
+    Prefetch(place);
   }
-  void PrefetchRow(uint32_t number) const noexcept;
+  void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;

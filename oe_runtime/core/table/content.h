@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/table/row_map.h"
@@ -22,14 +23,6 @@ constexpr uint32_t kShards = 1U << kShardBits;
 static_assert(kShards == Table::kParts, "Keys() has one part per internal shard");
 
 inline bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
-
-inline void PrefetchRow(const std::byte* row, size_t bytes) {
-  constexpr size_t kLine = 64;
-  // Beyond a few lines the hardware's own prefetcher has caught on.
-  const size_t ahead = std::min(bytes, size_t{8} * kLine);
-  for (size_t i = 0; i < ahead; i += kLine) __builtin_prefetch(row + i);
-  __builtin_prefetch(row + bytes - 1);
-}
 
 // The rows, exchanged as a whole by Restore.
 struct Table::Content {

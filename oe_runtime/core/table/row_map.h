@@ -6,11 +6,12 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/fair_shared_mutex.h"
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/table/change_log.h"
@@ -18,6 +19,7 @@
 namespace oe {
 
 // One internal shard of a table: keys to rows. The caller holds mutex(): shared to read, exclusive to change.
+// Several at once: in the order of the shards.
 class RowMap {
  public:
   // `store` must outlive the map.
@@ -27,7 +29,7 @@ class RowMap {
         slots_(store->slots()),
         cache_(slots_ == nullptr ? nullptr : slots_->cache()) {}
 
-  std::shared_mutex& mutex() const { return mutex_; }
+  FairSharedMutex& mutex() const { return mutex_; }
 
   // rows[i] = the row of keys[i], or nullptr.
   void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
@@ -101,7 +103,7 @@ class RowMap {
       const uint64_t start = *position;
       const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
       if (found == 0) return false;
-      for (size_t i = 0; i < found; ++i) __builtin_prefetch(row(numbers[i]));
+      for (size_t i = 0; i < found; ++i) Prefetch(row(numbers[i]));
       bool erased = false;
       for (size_t i = 0; i < found; ++i) {
         if (!wants(static_cast<const std::byte*>(row(numbers[i])))) continue;
@@ -118,7 +120,7 @@ class RowMap {
   // mutex().
   void Upkeep() noexcept {
     while (cache_ != nullptr && cache_->wants_upkeep()) {
-      const std::unique_lock<std::shared_mutex> lock(mutex_);
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
       cache_->Upkeep(index_.get());
     }
   }
@@ -210,7 +212,7 @@ class RowMap {
     }
   }
 
-  mutable std::shared_mutex mutex_;
+  mutable FairSharedMutex mutex_;
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
   ChangeLog changes_;

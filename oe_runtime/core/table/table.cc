@@ -18,18 +18,36 @@
 namespace oe {
 namespace {
 
-constexpr size_t kBlock = RowOps::kMostRows;  // rows in flight
+constexpr size_t kPiece = 4096;  // keys of a pull that are looked up at once
+constexpr size_t kAhead = 16;    // rows of a pull that are on their way
+
+// Rows of a push that are updated at once.
+struct RowGroup {
+  static constexpr size_t kMost = 16;
+  size_t size = 0;
+  std::array<std::byte*, kMost> rows;
+  std::array<Key, kMost> keys;
+  std::array<uint32_t, kMost> order;
+  std::array<const void*, kMost> gradients;
+};
+static_assert(RowGroup::kMost <= RowOps::kMostRows);
+
+// A vector of 32 bytes anywhere. As memcpy, GCC 12 moves 32 bytes as two halves, and twice as many stores
+// wait for their lines.
+using Vector [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = int32_t;
 
 // Short rows are the rule, and a call of memcpy costs as much as copying one.
 void CopyWords(const std::byte* from, std::byte* to, size_t bytes) {
   constexpr size_t kWord = 4;
-  constexpr size_t kVector = 8 * kWord;
+  constexpr size_t kVector = sizeof(Vector);
   if (bytes > 8 * kVector) {
     std::memcpy(to, from, bytes);
     return;
   }
   size_t i = 0;
-  for (; i + kVector <= bytes; i += kVector) std::memcpy(to + i, from + i, kVector);
+  for (; i + kVector <= bytes; i += kVector) {
+    *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
+  }
   for (; i < bytes; i += kWord) std::memcpy(to + i, from + i, kWord);
 }
 
@@ -174,42 +192,78 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
   return plan;
 }
 
+// Keys are looked up by internal shard, a piece of the batch at a time, and the rows copied in the order of
+// the keys: what is written is then written in order.
 void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const {
-  const Plan plan = MakePlan(keys, n);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  std::atomic<size_t> refused{n};
+  const auto pull = [&](size_t piece) {
+    const size_t begin = piece * kPiece;
+    const size_t size = std::min(kPiece, n - begin);
+    const size_t good =
+        PullPiece(keys + begin, size, static_cast<std::byte*>(out) + begin * ops_->format().value_bytes());
+    if (good == size) return;
+    size_t first = refused.load();
+    while (begin + good < first && !refused.compare_exchange_weak(first, begin + good)) {
+    }
+  };
+  const size_t pieces = (n + kPiece - 1) / kPiece;
+  if (executor != nullptr && pieces > 1) {
+    executor->ParallelFor(pieces, pull);
+  } else {
+    for (size_t piece = 0; piece < pieces; ++piece) pull(piece);
+  }
+  if (refused < n) RefuseKey(keys[refused]);
+}
+
+// n <= kPiece keys; how many come before the first that is to be refused, if there is one: then nothing was
+// written.
+size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
+  std::array<uint8_t, kPiece> shard_of;
+  std::array<uint32_t, kShards + 1> begin{};
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t shard = InternalShard(keys[i]);
+    if (shard == kShards) return i;
+    shard_of[i] = static_cast<uint8_t>(shard);
+    ++begin[shard + 1];
+  }
+  for (size_t shard = 0; shard < kShards; ++shard) begin[shard + 1] += begin[shard];
+  std::array<Key, kPiece> sorted;
+  std::array<uint16_t, kPiece> place;
+  std::array<uint32_t, kShards + 1> next = begin;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t at = next[shard_of[i]]++;
+    sorted[at] = keys[i];
+    place[i] = static_cast<uint16_t>(at);
+  }
+  std::array<const std::byte*, kPiece> rows;
+  std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
+  for (size_t shard = 0; shard < kShards; ++shard) {
+    const size_t size = begin[shard + 1] - begin[shard];
+    if (size == 0) continue;
+    const RowMap& map = *content_->shards[shard];
+    locks[shard] = std::shared_lock(map.mutex());
+    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]]);
+  }
   const size_t bytes = ops_->format().value_bytes();
   const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
-  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
-    const RowMap& map = *content_->shards[shard];
-    const std::shared_lock<std::shared_mutex> lock(map.mutex());
-    // While the rows of one block are on their way from memory, the next block is looked up.
-    std::array<std::array<const std::byte*, kBlock>, 2> blocks{};
-    const auto find = [&](size_t at, std::array<const std::byte*, kBlock>& rows) {
-      if (at >= end) return;
-      const size_t size = std::min(kBlock, end - at);
-      map.Find(&plan.keys[at], size, rows.data());
-      for (size_t i = 0; i < size; ++i) {
-        if (rows[i] != nullptr) PrefetchRow(rows[i], weights_bytes);
-      }
-    };
-    find(begin, blocks[0]);
-    for (size_t at = begin, turn = 0; at < end; at += kBlock, turn ^= 1) {
-      find(at + kBlock, blocks[turn ^ 1]);
-      const std::array<const std::byte*, kBlock>& rows = blocks[turn];
-      const size_t size = std::min(kBlock, end - at);
-      for (size_t i = 0; i < size; ++i) {
-        std::byte* to = static_cast<std::byte*>(out) + plan.order[at + i] * bytes;
-        if (rows[i] == nullptr) {
-          FillMissing(plan.keys[at + i], to);
-        } else if (half) {
-          ops_->Read(rows[i], to);
-        } else {
-          CopyWords(rows[i], to, bytes);
-        }
-      }
+  const auto fetch = [&](size_t i) {
+    if (rows[place[i]] != nullptr) PrefetchRow(rows[place[i]], weights_bytes);
+  };
+  for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
+  for (size_t i = 0; i < n; ++i, out += bytes) {
+    if (i + kAhead < n) fetch(i + kAhead);
+    const std::byte* row = rows[place[i]];
+    if (row == nullptr) {
+      FillMissing(keys[i], out);
+    } else if (half) {
+      ops_->Read(row, out);
+    } else {
+      CopyWords(row, out, bytes);
     }
-  });
+  }
+  return n;
 }
 
 void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor) const {
@@ -268,7 +322,7 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     map.Upkeep();  // what nobody has done since the last pull
-    const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    const std::unique_lock<FairSharedMutex> lock(map.mutex());
     moves[shard] = map.moves();
     if (has_policies_)
       return AddByPolicy(plan, begin, end, static_cast<uint32_t>(shard), counts, numbers.get());
@@ -280,28 +334,36 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   const size_t bytes = ops_->format().value_bytes();
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
-    const std::unique_lock<std::shared_mutex> lock(map.mutex());
+    const std::unique_lock<FairSharedMutex> lock(map.mutex());
     if (map.moves() != moves[shard]) map.FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
     const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
-    std::array<std::byte*, kBlock> rows{};
-    std::array<Key, kBlock> row_keys{};
-    std::array<const void*, kBlock> of_rows{};
-    for (size_t at = begin; at < end; at += kBlock) {
-      size_t size = 0;
-      for (size_t i = at; i < std::min(at + kBlock, end); ++i) {
-        if (numbers[i] == kNoRow) continue;  // not admitted, or no room
-        rows[size] = map.row(numbers[i]);
-        row_keys[size] = plan.keys[i];
-        of_rows[size] = grads + plan.order[i] * bytes;
-        PrefetchRow(rows[size], row_bytes_);
-        PrefetchRow(grads + plan.order[i] * bytes, bytes);
-        if (has_policies_) {
-          eviction_.facts().Touch(rows[size], static_cast<uint32_t>(step), TimesOf(counts, plan.order[i]),
-                                  seconds);
-        }
-        ++size;
+    // While the rows of one group are updated, those of the next are on their way from memory.
+    std::array<RowGroup, 2> groups;
+    size_t at = begin;
+    const auto fetch = [&](RowGroup* group) {
+      group->size = 0;
+      for (; at < end && group->size < RowGroup::kMost; ++at) {
+        if (numbers[at] == kNoRow) continue;  // not admitted, or no room
+        std::byte* row = map.row(numbers[at]);
+        const std::byte* gradient = grads + plan.order[at] * bytes;
+        PrefetchRow(row, row_bytes_);
+        PrefetchRow(gradient, bytes);
+        group->rows[group->size] = row;
+        group->keys[group->size] = plan.keys[at];
+        group->order[group->size] = plan.order[at];
+        group->gradients[group->size++] = gradient;
       }
-      ops_->Update(rows.data(), row_keys.data(), of_rows.data(), size, learning_rate, step);
+    };
+    fetch(groups.data());
+    for (size_t turn = 0; groups[turn].size > 0; turn ^= 1) {
+      fetch(&groups[turn ^ 1]);
+      const RowGroup& group = groups[turn];
+      for (size_t i = 0; has_policies_ && i < group.size; ++i) {
+        eviction_.facts().Touch(group.rows[i], static_cast<uint32_t>(step), TimesOf(counts, group.order[i]),
+                                seconds);
+      }
+      ops_->Update(group.rows.data(), group.keys.data(), group.gradients.data(), group.size, learning_rate,
+                   step);
     }
   });
   if (eviction_.scheduled()) SweepInTurn(step);
@@ -321,7 +383,7 @@ void Table::Upkeep(Executor* executor) {
 std::vector<Key> Table::Keys(uint32_t part) const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   const RowMap& map = *content_->shards[part];
-  const std::shared_lock<std::shared_mutex> lock(map.mutex());
+  const std::shared_lock<FairSharedMutex> lock(map.mutex());
   std::vector<Key> keys(map.size());
   std::vector<uint32_t> numbers(map.size());
   uint64_t position = 0;
@@ -343,7 +405,7 @@ uint64_t Table::rows() const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   uint64_t rows = 0;
   for (const auto& map : content_->shards) {
-    const std::shared_lock<std::shared_mutex> lock(map->mutex());
+    const std::shared_lock<FairSharedMutex> lock(map->mutex());
     rows += map->size();
   }
   return rows;
@@ -358,7 +420,7 @@ uint64_t Table::index_bytes() const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   uint64_t bytes = 0;
   for (const auto& map : content_->shards) {
-    const std::shared_lock<std::shared_mutex> lock(map->mutex());
+    const std::shared_lock<FairSharedMutex> lock(map->mutex());
     bytes += map->index_bytes();
   }
   return bytes;

@@ -161,6 +161,7 @@ class Table {
   void RecoverContent(std::optional<uint64_t> id);
   Pool& RequirePool() const;
   Plan MakePlan(const Key* keys, size_t n) const;
+  size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
   void PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate, Executor* executor,

@@ -4,6 +4,7 @@
 #include <limits>
 #include <mutex>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/row_ops.h"
 
@@ -110,7 +111,7 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
     }
     seen += found;
     const size_t end = sample + found;
-    for (size_t i = sample; i < end; ++i) __builtin_prefetch(map.row(numbers[i]) + row_bytes_ - 1);
+    for (size_t i = sample; i < end; ++i) Prefetch(map.row(numbers[i]) + row_bytes_ - 1);
     for (size_t i = sample; i < end; ++i) {
       if (eviction_.facts().step(map.row(numbers[i])) == step) continue;
       keys[sample] = keys[i];
@@ -141,7 +142,7 @@ void Table::KeepCap(Content* content) {
 // away.
 bool Table::Sweep(uint32_t shard, uint32_t reasons, uint64_t* position) {
   RowMap& map = *content_->shards[shard];
-  const std::unique_lock<std::shared_mutex> lock(map.mutex());
+  const std::unique_lock<FairSharedMutex> lock(map.mutex());
   const auto step = static_cast<uint32_t>(content_->version.load());
   const auto seconds = static_cast<uint32_t>(clock_());
   return map.EraseIf(position, kSwept, [&](const std::byte* row) {
@@ -197,7 +198,7 @@ PolicyCounts Table::policy_counts() const {
   for (size_t i = 0; i < counts.evicted.size(); ++i) counts.evicted[i] = evicted_[i];
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   for (uint32_t shard = 0; content_->filter && shard < kShards; ++shard) {
-    const std::shared_lock<std::shared_mutex> lock(content_->shards[shard]->mutex());
+    const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
     counts.filter_bytes += content_->filter->bytes(shard);
   }
   return counts;
