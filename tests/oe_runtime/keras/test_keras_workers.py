@@ -76,7 +76,9 @@ def test_workers_train_as_one_with_the_whole_batch(tmp_path, count):
 
 
 def test_what_needs_the_gradients_of_all_is_refused():
-    model = embed.distributed_model(two_fields(), workers=Two())
+    with pytest.raises(ValueError, match="2 workers need servers"):
+        embed.distributed_model(two_fields(), workers=Two())
+    model = embed.distributed_model(two_fields(), Client.in_process(), workers=Two())
     with pytest.raises(ValueError, match="meet at the servers only"):
         model.compile(keras.optimizers.Adagrad(0.1, clipnorm=1.0), "mse")
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
