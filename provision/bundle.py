@@ -121,8 +121,8 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     for key, requirements in by_key.items():
         if requirements:
             _pip(key, sorted(requirements), into / "pip" / key)
-            names = [name for name in sorted(requirements) if not name.endswith(".whl")]
-            lines.append(f"pip/{key}: {', '.join(names)} and what they need")
+            shown = [name for name in sorted(requirements) if not name.endswith(".whl")]
+            lines.append(f"pip/{key}: {', '.join(shown)} and what they need")
     return lines
 
 
