@@ -8,12 +8,14 @@ pip would fetch; and ``MANIFEST.json``, which has the SHA-256 of every file.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ MANIFEST = "MANIFEST.json"
 FORMAT = 1
 THERE = "/var/lib/oeprov/bundle"  # on hosts
 _TIMEOUT = 3600
+_BATCH = 64 << 20
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "linux_x86_64")
 
 
@@ -113,11 +116,13 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
         there.mkdir(parents=True)
         shutil.copy(path, there)
         lines.append(f"wheels/{key}: {path.name}")
-        by_key.setdefault(key, set()).update(requirements)
+        # pip installs the wheel with them, and so wants what that depends on.
+        by_key.setdefault(key, set()).update({*requirements, str(path)} if requirements else ())
     for key, requirements in by_key.items():
         if requirements:
             _pip(key, sorted(requirements), into / "pip" / key)
-            lines.append(f"pip/{key}: {', '.join(sorted(requirements))} and what they need")
+            shown = [name for name in sorted(requirements) if not name.endswith(".whl")]
+            lines.append(f"pip/{key}: {', '.join(shown)} and what they need")
     return lines
 
 
@@ -264,13 +269,29 @@ class Bundle:
         _on(host, f"mkdir -p {THERE}/packages {THERE}/pip")
         said = _on(host, f"cd {THERE} && sha256sum packages/* pip/* 2>/dev/null || true")
         have = {line[66:]: line[:64] for line in said.splitlines()}
-        for there, (name, sum_) in wanted.items():
-            if have.get(there) != sum_:
-                path = shlex.quote(f"{THERE}/{there}")
-                _on(host, f"cat >{path}.new && mv {path}.new {path}", (self.root / name).read_bytes())
+        missing = {there: name for there, (name, sum_) in wanted.items() if have.get(there) != sum_}
+        # What is cut off in the middle has another sum, and is sent again by the next run.
+        for batch in self._batches(missing):
+            _on(host, f"tar -xf - -C {THERE}", batch)
         extra = " ".join(shlex.quote(f"{THERE}/{name}") for name in have if name not in wanted)
         if extra:
             _on(host, f"rm -f {extra}")
+
+    def _batches(self, missing: Mapping[str, str]) -> Iterator[bytes]:
+        """Tar archives of files, ``missing`` being name there → name here; each of about _BATCH bytes."""
+        names = list(missing)
+        while names:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as file:
+                while names and packed.tell() < _BATCH:
+                    there = names.pop()
+                    info = file.gettarinfo(str(self.root / missing[there]), there)
+                    info.uid = info.gid = 0
+                    info.uname = info.gname = "root"
+                    info.mode = 0o644
+                    with (self.root / missing[there]).open("rb") as content:
+                        file.addfile(info, content)
+            yield packed.getvalue()
 
 
 def _on(host: Host, line: str, given: bytes = b"") -> str:

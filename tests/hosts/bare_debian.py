@@ -80,7 +80,10 @@ def put_wheel(state: Path, key: str) -> None:
     with zipfile.ZipFile(directory / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
         file.writestr("oe_runtime/__init__.py", "")
         file.writestr("oe_runtime/server.py", "print('usage')\n")
-        file.writestr("oeprov-0.1.0.dist-info/METADATA", "Name: oeprov\nVersion: 0.1.0\n")
+        info = "oeprov-0.1.0.dist-info"
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: oeprov\nVersion: 0.1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
 
 
 class BareDebian:

@@ -124,13 +124,17 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
     state = State(os=DEBIAN, runtime=Runtime(base="3.11.2"))
     (there / "packages").mkdir(parents=True)
     (there / "packages" / "of-another-bundle.deb").write_text("old")
+    monkeypatch.setattr(bundle, "_BATCH", 1)  # several of them
     opened.send(used.hosts["server"], state)
+    assert len([line for line in lines if "tar -xf" in line]) > 1
     sent = {path.name for path in (there / "packages").iterdir()}
     assert sent == {path.name for path in (made / "packages" / "debian-12-x86_64").iterdir()}
     count = len(lines)
+    opened.send(used.hosts["server"], state)
+    assert not [line for line in lines[count:] if "tar -xf" in line]
     (there / "packages" / "Packages").write_text("cut off")
     opened.send(used.hosts["server"], state)
-    assert len([line for line in lines[count:] if "cat >" in line]) == 1
+    assert len([line for line in lines[count:] if "tar -xf" in line]) == 1
     assert (there / "packages" / "Packages").read_text() == "index\n"
     shutil.rmtree(there)
     there.write_text("a file")
