@@ -36,7 +36,7 @@ test: test-core
 test-torch: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
-	$(BIN)/python -m pytest tests/oe_runtime/torch
+	$(BIN)/python -m pytest tests/oe_runtime/pytorch
 
 test-hosts: setup
 	@tools/setup.sh test
