@@ -186,13 +186,14 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
 
 void Table::CheckIncrement(const TableFileInfo& info) const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  bool unchanged = content_->saved.has_value();
+  bool unchanged = true;
   for (const auto& map : content_->shards) unchanged = unchanged && map->changes().empty();
-  if (!unchanged) {
+  const auto saved = content_->saved;
+  if (!saved || !unchanged) {
     throw CheckpointError(info.file + ": table '" + spec_.name +
                           "' has other rows than were saved or restored last; restore it first");
   }
-  CheckFollows(info, spec_, row_bytes_, shard_, *content_->saved);
+  CheckFollows(info, spec_, row_bytes_, shard_, *saved);
 }
 
 void Table::ApplyIncrement(const std::string& file) {
