@@ -207,7 +207,7 @@ def resume(
     if there := record.find(state_dir, job):
         from provision.kubernetes import run
 
-        options = LaunchOptions(servers=servers, detach=detach, as_json=as_json)
+        options = LaunchOptions(servers=servers, workers=workers, detach=detach, as_json=as_json)
         return run.resume(there, options, state_dir=state_dir)
     found = jobs.find(state_dir, job)
     options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)

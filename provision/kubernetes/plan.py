@@ -61,6 +61,8 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     """
     wanted = jobspec.request(inventory, options)
     settings = inventory.kubernetes
+    if wanted.workers:
+        settings = settings.model_copy(update={"workers": wanted.workers})
     _check_settings(inventory, wanted)
     name = name or wanted.name
     if not _NAME.fullmatch(name):

@@ -53,8 +53,9 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     """Make the objects of a job that was stopped or failed again: it goes on from its last checkpoint."""
     found = record.read(job)
-    if options.servers is not None:
-        raise TrainingError("--servers: a job on Kubernetes goes on with as many servers as it had")
+    for what in ("servers", "workers"):
+        if getattr(options, what) is not None:
+            raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")
     if found.phase == "done":
         raise TrainingError(f"job {job.id} is done; there is nothing to resume")
     if found.phase == "running":

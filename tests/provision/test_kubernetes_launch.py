@@ -91,6 +91,8 @@ def test_a_job_that_fails_keeps_its_volumes(
     assert result["state"] == "failed"
     assert "backoff limit" in result["message"]
     assert cluster.kinds() == VOLUMES
+    assert oeprov("resume", "--workers", "2") == 1
+    assert "as many workers as it had" in capsys.readouterr().err
     cluster.worker = "done"
     assert oeprov("resume") == 0
     assert cluster.kinds() == []

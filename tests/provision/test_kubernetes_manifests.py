@@ -75,6 +75,10 @@ def pod_of(document: Document) -> Document:
     return found
 
 
+def test_the_number_of_workers_may_be_an_option(tmp_path: Path) -> None:
+    assert settled(tmp_path, VARIANTS["several workers"], workers=2).settings.workers == 2
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_published_schemas_accept_them(tmp_path: Path, variant: str) -> None:
     found = manifests.build(settled(tmp_path, VARIANTS[variant]), "secret")
