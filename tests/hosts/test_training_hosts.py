@@ -606,7 +606,7 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     cluster.assert_clean()
 
 
-def test_two_worker_hosts_are_refused(cluster: Cluster) -> None:
+def test_workers_that_cannot_reach_each_other_are_refused(cluster: Cluster) -> None:
     cluster.worker += "\n        gpu-2: {ansible_host: 192.0.2.9, oeprov_kind: cpu}"
     words = cluster.refused()
-    assert "group workers has 2 hosts (controller, gpu-2); this version trains with one worker host" in words
+    assert "workers on gpu-2 cannot reach one on controller, which is this machine; put all workers" in words

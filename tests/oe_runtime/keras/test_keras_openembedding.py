@@ -200,7 +200,7 @@ def test_saves_take_the_place_of_their_like_only(tmp_path):
         model.save_weights(tmp_path / "w", overwrite=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "w"]
     other = _compiled(embed.distributed_model(_network()))
-    with pytest.raises(CheckpointError, match=r"variable .* is missing"):
+    with pytest.raises(CheckpointError, match=r"dense\.npz: variable model/.* (is missing|has shape)"):
         other.load_weights(tmp_path / "w")
 
 
