@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
 from oe_runtime.keras.pipeline import pulling
@@ -40,6 +41,7 @@ __all__ = [
     "Flags",
     "TensorFlowWorkers",
     "Workers",
+    "accept_keras2_layers",
     "distributed_model",
     "distributed_optimizer",
     "flags",

@@ -1,0 +1,32 @@
+"""Layers that were written for Keras 2, on Keras 3."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+_ORDER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable")  # of Keras 2's add_weight
+
+
+def accept_keras2_layers() -> None:
+    """Let layers name their weights by position, as Keras 2 did: `self.add_weight("kernel", shape=…)`.
+
+    It is all that DeepCTR 0.9.4's WDL, DeepFM and xDeepFM lack on Keras 3. Changes keras.layers.Layer in this
+    process; calls in the order of Keras 3 mean what they meant, because a shape is not a str. Calling it
+    twice does no harm.
+    """
+    add_weight = keras.layers.Layer.add_weight
+    if getattr(add_weight, "accepts_keras2", False):
+        return
+
+    @functools.wraps(add_weight)
+    def either(self: Any, *positional: Any, **named: Any) -> Any:
+        if positional and isinstance(positional[0], str):
+            named |= dict(zip(_ORDER, positional, strict=False))
+            positional = ()
+        return add_weight(self, *positional, **named)
+
+    either.accepts_keras2 = True  # type: ignore[attr-defined]
+    keras.layers.Layer.add_weight = either
