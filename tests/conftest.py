@@ -1,5 +1,6 @@
 """How a run of the tests ends."""
 
+import gc
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ _LEFT = pytest.StashKey[list[threading.Thread]]()
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail, and name them, where tests have left threads that do not end."""
+    gc.collect()  # pools end their threads with the last of whoever held them
     threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     for thread in threads:
         thread.join(30)
