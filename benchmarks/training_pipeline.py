@@ -55,6 +55,7 @@ def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
     from oe_runtime.client import Client
     from oe_runtime.data import Split, open_source, training_batches
     from oe_runtime.training.options import parse
+    from oe_runtime.training.stopping import StopRequest
     from oe_runtime.training.trainee import KerasTrainee
 
     data = "generate:1000000000"
@@ -62,7 +63,7 @@ def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
     command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
     parsed = parse(command)
     client = Client([endpoint])
-    trainee = KerasTrainee(parsed, client)
+    trainee = KerasTrainee(parsed, client, StopRequest(with_parent=False))
     clock = Clock()
     batches = training_batches(open_source(data, options.cap), Split(parsed.holdout), options.batch_size)
     rounds: dict[str, list[dict[str, float]]] = collections.defaultdict(list)

@@ -1,7 +1,9 @@
-"""Training throughput: stock Keras beside the same model with its embeddings on one server over loopback.
+"""Training throughput: stock Keras, the same model with its embeddings on one server, and OpenEmbedding.
 
-Every cell is a worker process of its own that trains on generated rows for some seconds; rounds of all cells
-are interleaved, so that a busy minute of the machine hits all alike, and the table shows the median round.
+Every cell is a worker process of its own that trains on the same generated rows, from memory, for some
+seconds; rounds of all cells are interleaved, so that a busy minute of the machine hits all alike, and the
+table shows the median round. OpenEmbedding, whose server is a part of the worker, is built at first: minutes,
+in .cache.
 """
 
 from __future__ import annotations
@@ -16,12 +18,20 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+import openembedding_build
 from training_processes import gib, header, run, server, table
 
 HERE = Path(__file__).resolve().parent
+PEER_ENVIRONMENT = HERE.parent / ".cache" / "benchmark-openembedding"
 # Ours at least so many times stock with full cardinalities.
 TARGETS = {9: 0.7, 64: 1.0}
-STOCK, DRAM, PMEM = "stock", "dram", "pmem_libpmem"
+STOCK, DRAM, PMEM, PEER = "stock", "dram", "pmem_libpmem", "openembedding"
+KINDS = (STOCK, DRAM, PMEM, PEER)
+# The same for OpenEmbedding 0.1.2.
+PEER_TARGETS = {9: 1.1, 64: 1.5}
+BATCHES = 100  # in memory, again and again
 
 
 @dataclass
@@ -48,7 +58,7 @@ def main() -> int:
     parser.add_argument("--model", default="deepfm")
     parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
     parser.add_argument("--caps", type=int, nargs="+", default=[40000, 0], help="--max-cardinality; 0: full")
-    parser.add_argument("--kinds", nargs="+", default=[STOCK, DRAM, PMEM], choices=(STOCK, DRAM, PMEM))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--optimizer", default="adagrad")
     parser.add_argument("--seconds", type=float, default=30, help="of training in each run")
@@ -61,10 +71,12 @@ def main() -> int:
         return worker(**json.loads(options.worker))
 
     cells = [Cell(d, c, k) for d in options.dims for c in options.caps for k in options.kinds]
-    for number in range(options.rounds):
-        for cell in cells:
+    peer = openembedding_build.python(PEER_ENVIRONMENT) if PEER in options.kinds else None
+    with tempfile.TemporaryDirectory() as directory:
+        files = {cap: write_batches(cap, options.batch_size, Path(directory)) for cap in options.caps}
+        for number, cell in itertools.product(range(options.rounds), cells):
             if not cell.problem:
-                measure(cell, options)
+                measure(cell, options, files[cell.cap], peer)
                 result = cell.problem or f"{cell.speeds[-1]:,.0f} samples/s"
                 print(f"round {number + 1}: dim {cell.dim} cap {cell.cap} {cell.kind}: {result}", flush=True)
     limits = {dim: dense_limit(dim, options.batch_size) for dim in options.dims}
@@ -75,13 +87,40 @@ def main() -> int:
     return 0 if met else 1
 
 
-def measure(cell: Cell, options: argparse.Namespace) -> None:
+def write_batches(cap: int, batch_size: int, directory: Path) -> Path:
+    """A file of generated batches: integers (N, B, 13), ids (N, B, 26), labels (N, B)."""
+    import numpy as np
+
+    from oe_runtime.data import Split, open_source, training_batches
+
+    source = open_source(f"generate:{2 * BATCHES * batch_size}", cap)
+    found = list(itertools.islice(training_batches(source, Split(0.0), batch_size), BATCHES))
+    path = directory / f"batches-{cap}.npz"
+    np.savez(
+        path,
+        integers=np.stack([batch.dense for batch in found]),
+        ids=np.stack([batch.ids for batch in found]),
+        labels=np.stack([batch.labels for batch in found]),
+    )
+    return path
+
+
+def measure(cell: Cell, options: argparse.Namespace, batches: Path, peer: Path | None) -> None:
     """One round of a cell."""
+    if cell.kind == PEER:
+        from oe_runtime.data import field_rows
+
+        script = HERE / "peers" / "openembedding_training.py"
+        command = [str(peer), str(script), "--model", options.model, "--dim", str(cell.dim)]
+        command += ["--optimizer", options.optimizer.capitalize(), "--seconds", str(options.seconds)]
+        command += ["--rows", json.dumps([int(rows) for rows in field_rows(cell.cap)])]
+        take(cell, [*command, "--batches", str(batches)])
+        return
     arguments = {
         "model": options.model,
         "dim": cell.dim,
         "cap": cell.cap,
-        "batch_size": options.batch_size,
+        "batches": str(batches),
         "optimizer": options.optimizer,
         "seconds": options.seconds,
     }
@@ -92,17 +131,22 @@ def measure(cell: Cell, options: argparse.Namespace) -> None:
                 f"does not fit: about {gib(needed)} GiB needed, {gib(available_bytes())} GiB available"
             )
             return
-        take(cell, arguments)
+        take(cell, worker_command(arguments))
         return
     with tempfile.TemporaryDirectory() as directory:
         with server(cell.kind, options.storage_directory or Path(directory)) as one:
-            take(cell, arguments | {"endpoint": one.endpoint})
+            take(cell, worker_command(arguments | {"endpoint": one.endpoint}))
         cell.server = max(cell.server, one.peak)
 
 
-def take(cell: Cell, arguments: dict[str, object]) -> None:
+def worker_command(arguments: dict[str, object]) -> list[str]:
+    """This program as a worker."""
+    return [sys.executable, __file__, "--worker", json.dumps(arguments)]
+
+
+def take(cell: Cell, command: list[str]) -> None:
     """Run the worker and note its result."""
-    ended = run([sys.executable, __file__, "--worker", json.dumps(arguments)])
+    ended = run(command)
     if ended.status:
         cell.problem = f"worker ended with status {ended.status}" + (
             " (out of memory?)" if ended.status < 0 else ""
@@ -129,27 +173,32 @@ def available_bytes() -> int:
 
 
 def worker(
-    model: str, dim: int, cap: int, batch_size: int, optimizer: str, seconds: float, endpoint: str = ""
+    model: str, dim: int, cap: int, batches: str, optimizer: str, seconds: float, endpoint: str = ""
 ) -> int:
     """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
+    import numpy as np
+
     from oe_runtime.client import Client
-    from oe_runtime.data import Split, open_source, training_batches
+    from oe_runtime.data import Batch
     from oe_runtime.training.options import parse
+    from oe_runtime.training.stopping import StopRequest
     from oe_runtime.training.trainee import KerasTrainee
 
-    data = "generate:1000000000"
+    with np.load(batches) as file:
+        parts = zip(file["integers"], file["ids"], file["labels"], strict=True)
+        all_batches = [Batch(*part) for part in parts]
     where = ["--servers", endpoint] if endpoint else ["--stock"]
-    command = ["--data", data, "--model", model, "--dim", str(dim), "--max-cardinality", str(cap), *where]
-    options = parse([*command, "--batch-size", str(batch_size), "--optimizer", optimizer])
+    command = ["--data", "generate:1000", "--model", model, "--dim", str(dim), "--max-cardinality", str(cap)]
+    options = parse([*command, *where, "--optimizer", optimizer])
     client = Client([endpoint]) if endpoint else None
-    trainee = KerasTrainee(options, client)
-    batches = training_batches(open_source(data, cap), Split(options.holdout), batch_size)
+    trainee = KerasTrainee(options, client, StopRequest(with_parent=False))
+    steps = itertools.pairwise(itertools.cycle(all_batches))
     for _ in range(3):
-        trainee.train(next(batches))
+        trainee.train(*next(steps))
     rows, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        batch = next(batches)
-        trainee.train(batch)
+        batch, following = next(steps)
+        trainee.train(batch, following)
         rows += batch.rows
     speed = rows / (time.perf_counter() - began)
     loss, auc = trainee.window()
@@ -164,9 +213,9 @@ def dense_limit(dim: int, batch_size: int) -> float:
     import numpy as np
 
     from oe_runtime.data.schema import CATEGORIES, INTEGERS
-    from oe_runtime.models import HIDDEN
+    from oe_runtime.models import Shape
 
-    widths = [len(CATEGORIES) * dim + len(INTEGERS), *HIDDEN, 1]
+    widths = [len(CATEGORIES) * dim + len(INTEGERS), *Shape.hidden, 1]
     flops = sum(2 * a * b for a, b in itertools.pairwise(widths)) * 3  # forward and both gradients
     a = np.ones((batch_size, widths[0]), np.float32)
     b = np.ones((widths[0], widths[1]), np.float32)
@@ -181,6 +230,7 @@ def dense_limit(dim: int, batch_size: int) -> float:
 def report(cells: list[Cell], options: argparse.Namespace, limits: dict[int, float]) -> tuple[str, bool]:
     """The Markdown text, and whether the targets are met."""
     stock = {(c.dim, c.cap): c.speed for c in cells if c.kind == STOCK}
+    peer = {(c.dim, c.cap): c.speed for c in cells if c.kind == PEER}
     lines, verdicts, met = [], [], True
     for cell in cells:
         base = stock.get((cell.dim, cell.cap), 0.0)
@@ -189,19 +239,37 @@ def report(cells: list[Cell], options: argparse.Namespace, limits: dict[int, flo
         spread = f"{min(cell.speeds):,.0f} to {max(cell.speeds):,.0f}" if cell.speeds else ""
         name = f"dim {cell.dim}, {cell.cap or 'full'}, {cell.kind}"
         shown = f"{ratio:.2f}" if ratio else "-"
+        other = peer.get((cell.dim, cell.cap), 0.0)
+        beside = f"{cell.speed / other:.2f}" if other and cell.speeds else "-"
         memory = [gib(m) if m else "-" for m in (cell.worker, cell.server)]
-        lines.append([name, speed, spread, shown, *memory])
+        lines.append([name, speed, spread, shown, beside, *memory])
         target = TARGETS.get(cell.dim)
-        if cell.kind != STOCK and cell.cap == 0 and target and base:
+        peer_target = PEER_TARGETS.get(cell.dim)
+        if cell.kind == DRAM and other and peer_target:
+            enough = cell.speed / other >= peer_target
+            met = met and enough
+            result = "met" if enough else "MISSED"
+            verdicts.append(f"- {name}: {beside} × OpenEmbedding, target {peer_target}: {result}")
+        if cell.kind in (DRAM, PMEM) and cell.cap == 0 and target and base:
             met = met and ratio >= target
             result = "met" if ratio >= target else "MISSED"
             verdicts.append(f"- {name}: {ratio:.2f} × stock, target {target}: {result}")
-    columns = ["dim, ids a field, embeddings", "samples/s", "range", "× stock", "worker GiB", "server GiB"]
-    text = header(f"{options.model} throughput: stock Keras and served embeddings")
+    columns = [
+        "dim, ids a field, embeddings",
+        "samples/s",
+        "range",
+        "× stock",
+        "× peer",
+        "worker GiB",
+        "server GiB",
+    ]
+    text = header(f"{options.model} throughput: stock Keras, served embeddings, OpenEmbedding")
     text += f"""\
 Batch {options.batch_size}, {options.optimizer}, generated rows, median of {options.rounds} interleaved
-rounds of {options.seconds:g} s. One server process over loopback shares the cores with the worker. Memory is
-the peak resident size; that of a pmem_libpmem server includes the pages of its mapped files.
+rounds of {options.seconds:g} s, {BATCHES} batches in memory again and again. One server process over loopback
+shares the cores with the worker. The peer is OpenEmbedding 0.1.2 under TensorFlow 2.21 and Keras 2, with its
+server in the worker's process and its own prefetching. Memory is the peak resident size;
+that of a pmem_libpmem server includes the pages of its mapped files.
 
 """
     text += (
