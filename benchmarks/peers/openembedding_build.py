@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 VERSION = "0.1.2"
@@ -39,8 +38,7 @@ def python(directory: Path) -> Path:
         "-d",
         str(directory),
     )
-    with tarfile.open(directory / f"openembedding-{VERSION}.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+    run("tar", "-xzf", str(directory / f"openembedding-{VERSION}.tar.gz"), "-C", str(directory))
     source = directory / f"openembedding-{VERSION}"
     modernise(source)
     run(*pip, "install", "-q", *no_wheel, str(source), CFLAGS="-O2 -w")
