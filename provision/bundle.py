@@ -68,7 +68,10 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
         raise OeprovError(f"{output}: is there already, and not empty")
     making = output.with_name(output.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
+    try:
+        making.mkdir(parents=True)
+    except OSError as error:
+        raise OeprovError(f"{making}: {error.strerror}: name a directory that can be made") from None
     try:
         lines = _collect(inventory, making, _assigned(inventory, systems), state_dir)
         _write_manifest(making)

@@ -87,6 +87,8 @@ def test_nothing_is_left_of_one_that_could_not_be_made(
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(OeprovError, match="is there already, and not empty"):
         bundle.make(inventory, tmp_path / "full", [], tmp_path / "state")
+    with pytest.raises(OeprovError, match=r"all\.making: Not a directory: name a directory"):
+        bundle.make(inventory, tmp_path / "full" / "file" / "all", [], tmp_path / "state")
     for system, said in (
         ("plan9-4", "expected ID-RELEASE"),
         ("debian-99", "expected ID-RELEASE"),
