@@ -15,6 +15,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.server import read_token
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
+from oe_runtime.tensorflow_noise import without_noise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +101,9 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     from oe_runtime.serving.model import Model
     from oe_runtime.serving.rest import RestServer
 
+    if options.model.is_dir():  # else that is said at once
+        with without_noise():
+            import tensorflow  # noqa: F401
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
     with Model.load(options.model, options.rows, client=client, storage=storage) as model:
         address = (options.name, model, options.host)

@@ -48,11 +48,11 @@ class Model:
         (``Client(…, read_only=True)``) the running servers are asked instead, and of `rows`, if given, the
         dense weights are taken. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
-        from oe_runtime.serving import saved_model
-
         path = Path(model)
         if not path.is_dir():
             raise ServingError(f"{path}: there is no such directory")
+        from oe_runtime.serving import saved_model
+
         if (path / FILE).exists() or (path / "saved_model.pb").exists():
             loaded = saved_model.load(path)
         else:

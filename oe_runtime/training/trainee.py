@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 from oe_runtime import models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
+from oe_runtime.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
 from oe_runtime.training.ranks import Alone, Ranks, Together, meet
@@ -26,9 +24,6 @@ from oe_runtime.training.stopping import StopRequest
 
 # Smaller embeddings stay in the model, where a dense update costs less than a lookup.
 _SERVED_ROWS = 64
-
-# What TensorFlow's C++ code prints before its log level applies.
-_NOISE = (b"I0000 ", b"W0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 
 class KerasTrainee:
@@ -179,7 +174,7 @@ def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
-        with _without_noise():
+        with without_noise():
             import keras
             import tensorflow as tf
     except ImportError as error:
@@ -194,22 +189,3 @@ def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0
         tf.config.threading.set_inter_op_parallelism_threads(threads[0])
         tf.config.threading.set_intra_op_parallelism_threads(threads[1])
     return keras
-
-
-@contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, then writes all of it but the noise."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            for line in held:
-                if not line.startswith(_NOISE):
-                    os.write(2, line)
