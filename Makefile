@@ -2,6 +2,7 @@
 # make test   sets up all it needs and runs every test
 VENV ?= .venv
 TESTS ?= tests/lab
+PYTEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 export VENV
 BIN := $(VENV)/bin
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
@@ -31,7 +32,7 @@ demo: setup
 
 test: test-core
 	@tools/setup.sh test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile
 
 test-torch: setup
 	@tools/setup.sh test

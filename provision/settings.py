@@ -371,7 +371,7 @@ class TrainingSettings(_Settings):
         default=0,
         ge=0,
         description="How often a job of several workers starts them again, from the last checkpoint, when "
-        "one was killed or a server lost.",
+        "one was killed, or a server lost that did not come back in time.",
     )
     export: bool = Field(
         default=True, description="Export the trained model as a SavedModel in the job directory."

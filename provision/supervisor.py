@@ -185,7 +185,7 @@ class Supervisor:
             for child in list(self.children):
                 if child in self.workers or child.poll() is None:
                     continue
-                if len(self.workers) > 1 or not self._start_again(child):
+                if not self._start_again(child):
                     return self._server_lost(child)
         return self._ended()
 
@@ -289,7 +289,7 @@ class Supervisor:
 
     def _server_lost(self, server: Child | HostServer) -> Outcome:
         self._emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
-        if self.spec.settings.get("server_wait") and len(self.workers) == 1:
+        if self.spec.settings.get("server_wait"):
             for worker in self.workers:
                 if worker.poll() is None:
                     self._signal(worker, signal.SIGTERM)  # it would wait for the server

@@ -26,8 +26,8 @@ from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
 from oe_runtime.training.followers import go_back_to
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Alone, Ranks
+from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.ranks import Alone, Ranks, asking
 from oe_runtime.training.run_directory import RunError
 
 _POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
@@ -35,15 +35,6 @@ _LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, the one bef
 
 # How a setting is called on the command line, and what it means for the tables.
 _NAMES = {"embeddings": "--stock or --servers/--in-process", "max_cardinality": "--max-cardinality"}
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A published checkpoint of the trainer."""
-
-    path: Path
-    position: Position
-    pool: Mapping[str, Any] | None  # where the rows are, unless they are files
 
 
 def newest(run_directory: Path) -> Saved | None:
@@ -157,26 +148,34 @@ class Checkpoints:
         """Put the newest checkpoint that can be had onto the servers and into the model.
 
         `before` is called with it before that. Returns it, and words about newer ones that the servers have
-        lost. Raises CheckpointError.
+        lost. Raises CheckpointError, and ServerLost in all workers.
         """
         from oe_runtime.keras import dense
 
         self._asked = 0.0
-        self.settle()  # what became durable everywhere just before is worth having
+        choice: tuple[Saved, str] | None = None
+        with asking(self._ranks):
+            self.settle()  # what became durable everywhere just before is worth having
+            choice = self._choose()
         self._pending = None
-        saved, lost = self._choose()
+        self._ranks.meet()
+        assert choice is not None  # noqa: S101 - else `meet` has raised
+        saved, lost = choice
         before(saved)
         if self._client is not None:
             target = {
-                "pool": None if saved.pool is None else saved.pool["checkpoint"],
+                "path": str(saved.path),
+                "pool": saved.pool,
                 "files": [] if saved.pool else [str(one.absolute()) for one in checkpoint.chain(saved.path)],
                 "position": saved.position.to_json(),
             }
             self._ranks.share(json.dumps(target).encode())
-            go_back_to(self._client, target)
+            with asking(self._ranks):
+                go_back_to(self._client, target)
+                if saved.pool is not None:
+                    self._check_rows(saved, self._rows(self._client.stats()["servers"]))
+            self._ranks.meet()
             self._in_files = saved.path if saved.pool is None else None
-            if saved.pool is not None:
-                self._check_rows(saved, self._rows(self._client.stats()["servers"]))
         dense.load(self._model, saved.path)
         self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost

@@ -14,8 +14,8 @@ from typing import Any
 
 from oe_runtime.client import Client
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.ranks import Ranks, asking
 
 
 class FollowingDirectory:
@@ -58,21 +58,24 @@ class FollowingCheckpoints:
     def settle(self) -> None:
         """Worker 0 publishes it."""
 
-    def go_back(self) -> Position:
-        """Go where worker 0 goes, with its dense weights."""
+    def go_back(self) -> tuple[Saved, str]:
+        """Go where worker 0 goes, with its dense weights; as Checkpoints.go_back."""
         from oe_runtime.keras import dense
 
+        self._ranks.meet()  # worker 0 has chosen
         target = json.loads(self._ranks.share(b""))
-        go_back_to(self._client, target)
+        with asking(self._ranks):
+            go_back_to(self._client, target)
+        self._ranks.meet()
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / dense.FILE).write_bytes(self._ranks.share(b""))
             dense.load(self._model, Path(directory))
-        return Position(**target["position"])
+        return Saved(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 
 
 def go_back_to(client: Client, target: Mapping[str, Any]) -> None:
-    """Put a checkpoint onto the servers: `pool`, the number of one in their storage, or `files`."""
+    """Put a checkpoint onto the servers: that of `pool`, in their storage, or `files`."""
     if target["pool"] is not None:
-        client.recover(target["pool"])
+        client.recover(target["pool"]["checkpoint"])
     else:
         client.restore(*map(Path, target["files"]))

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch, Source, Split, holdout_batches, training_batches
-from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position
+from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.ranks import Ranks, asking
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
@@ -104,10 +104,13 @@ class Loop:
                 position = Position(position.step, position.epoch + 1)
         if self._clock.pending:
             self._log(position)
-        self._figures.finish(position.step)
+        self._ranks.meet()  # all have pushed
+        with asking(self._ranks):
+            self._figures.finish(position.step)
         # Rows in files: servers end after the last step, and with them what their storage holds.
         if self.saved is None or self.saved.position.step != position.step or self.saved.pool is not None:
             self._publish(self._checkpoints.take_files, position)
+        self._ranks.meet()  # before anybody leaves
         return position
 
     def went_back(self, saved: Saved, seconds: float) -> None:
@@ -127,7 +130,9 @@ class Loop:
                 raise self.interrupted()
             part = batch.part(self._ranks.rank, self._ranks.count)
             if part.rows:
-                auc.update(part.labels, self._trainee.predict(part))
+                with asking(self._ranks):
+                    auc.update(part.labels, self._trainee.predict(part))
+        self._ranks.meet()
         if self._ranks.count > 1:
             auc.gather(self._ranks.sum)
         return auc
@@ -161,7 +166,9 @@ class Loop:
         self._ranks.wish(self._stop)
         every = self._options.timeline
         with self._directory.traced() if every and self.step % every == 0 else nullcontext():
-            self._trainee.train(part, following)
+            if not self._ranks.lost:
+                with asking(self._ranks):
+                    self._trainee.train(part, following)
         self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
@@ -175,6 +182,7 @@ class Loop:
         self._publish(lambda _: self._checkpoints.settle(), position)
         if stop:
             self._publish(self._checkpoints.take_now, position)
+            self._ranks.meet()
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
             nth = self._options.export_checkpoints
@@ -215,11 +223,17 @@ class Loop:
         numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
         self._view.step(position.step, steps, numbers)
         self._directory.scalars(position.step, {"loss": loss, "auc": auc, "samples_per_s": speed})
-        self._figures.sample(position.step)
+        if not self._ranks.lost:
+            with asking(self._ranks):
+                self._figures.sample(position.step)
 
     def _publish(self, take: Callable[[Position], Saved | None], position: Position) -> None:
+        if self._ranks.lost:
+            return
         started = time.perf_counter()
-        saved = take(position)
+        saved: Saved | None = None
+        with asking(self._ranks):
+            saved = take(position)
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)
         if saved is None:

@@ -1,16 +1,23 @@
-"""What happens when a server is lost in training: wait for it, go back to a checkpoint, go on."""
+"""What happens when a server is lost in training: wait for it, go back to a checkpoint, go on.
+
+Several workers do so together: each has come here from the same place of the run (training.ranks).
+"""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
-from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.checkpoints import Checkpoints
+from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Loop
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position
+from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import Ranks, asking
 from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
 
@@ -25,10 +32,11 @@ class LostServer:
         self,
         options: Options,
         client: Client | None,
-        checkpoints: Checkpoints,
-        directory: RunDirectory,
+        checkpoints: Checkpoints | FollowingCheckpoints,
+        directory: RunDirectory | FollowingDirectory,
         view: View,
         stop: StopRequest,
+        ranks: Ranks,
     ) -> None:
         self._options = options
         self._client = client
@@ -36,6 +44,7 @@ class LostServer:
         self._directory = directory
         self._view = view
         self._stop = stop
+        self._ranks = ranks
         self._losses = 0
         self._last: Saved | None = None  # where the last loss led back to
 
@@ -46,8 +55,9 @@ class LostServer:
         the run is asked to stop meanwhile, and what a server says that comes back as another.
         """
         seconds = self._options.server_wait
-        if not seconds or self._client is None or loop.saved is None:
+        if not seconds or self._client is None or (loop.saved is None and not self._ranks.rank):
             raise lost
+        lost = self._agree(lost)
         self._count(lost, loop.saved)
         started = time.monotonic()
         name = self._name(lost.endpoint)
@@ -55,10 +65,12 @@ class LostServer:
         self._directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
         self._view.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
         while True:
-            if self._stop:
+            if self._ranks.asked(self._stop):
                 raise loop.interrupted()
             try:
-                self._client.reconnect()
+                with asking(self._ranks):
+                    self._client.reconnect()
+                self._ranks.meet()  # all are connected
                 saved, words = self._checkpoints.go_back()
                 break
             except ServerLost as again:
@@ -76,6 +88,15 @@ class LostServer:
         self._directory.event("server_back", endpoint=lost.endpoint, step=step, seconds=round(waited, 1))
         self._view.say(f"{name} is back after {waited:.1f} s; going on from step {step}, {saved.path}")
         return saved.position
+
+    def _agree(self, lost: ServerLost) -> ServerLost:
+        """Of several workers only one may have seen which server it was."""
+        servers = self._options.servers
+        seen = self._ranks.sum(np.array([lost.endpoint == server for server in servers], np.int32))
+        if lost.endpoint in servers or not seen.any():
+            return lost
+        endpoint = servers[int(np.argmax(seen))]
+        return ServerLost(endpoint, f"{self._name(endpoint)} was lost by another worker")
 
     def _count(self, lost: ServerLost, saved: Saved | None) -> None:
         """Give up when servers are lost again and again without getting anywhere."""

@@ -1,9 +1,10 @@
-"""Where in the data a run stands."""
+"""Where in the data a run stands, and the checkpoints of such places."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -23,3 +24,12 @@ class Position:
         """For a checkpoint's manifest."""
         plain = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
         return plain if self.queue is None else {**plain, "queue": self.queue}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A published checkpoint of the trainer."""
+
+    path: Path
+    position: Position
+    pool: Mapping[str, Any] | None  # where the rows are, unless they are files

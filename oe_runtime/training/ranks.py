@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.errors import WorkerLost
+from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 
 _FIRST_SUM = 16  # oe_runtime.keras.workers has the numbers below
 _CHUNK = 1 << 18  # int32 values of a message: all have one size
+_LOST = 1024.0  # a wish of this size says that its worker has lost servers
 _POLL = 0.2  # seconds
 
 
 class Ranks(Protocol):
-    """All workers call the same methods in the same order; each waits for all."""
+    """All workers call the same methods in the same order; each waits for all.
+
+    A worker that has lost a server says so with `lose` and goes on, asking no server, to where all meet:
+    there `wished`, `asked` and `meet` raise ServerLost in all of them.
+    """
 
     @property
     def rank(self) -> int:
@@ -39,6 +44,15 @@ class Ranks(Protocol):
     @property
     def count(self) -> int:
         """How many there are."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether this one has lost servers, which the others may not know yet."""
+        ...
+
+    def lose(self, error: OeError) -> None:
+        """Servers are lost, or they hold another worker for lost. One worker alone raises it at once."""
         ...
 
     def wish(self, stop: StopRequest) -> None:
@@ -72,6 +86,11 @@ class Alone:
 
     rank: int = 0
     count: int = 1
+    lost: bool = False
+
+    def lose(self, error: OeError) -> None:
+        """See Ranks."""
+        raise error
 
     def wish(self, stop: StopRequest) -> None:
         """See Ranks."""
@@ -102,26 +121,46 @@ class Together:
     def __init__(self, workers: TensorFlowWorkers) -> None:
         self._workers = workers
         self.rank, self.count = workers.rank, workers.count
-        self._wish = False
+        self.gradients = 0  # how many values of dense gradients a step has
+        self._error: OeError | None = None
+        self._wish = 0.0
         self._sums: dict[tuple[str, int], int] = {}  # each number is for one type and size
+
+    @property
+    def lost(self) -> bool:
+        """See Ranks."""
+        return self._error is not None
+
+    def lose(self, error: OeError) -> None:
+        """See Ranks."""
+        self._error = self._error or error
 
     def wish(self, stop: StopRequest) -> None:
         """See Ranks. Goes along with the step's gradients."""
-        if bool(stop) != self._wish:
-            self._wish = bool(stop)
-            self._workers.wish.assign(float(self._wish))
+        wish = self._value(stop)
+        if wish != self._wish:
+            self._wish = wish
+            self._workers.wish.assign(wish)
+        self._workers.wishes.assign(-1.0)
 
     def wished(self, stop: StopRequest) -> bool:
         """See Ranks."""
-        return self._agreed(stop, float(self._workers.wishes.numpy()) > 0)
+        from oe_runtime.keras.workers import GRADIENTS
+
+        wishes = float(self._workers.wishes.numpy())
+        if wishes < 0:  # the step did not come to the sum of the gradients, in which the others wait
+            nothing = np.zeros(self.gradients + 2, np.float32)
+            nothing[-1] = self._value(stop)
+            wishes = float(self._workers.sum(nothing, GRADIENTS)[-1])
+        return self._agreed(stop, wishes)
 
     def asked(self, stop: StopRequest) -> bool:
         """See Ranks."""
-        return self._agreed(stop, self.sum(np.array([bool(stop)], np.float32))[0] > 0)
+        return self._agreed(stop, float(self.sum(np.array([self._value(stop)], np.float32))[0]))
 
     def meet(self) -> None:
         """See Ranks."""
-        self.sum(np.zeros(1, np.float32))
+        self._agreed(None, float(self.sum(np.array([self._value(None)], np.float32))[0]))
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """See Ranks."""
@@ -143,11 +182,18 @@ class Together:
             parts.append(self.sum(chunk).tobytes())
         return b"".join(parts)[:size]
 
-    @staticmethod
-    def _agreed(stop: StopRequest, agreed: Any) -> bool:
-        if agreed and not stop:
+    def _value(self, stop: StopRequest | None) -> float:
+        return _LOST if self.lost else float(bool(stop))
+
+    def _agreed(self, stop: StopRequest | None, wishes: float) -> bool:
+        if wishes >= _LOST:
+            error, self._error = self._error, None
+            if isinstance(error, ServerLost):
+                raise error
+            raise ServerLost("", "another worker has lost a server") from error
+        if wishes and stop is not None and not stop:
             stop.reason = stop.reason or "another worker was asked to"
-        return bool(agreed)
+        return wishes > 0
 
 
 def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
@@ -216,6 +262,15 @@ def check_agreement(options: Options, ranks: Ranks) -> None:
                 f"--{name.replace('_', '-')} is {mine[name]} in worker {ranks.rank} and {value} in worker 0: "
                 "start all workers with the same flags"
             )
+
+
+@contextlib.contextmanager
+def asking(ranks: Ranks) -> Iterator[None]:
+    """What is done in it asks servers: if one is lost, `ranks` has it, and it is not done to the end."""
+    try:
+        yield
+    except (ServerLost, WorkerLost) as error:
+        ranks.lose(error)
 
 
 @contextlib.contextmanager

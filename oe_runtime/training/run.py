@@ -15,12 +15,12 @@ from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.training import horovod
-from oe_runtime.training.checkpoints import Checkpoints, Saved, check_resume, newest
+from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import LostServer
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position
+from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View, duration, view
 from oe_runtime.training.queue_loop import QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, losses_of_workers
@@ -142,9 +142,8 @@ def _train(
     if trainee.ranks.asked(stop):
         raise loop.interrupted()
     servers = None
-    # Several workers do not wait for servers: some may be in the middle of a step, which others cannot know.
-    if isinstance(checkpoints, Checkpoints) and isinstance(directory, RunDirectory) and not options.workers:
-        servers = LostServer(options, client, checkpoints, directory, screen, stop)
+    if not options.workqueue:  # whose workers are not at one place of the run
+        servers = LostServer(options, client, checkpoints, directory, screen, stop, trainee.ranks)
     end = position = start
     while True:
         try:
@@ -190,15 +189,13 @@ def _begin_together(
     start, resumed = Position(), None
     if client is not None and options.rank:
         checkpoints = FollowingCheckpoints(trainee.model, client, trainee.ranks)
-        if options.resume:
-            start = checkpoints.go_back()
     else:
         checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
-        if options.resume:
-            resumed, lost = checkpoints.go_back()
-            start = resumed.position
-            if lost:
-                screen.say(lost)
+    if options.resume:
+        resumed, lost = checkpoints.go_back()
+        start = resumed.position
+        if lost:
+            screen.say(lost)
     trainee.ranks.meet()  # before anybody pushes
     return checkpoints, start, resumed
 

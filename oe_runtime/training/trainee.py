@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class KerasTrainee:
             metrics=[keras.metrics.AUC(name="auc")],
             jit_compile=options.jit,
         )
+        if isinstance(self.ranks, Together):
+            self.ranks.gradients = sum(math.prod(v.shape) for v in self.model.trainable_variables)
         if self.dense is not None:
             self.dense.bind(self.model)
         self._pulls = client is not None

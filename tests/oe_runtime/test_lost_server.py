@@ -30,21 +30,16 @@ class Servers:
     """Two servers, each of which can be killed and started again at its address."""
 
     def __init__(self, directory: Path, storage: str, *flags: str) -> None:
-        self.directory = directory
-        self.storage = (storage, *flags)
-        self.running = [self._start(index) for index in range(2)]
+        self.running = [
+            ServerProcess(directory / f"server-{index}", index, 2, storage, *flags) for index in range(2)
+        ]
         self.where = ("--servers", ",".join(server.endpoint for server in self.running))
 
-    def _start(self, index: int, *flags: str) -> ServerProcess:
-        return ServerProcess(self.directory / f"server-{index}", index, 2, *self.storage, *flags)
-
     def kill(self, index: int) -> None:
-        self.running[index].process.kill()
-        self.running[index].process.wait()
+        self.running[index].kill()
 
     def start_again(self, index: int) -> None:
-        port = self.running[index].endpoint.rpartition(":")[2]
-        self.running[index] = self._start(index, "--port", port)
+        self.running[index].start_again()
 
     def end(self) -> None:
         for server in self.running:

@@ -57,15 +57,28 @@ class ServerProcess:
         self, directory: Path, index: int = 0, count: int = 1, storage: str = "dram", *flags: str
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        ready = directory / "ready.json"
-        ready.unlink(missing_ok=True)  # of one that was killed
+        self._ready = directory / "ready.json"
         command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
         command += ["--index", str(index), "--count", str(count), "--storage", storage]
         command += ["--storage-path", str(directory)] if storage != "dram" else []
-        command += ["--ready-file", str(ready), "--exit-with-parent", *flags]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        wait_for(ready.exists, self.process)
-        self.endpoint = f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+        self._command = [*command, "--ready-file", str(self._ready), "--exit-with-parent", *flags]
+        self._start()
+
+    def _start(self, *flags: str) -> None:
+        self._ready.unlink(missing_ok=True)
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self.process = subprocess.Popen([*self._command, *flags], stdin=pipe, stderr=nowhere)
+        wait_for(self._ready.exists, self.process)
+        self.endpoint = f"127.0.0.1:{json.loads(self._ready.read_text())['port']}"
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        """After `kill`, at the same address."""
+        self._start("--port", self.endpoint.rpartition(":")[2])
 
     def stop(self) -> None:
         """End it as its parent's end would; harmless when it was killed."""

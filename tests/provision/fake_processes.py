@@ -110,12 +110,16 @@ resume = "--resume" in sys.argv
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 threading.Thread(target=lambda: (os.read(0, 1), stop.set()), daemon=True).start()
-if behaviour == "kills-itself" and not resume:
-    while not os.path.exists(os.path.join(run, "waiting")):
+def when_worker_waits():
+    while not os.path.exists(os.path.join(run, "waiting")) and not stop.is_set():
         time.sleep(0.02)
+if behaviour == "kills-itself" and not resume:
+    when_worker_waits()
     open(os.path.join(run, "gone"), "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 if behaviour == "follows":
+    when_worker_waits()
+    open(os.path.join(run, "following"), "w").close()
     stop.wait()
     sys.exit(130)
 """

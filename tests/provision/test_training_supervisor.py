@@ -114,7 +114,7 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_all_workers_are_told_to_stop(tmp_path: Path) -> None:
     job, stop = make_job(tmp_path, worker="waits", follower="follows"), StopRequest()
-    asking = ask_when(job.run_dir / "waiting", stop)
+    asking = ask_when(job.run_dir / "following", stop)
     outcome, _ = supervise(job, stop=stop)
     asking.join()
     assert outcome == Outcome("interrupted", "stopped at step 3, which is saved", 130)
@@ -159,8 +159,9 @@ def lose_server(job: Job, limits: Limits) -> tuple[Outcome, list[Event]]:
     return Supervisor(job, on_event, StopRequest(), limits).run(), events
 
 
-def test_killed_server_is_started_again(tmp_path: Path) -> None:
-    job = make_job(tmp_path, worker="outlives-server", server_wait=60)
+@pytest.mark.parametrize("follower", ["", "good"], ids=["one worker", "two workers"])
+def test_killed_server_is_started_again(tmp_path: Path, follower: str) -> None:
+    job = make_job(tmp_path, worker="outlives-server", follower=follower, server_wait=60)
     outcome, events = lose_server(job, QUICK)
     assert outcome == Outcome("done", "training is done", 0)
     kinds = [event["event"] for event in events]
