@@ -17,6 +17,7 @@ from oe_runtime.training.checkpoints import Checkpoints, Saved
 from oe_runtime.training.lost_server import MOST_LOSSES, LostServer
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
+from oe_runtime.training.ranks import Alone
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -231,7 +232,7 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     saver, _ = made(tmp_path, client)
     loop: Any = Quiet(saver.take_now(Position(5, 0, 5)))
     lost = ServerLost("b:2", "parameter server b:2: the connection broke; look at its log")
-    waiter = LostServer(options(tmp_path), client, saver, loop, loop, StopRequest(with_parent=False))
+    waiter = LostServer(options(tmp_path), client, saver, loop, loop, StopRequest(with_parent=False), Alone())
     for _ in range(MOST_LOSSES):
         assert waiter.recover(lost, loop).step == 5
     assert loop.said[0] == (
