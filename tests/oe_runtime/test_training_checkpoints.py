@@ -246,7 +246,13 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     assert waiter.recover(lost, loop).step == 10
     client.gone = True
     hasty = LostServer(
-        options(tmp_path, "--server-wait", "1"), client, saver, loop, loop, StopRequest(with_parent=False)
+        options(tmp_path, "--server-wait", "1"),
+        client,
+        saver,
+        loop,
+        loop,
+        StopRequest(with_parent=False),
+        Alone(),
     )
     with pytest.raises(ServerLost, match="server 1 at b:2 did not come back within 1 s"):
         hasty.recover(lost, loop)
