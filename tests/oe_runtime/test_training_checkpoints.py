@@ -232,7 +232,12 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     saver, _ = made(tmp_path, client)
     loop: Any = Quiet(saver.take_now(Position(5, 0, 5)))
     lost = ServerLost("b:2", "parameter server b:2: the connection broke; look at its log")
-    waiter = LostServer(options(tmp_path), client, saver, loop, loop, StopRequest(with_parent=False), Alone())
+
+    def waits(*flags: str) -> LostServer:
+        stop = StopRequest(with_parent=False)
+        return LostServer(options(tmp_path, *flags), client, saver, loop, loop, stop, Alone())
+
+    waiter = waits()
     for _ in range(MOST_LOSSES):
         assert waiter.recover(lost, loop).step == 5
     assert loop.said[0] == (
@@ -245,20 +250,10 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     loop.saved = saver.take_now(Position(10, 0, 10))
     assert waiter.recover(lost, loop).step == 10
     client.gone = True
-    hasty = LostServer(
-        options(tmp_path, "--server-wait", "1"),
-        client,
-        saver,
-        loop,
-        loop,
-        StopRequest(with_parent=False),
-        Alone(),
-    )
+    hasty = waits("--server-wait", "1")
     with pytest.raises(ServerLost, match="server 1 at b:2 did not come back within 1 s"):
         hasty.recover(lost, loop)
-    impatient = LostServer(
-        options(tmp_path, "--server-wait", "0"), client, saver, loop, loop, StopRequest(with_parent=False)
-    )
+    impatient = waits("--server-wait", "0")
     with pytest.raises(ServerLost, match="look at its log"):
         impatient.recover(lost, loop)
 
