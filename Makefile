@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Tests wait for processes and disks most of the time.
 PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 CTEST = ctest --output-on-failure -j $(PROCESSES)
-CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON
+CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
 .PHONY: help setup demo test test-torch test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
 
@@ -64,10 +64,10 @@ test-core: setup
 ONE_THREAD = PoolCrashTest|FuzzTest|EveryFlippedByte
 
 sanitize: setup
-	@$(CMAKE_TEST) -B build/asan -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=address,undefined >/dev/null
+	@$(CMAKE_TEST) -B build/asan -DOE_WERROR=ON -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=address,undefined >/dev/null
 	cmake --build build/asan
 	$(CTEST) --test-dir build/asan
-	@$(CMAKE_TEST) -B build/tsan -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=thread >/dev/null
+	@$(CMAKE_TEST) -B build/tsan -DOE_WERROR=ON -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=thread >/dev/null
 	cmake --build build/tsan
 	$(CTEST) --test-dir build/tsan -E '$(ONE_THREAD)'
 

@@ -56,8 +56,7 @@ def why_not() -> str:
 
 def pristine_root(packages: str = PACKAGES, suite: str = SUITE) -> Path:
     """The root that all hosts begin from; made now if there is none."""
-    # This machine's own sources are for its own suite.
-    sources = image.sources() if suite == SUITE else [f"deb http://deb.debian.org/debian {suite} main"]
+    sources = [line.replace(SUITE, suite) for line in image.sources()]  # this machine's own
     recipe = [suite, packages, *sources]
     root = ROOTS / hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
     ROOTS.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The runtime on hosts with a Debian of their own: packages, wheel, environment, a server that serves."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,7 +32,14 @@ pytestmark = [
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[BareDebian]:
-    with BareDebian(tmp_path / "host") as made:
+    with at_work(tmp_path, "bookworm") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def at_work(tmp_path: Path, suite: str) -> Iterator[BareDebian]:
+    """A host with that release, and an inventory of it."""
+    with BareDebian(tmp_path / "host", suite=suite) as made:
         inventory = {
             "all": {
                 "vars": {"oeprov_cluster": "runtime"},
@@ -156,6 +164,22 @@ def test_a_host_of_another_release_builds_for_its_kind(host: BareDebian, tmp_pat
     assert host.run("ls -A ~/.ansible/tmp").split() == []
     serve(host)
     assert "changed=0" in playbook(tmp_path, "--tags", "runtime")
+
+
+def test_a_debian_13_host_becomes_a_parameter_server(tmp_path: Path) -> None:
+    with at_work(tmp_path, "trixie") as host:
+        assert "one host of debian-13-" in run(tmp_path, "oeprov", "plan", expect=2).replace("\n", " ")
+        assert "2 hosts converged" in run(tmp_path, "oeprov", "bootstrap", "--yes")
+        serve(host)
+        assert "nothing to do" in run(tmp_path, "oeprov", "bootstrap", "--yes")
+
+
+def test_a_debian_11_host_has_a_python_too_old(tmp_path: Path) -> None:
+    with at_work(tmp_path, "bullseye") as host:
+        before = host.run("dpkg-query -W")
+        refused = run(tmp_path, "oeprov", "bootstrap", "--yes", expect=1)
+        assert "Python 3.9" in refused
+        assert host.run("dpkg-query -W") == before
 
 
 def test_a_build_that_fails_on_a_host_shows_where_the_log_is(host: BareDebian, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/half.h"
+#include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/table/row_format.h"
 
 namespace oe {
@@ -54,7 +55,7 @@ struct Part {
   uint64_t number = 0;
   uint64_t parts = 1;
 
-  bool Has(Key key) const { return parts == 1 || XXH3_64bits(&key, sizeof(key)) % parts == number; }
+  bool Has(Key key) const { return parts == 1 || Mix64(~key) % parts == number; }
 };
 
 class Rows {
