@@ -13,7 +13,7 @@ python=${PYTHON:-python3}
 
 packages=(
   python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
-  openssh-client libpmem-dev libmemkind0 libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  openssh-client libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
 [ "$profile" != fuzz ] || packages+=(clang libclang-rt-dev)
@@ -33,6 +33,8 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
   echo "setup: installing system packages: ${missing[*]}"
   "${sudo[@]}" apt-get update -qq
+  # For tables on memory nodes; Debian 13 has none.
+  [ -z "$(apt-cache madison libmemkind0)" ] || missing+=(libmemkind0)
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 

@@ -22,7 +22,7 @@ FAMILY = Family(
         "numpy": "python3-numpy",
         "libstdc++": "libstdc++6",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
-        "libpmem-dev libasio-dev libssl-dev nlohmann-json3-dev libxxhash-dev",
+        "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",
     },
     kernels={"distribution": KernelSource("linux-image-{architecture}", ["linux-image-{release}"])},
     gpu=GpuDriver(["install", "-y", "linux-headers-{running}", "nvidia-driver"], []),

@@ -71,7 +71,7 @@ py::array NormaliseAll(const py::array_t<int64_t, py::array::c_style>& values) {
     const py::gil_scoped_release release;
     Normalise(from, count, to);
   }
-  return std::move(out);
+  return out;
 }
 
 std::vector<py::bytes> Split(const CriteoLayout& layout, const py::bytes& line) {

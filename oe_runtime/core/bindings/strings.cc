@@ -43,7 +43,7 @@ py::array HashStringsOf(const py::array_t<Offset, py::array::c_style>& offsets, 
     const py::gil_scoped_release release;
     HashAll(from, strings, bytes, size, seed, out);
   }
-  return std::move(hashes);
+  return hashes;
 }
 
 py::array HashStrings(const py::array& offsets, const Bytes8& data, uint64_t seed) {
