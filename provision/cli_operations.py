@@ -1,7 +1,8 @@
-"""Commands for who looks after a cluster: ``dashboard``."""
+"""Commands for who looks after a cluster: ``dashboard``, ``report``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from provision.cli_options import (
     open_inventory,
 )
 
+REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
 DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
 
 
@@ -32,3 +34,24 @@ def dashboard(
     from provision import dashboard as page
 
     return page.run(open_inventory(inventory, limit, state_dir), state_dir=state_dir, port=port)
+
+
+def report(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: oeprov-CLUSTER.html here.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=0, help="Show the curves of so many jobs, the newest first.")] = 3,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Write one HTML file about the cluster, to send to somebody: hosts, plan, jobs, curves, versions.
+
+    The file needs nothing else, and has no token, key or password in it; names of hosts, paths and, where a
+    host cannot be reached, its address are there. Looks at every host and changes nothing.
+    Exit code 0: written; 1: written, and a host could not be seen.
+    """
+    from provision import report as writing
+
+    found = open_inventory(inventory, limit, state_dir)
+    return writing.run(found, state_dir=state_dir, output=output, runs=runs)

@@ -18,7 +18,7 @@ from provision.settings import Kind
 def hosts(inventory: Inventory, found: Look) -> list[dict[str, Any]]:
     """Every host of the inventory, also those that could not be seen; ready for JSON.
 
-    No addresses, users or keys: what is shown may be sent to others.
+    No keys or passwords: what is shown may be sent to others.
     """
     lost = {error.host: error.reason for error in found.lost}
     return [

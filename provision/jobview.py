@@ -16,9 +16,16 @@ from provision import jobs, processview
 from provision.ending import saved, state_flag
 from provision.jobs import ACTIVE, Job
 from provision.kubernetes import record, view
-from provision.metrics import summary
+from provision.metrics import Summary, summary
 from provision.progress import duration, number
 
+# What is known of a job whose files cannot be read; ``job`` and ``message`` are to be added.
+UNREADABLE: dict[str, Any] = {
+    "state": "failed",
+    **asdict(Summary()),
+    "processes": [],
+    "rows": {},
+}
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
 
 

@@ -111,22 +111,8 @@ class Watch:
         try:
             found = {**jobview.report(job), "active": False, "course": asdict(course(job.metrics_file))}
         except OeprovError as error:
-            return {**_UNREADABLE, "job": job.id, "message": str(error)}
+            return {**jobview.UNREADABLE, "active": False, "job": job.id, "message": str(error)}
         found["active"] = found["state"] in ACTIVE
         if not found["active"] and not any(entry["unit"] for entry in found["processes"]):
             self._ended[job.id] = (times, dict(found))
         return found
-
-
-_UNREADABLE: Document = {
-    "state": "failed",
-    "active": False,
-    "processes": [],
-    "step": None,
-    "steps": None,
-    "loss": None,
-    "auc": None,
-    "eval": None,
-    "samples_per_s": None,
-    "checkpoint_step": None,
-}
