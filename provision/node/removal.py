@@ -20,6 +20,7 @@ from . import (
     numa,
     owned,
     repositories,
+    runtime,
     system_ram,
     systemd,
 )
@@ -31,7 +32,7 @@ from .step import Action, Applied, Desired, Step
 USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
-_CONFIGURATION = [os.path.dirname(numa.ENVIRONMENT), repositories.YUM, repositories.APT]
+_FILES = [repositories.YUM, repositories.APT, kernel.FAILED, build.WHEELS]
 
 
 def observe(system: System, desired: Desired, state: State) -> Remains:
@@ -52,8 +53,7 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
         jobs[name] = found._replace(units=found.units + [unit])
     for name, paths in pools.items():
         jobs[name] = jobs.get(name, JobFiles(name))._replace(pools=paths)
-    files = [] if local else [path for path in _CONFIGURATION + [kernel.FAILED] if system.exists(path)]
-    files += [build.WHEELS] if not local and system.exists(build.WHEELS) else []
+    files = [] if local else [path for path in _FILES if system.exists(path)]
     return Remains(
         jobs=[jobs[name] for name in sorted(jobs)],
         foreign=foreign,
@@ -63,11 +63,12 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
 
 
 def _has_user() -> bool:
+    """The user that services run as, as we make it; another one of its name may be a person's."""
     try:
-        pwd.getpwnam(USER)
+        found = pwd.getpwnam(USER)
     except KeyError:
         return False
-    return True
+    return found.pw_dir == job.HOME and os.path.basename(found.pw_shell) in ("nologin", "false")
 
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:
@@ -311,7 +312,8 @@ def _parents(state: State, desired: Desired) -> List[str]:
     """Directories of ours that may be empty then."""
     above = os.path.dirname(state.runtime.venv)
     places = [entry.where for entry in state.fstab if _is_place(entry.where, desired)]
-    return [desired.remove_jobs] + places + ([above] if os.path.basename(above) == "oeprov" else [])
+    places += [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
+    return places + ([above] if os.path.basename(above) == "oeprov" else [])
 
 
 def _remove_units(system: System, args: Dict[str, Any]) -> Applied:
@@ -327,12 +329,16 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
     for path in args["paths"]:
         real = system.path(path)
         if os.path.isdir(real) and not os.path.islink(real):
-            shutil.rmtree(real, ignore_errors=True)
+            try:
+                runtime.empty(system, path)  # its stamp last: broken off, it still counts as ours
+                shutil.rmtree(real)
+            except OSError as error:
+                raise CommandError("{}: {}".format(error.filename or path, error.strerror))
             changed = True
         elif os.path.lexists(real):
             changed = system.remove(path) or changed
         if os.path.lexists(real):
-            raise CommandError("{} could not be removed: is something mounted or in use there?".format(path))
+            raise CommandError("{} is still there".format(path))
     for path in args["parents"]:
         try:
             os.rmdir(system.path(path))

@@ -1,6 +1,9 @@
 """`oeprov destroy`: what is planned, what is left, and that doing it twice does no harm."""
 
 import json
+import os
+import pwd
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ from provision import cli, fresh, past
 from provision.inventory import Inventory, Removal, load
 from provision.journal import Journal
 from provision.node.apply import apply
-from provision.node.command import System
+from provision.node.command import CommandError, System
 from provision.node.observe import observe
 from provision.node.plan import Plan, make_plan
+from provision.node.runtime import STAMP
 from provision.node.state import (
     DaxDevice,
     FileSystem,
@@ -67,7 +71,7 @@ def ids(plan: Plan) -> list[str]:
 def test_data_stays_unless_it_is_named() -> None:
     remains = Remains(
         jobs=[JobFiles(JOB, [f"oeprov-{JOB}-server-0.service"], pools=[f"/mnt/pmem0/oeprov/{JOB}"])],
-        files=["/etc/oeprov"],
+        files=["/var/lib/oeprov/wheels"],
         user=True,
     )
     state = used(remains=remains)
@@ -81,7 +85,7 @@ def test_data_stays_unless_it_is_named() -> None:
     )
     assert namespace.endswith("add: --consent h:namespace0.0/n-1 --consent h:pmem0/ext4/f-1")
     assert plan.steps[2].args == {"remove": ["/mnt/pmem0"]}
-    assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/etc/oeprov"], (
+    assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/wheels"], (
         "the registry knows what is left"
     )
 
@@ -284,3 +288,34 @@ def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
     doomed = replace(host, removal=Removal((), "/j", None))
     assert not restored(json.loads(json.dumps(connection(doomed)))).desired().remove
     assert doomed.desired().remove
+
+
+def test_only_the_user_that_oeprov_made_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: me)
+    [*_, step] = make_plan(used(remains=Remains(user=True), owned=[]), desired("re6p")).steps
+    assert step.action == "remove_user"
+    assert not apply(step, System()).changed, "a person's account has another home"
+
+
+def test_an_environment_that_is_half_gone_is_still_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "lib").mkdir(parents=True)
+    (venv / STAMP).write_text('{"wheel": "", "made": true, "finished": true}')
+
+    def stop(path: str) -> None:
+        raise OSError(5, "Input/output error", path)
+
+    [*_, step] = make_plan(
+        used(remains=Remains(), runtime=Runtime("/venv", made=True)), desired("re6p")
+    ).steps
+    assert step.args["paths"] == ["/venv"]
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", stop)
+        with pytest.raises(CommandError, match=r"venv.lib: Input/output error"):
+            apply(step, System(str(tmp_path)))
+    assert (venv / STAMP).exists()
+    assert apply(step, System(str(tmp_path))).changed
+    assert not venv.exists()
