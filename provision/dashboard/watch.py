@@ -76,8 +76,10 @@ class Watch:
             begun = time.monotonic()
             try:
                 part = {"at": time.time(), "list": look(), "trouble": ""}
-            except (OeprovError, OSError) as error:
+            except OeprovError as error:
                 part = {**self._parts[name], "trouble": str(error)}
+            except Exception as error:  # the page says so; else it would show old numbers for ever
+                part = {**self._parts[name], "trouble": f"{type(error).__name__}: {error}"}
             with self._wake:
                 self._parts[name] = part
                 # Never busy with it for most of the time, however slow hosts are.

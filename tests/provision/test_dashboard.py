@@ -104,7 +104,7 @@ def test_nothing_comes_from_outside() -> None:
 
 def until(document: Callable[[], bytes], done: Callable[[Any], bool]) -> Any:
     changed = threading.Event()
-    for _ in range(2000):
+    for _ in range(10_000):
         found = json.loads(document())
         if done(found):
             return found
@@ -161,3 +161,23 @@ def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_inventory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["dashboard", "-i", str(tmp_path / "none.yml")]) == 1
     assert "none.yml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OeprovError("it is not to be had"), ZeroDivisionError("division by zero")])
+def test_a_look_that_fails_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (tmp_path / "inventory.yml").write_text(INVENTORY)
+    inventory = load(tmp_path / "inventory.yml", state_dir=tmp_path)
+    tries: list[None] = []
+
+    def fails(_: object) -> None:
+        tries.append(None)
+        raise error
+
+    monkeypatch.setattr("provision.converge.look", fails)
+    monkeypatch.setattr("provision.dashboard.watch.HOSTS_SECONDS", 0.01)
+    with Watch(inventory, tmp_path) as watch:
+        found = until(watch.document, lambda data: len(tries) > 1 and data["hosts"]["trouble"])
+    assert str(error) in found["hosts"]["trouble"]
+    assert found["hosts"]["at"] is None

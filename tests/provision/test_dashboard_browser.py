@@ -25,7 +25,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 pytestmark = pytest.mark.process
-SECONDS = 60
+SECONDS = 120
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage"
@@ -79,7 +79,8 @@ def say(job: Job, **event: object) -> None:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, job: Job) -> Iterator[Browser]:
-    with socket.socket() as unused:
+    with socket.socket() as unused, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("provision.dashboard.watch.JOBS_SECONDS", 0.2)
         unused.bind(("127.0.0.1", 0))  # and nobody listens there
         directory = job.directory.parents[1]
         (directory / "inventory.yml").write_text(INVENTORY.format(port=unused.getsockname()[1]))
@@ -109,7 +110,7 @@ def screen(browser: Browser, width: int, height: int) -> None:
 
 def test_numbers_change_while_one_looks(page: Browser, job: Job) -> None:
     card = f"[data-job={job.id}]"
-    assert "step 60 of 4,000" in text(page, card)
+    until(page, lambda: "step 60 of 4,000" in text(page, "#jobs"))
     assert "1,060" in text(page, card)
     assert page.title == "ads · oeprov"
     opened = page.find_element(By.CSS_SELECTOR, f"{card} summary")

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_processes import make_job
 
 from provision import cli, fresh, past
 from provision.inventory import Inventory, Removal, load
+from provision.jobs import JobState
 from provision.journal import Journal
+from provision.node import process
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
@@ -279,6 +282,17 @@ def test_the_command_shows_and_refuses(
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
     assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+
+
+def test_a_job_of_this_state_directory_that_runs_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inventory, state, job = make_inventory(tmp_path), used(), make_job(tmp_path)
+    monkeypatch.setattr("provision.observe.observe", lambda found: dict.fromkeys(found.hosts, state))
+    me = os.getpid()
+    job.write_state(JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me)))
+    assert cli.run(["destroy", "-i", str(inventory.path), "--state-dir", str(tmp_path), "--yes"]) == 1
+    assert f"training job {job.id} is running on this cluster; stop it first" in capsys.readouterr().err
 
 
 def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:

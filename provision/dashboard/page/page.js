@@ -2,7 +2,7 @@
 // Asks for data.json every second and changes what differs; all text goes in as text, never as HTML.
 
 const PERIOD = 1000; // milliseconds between requests
-const STALE = 3; // failed requests after which the page says so
+const STALE = 2; // failed requests after which the page says so
 const ACTIVE = ["prepared", "starting", "running", "stopping"];
 const LOOK = { done: "good", failed: "bad", interrupted: "wait" };
 
@@ -209,7 +209,7 @@ function showJobs(part, now) {
   const detailed = part.list.filter((job) => job.detailed && (job.course || job.on));
   const rest = part.list.filter((job) => !detailed.includes(job));
   show("jobs", part.trouble ? el("p", { class: "message" }, part.trouble) : null,
-    part.list.length ? null : el("div", { class: "card" }, el("p", {}, "No jobs yet. Start one with ", el("code", {}, "oeprov launch-training"), ".")),
+    part.list.length || part.trouble ? null : el("div", { class: "card" }, el("p", {}, "No jobs yet. Start one with ", el("code", {}, "oeprov launch-training"), ".")),
     detailed.map((job) => (job.on === "kubernetes" ? clusterCard(job) : jobCard(job, now))),
     earlier(rest));
 }
@@ -250,7 +250,7 @@ function showHosts(part, now, every) {
   const hosts = [...part.list].sort((a, b) => rank(a) - rank(b));
   const caption = part.at ? `seen ${duration(now - part.at)} ago, every ${duration(every)}` : "";
   show("hosts", part.trouble ? el("p", { class: "message" }, part.trouble) : null,
-    part.at ? el("div", { class: "card" }, table(caption, columns, hosts)) : el("p", { class: "soft" }, "Looking at the hosts …"));
+    part.at ? el("div", { class: "card" }, table(caption, columns, hosts)) : part.trouble ? null : el("p", { class: "soft" }, "Looking at the hosts …"));
 }
 
 function showTiles(data) {
@@ -296,7 +296,7 @@ async function refresh() {
     show("cluster", data.cluster);
     show("source", data.inventory);
     showTiles(data);
-    if (data.jobs.at) showJobs(data.jobs, data.now);
+    if (data.jobs.at || data.jobs.trouble) showJobs(data.jobs, data.now);
     showHosts(data.hosts, data.now, data.hosts_seconds);
     tell(data);
   } catch (error) {
