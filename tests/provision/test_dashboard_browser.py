@@ -170,3 +170,34 @@ def test_the_page_says_when_nobody_answers(page: Browser) -> None:
     until(page, lambda: "does not answer any more" in text(page, "#alert"))
     page.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
     until(page, lambda: text(page, "#alert") == "")
+
+
+def test_a_job_on_kubernetes_and_words_that_look_like_html(browser: Browser) -> None:
+    pod = {"name": "ctr-1-0", "role": "parameter_server", "node": "re6p-1", "state": "Running", "ready": True}
+    job = {
+        "job": "ctr-1",
+        "on": "kubernetes",
+        "state": "failed",
+        "message": "<b id=made>no</b>",
+        "namespace": "ads",
+        "claim": "deeprec",
+        "run": "runs/ctr-1",
+        "progress": "step 20/40  loss 0.61",
+        "problem": "",
+        "pods": [{**pod, "restarts": 2, "trouble": "ImagePullBackOff"}],
+        "detailed": True,
+    }
+    nothing = {"at": None, "list": [], "trouble": "the inventory is gone"}
+    found = {"cluster": "k", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "hosts": nothing}
+    document = json.dumps({**found, "jobs": {"at": 9.0, "list": [job], "trouble": ""}}).encode()
+    with Server(lambda: document) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        browser.get(server.url)
+        until(browser, lambda: "ImagePullBackOff" in text(browser, "#jobs"))
+        assert "<b id=made>no</b>" in text(browser, "#jobs")
+        assert "Kubernetes, namespace ads" in text(browser, "#jobs")
+        assert "the inventory is gone" in text(browser, "#hosts")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#made")
+        server.shutdown()
+        thread.join()
