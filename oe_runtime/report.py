@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from oe_runtime.training.report import FILE, ReportError, write
+from oe_runtime.training.report import FILE, ReportError, render, write
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,9 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "needs nothing else. The trainer writes it at the end of a run by itself.",
     )
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run directory of oe_runtime.train")
-    run_directory = p.parse_args(argv).run_dir
+    p.add_argument("--stdout", action="store_true", help="print the page and write no file")
+    args = p.parse_args(argv)
+    run_directory = args.run_dir
     try:
-        print(write(run_directory))
+        print(render(run_directory) if args.stdout else write(run_directory))
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ from provision import (
     cli_kubernetes,
     cli_lab,
     cli_monitoring,
+    cli_operations,
     cli_training,
 )
 from provision.cli_options import (
@@ -241,6 +242,35 @@ def rollback(
 
 @app.command(
     rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov destroy --check  |  oeprov destroy --limit re6p-1 --consent "
+    "re6p-1:job/deepfm-20261122-101500",
+)
+def destroy(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Take what oeprov made off the hosts: services, environments, mounts, configuration, kernel arguments.
+
+    Shows the plan and asks; refuses while a job runs. Checkpoints, rows in persistent memory and namespaces
+    stay, unless --consent names the host and each of them as the plan does. System packages and kernels stay
+    too (oeprov rollback kernel), and what this machine keeps of jobs on hosts (jobs in the state directory).
+    Doing it twice does no harm.
+    """
+    from provision import converge
+    from provision import destroy as removing
+
+    found = open_inventory(inventory, limit, state_dir)
+    agreed = converge.Consent(yes=yes, objects=consent or [])
+    return removing.run(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov doctor -i inventory.yml  |  oeprov doctor --limit re6p-1 --json",
 )
 def doctor(
@@ -264,6 +294,8 @@ app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_tra
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)
 app.command(rich_help_panel=_PROVISION, epilog=cli_monitoring.MONITORING_EXAMPLES)(cli_monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=cli_operations.DASHBOARD_EXAMPLES)(cli_operations.dashboard)
+app.command(rich_help_panel=_PROVISION, epilog=cli_operations.REPORT_EXAMPLES)(cli_operations.report)
 app.command(rich_help_panel=_TRAIN, epilog=cli_cost.COST_EXAMPLES)(cli_cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=cli_kubernetes.MANIFESTS_EXAMPLES)(cli_kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=cli_checkpoint.RESHARD_EXAMPLES)(cli_checkpoint.reshard)

@@ -169,8 +169,18 @@ def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
     return replace(inventory, hosts=hosts)
 
 
+def remove(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> tuple[int, Look]:
+    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now."""
+    run = _Run(inventory, "destroy", state_dir, consent, as_json)
+    run.playbook = "pmem_mode"  # it does the steps of every role in the order of the plan
+    code = run.run(check=check)
+    return code, run.found
+
+
 class _Run:
-    """One run of ``bootstrap`` or ``pmem-mode``."""
+    """One run of ``bootstrap``, ``pmem-mode`` or ``destroy``."""
 
     def __init__(
         self,
@@ -183,6 +193,8 @@ class _Run:
     ) -> None:
         self.inventory = inventory
         self.bundle = bundle
+        self.playbook = name
+        self.found = Look()  # the newest
         self.roles: tuple[str, ...] = ()  # whose steps are done; none: everybody's
         self.name = name
         self.state_dir = state_dir
@@ -252,6 +264,7 @@ class _Run:
                 name: plan._replace(steps=[step for step in plan.steps if role_of(step) in self.roles])
                 for name, plan in found.plans.items()
             }
+        self.found = found
         if not quiet:
             planview.show(self.console, found.plans.values())
         for error in found.lost:
@@ -305,7 +318,7 @@ class _Run:
         with stop.on_signals(), self.console.status("starting Ansible") as spinner:
             view.spinner = spinner.update
             run = playbook.run(
-                self.name,
+                self.playbook,
                 hosts,
                 state_dir=self.state_dir,
                 run_id=f"{self.id}-{number + 1}" if number else self.id,

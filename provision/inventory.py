@@ -41,6 +41,18 @@ DEFAULT_VENV = "/opt/oeprov/venv"
 
 
 @dataclass(frozen=True)
+class Removal:
+    """That what oeprov made on a host is to go: objects with data that go too, and where jobs lie there.
+
+    ``arguments`` are the kernel's from before oeprov came, None if nobody knows.
+    """
+
+    objects: tuple[str, ...]
+    jobs: str
+    arguments: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
 class Host:
     """One host with its checked settings; ``connection`` is ``local`` or ``ssh``.
 
@@ -64,6 +76,7 @@ class Host:
     gpu: GpuSettings
     server: ServerSettings
     worker: WorkerSettings
+    removal: Removal | None = None
 
     @property
     def is_parameter_server(self) -> bool:
@@ -99,6 +112,15 @@ class Host:
             if self.runtime.python != "python3" and not values["runtime_requirements"]:
                 values["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
             values.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
+        if self.removal:
+            values.update(
+                remove=True,
+                remove_objects=list(self.removal.objects),
+                remove_jobs=self.removal.jobs,
+                remove_known=self.removal.arguments is not None,
+                remove_arguments_before=list(self.removal.arguments or ()),
+                runtime_requirements=[],  # what it has does not matter any more
+            )
         return Desired.from_dict(values)
 
 

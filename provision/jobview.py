@@ -16,9 +16,16 @@ from provision import jobs, processview
 from provision.ending import saved, state_flag
 from provision.jobs import ACTIVE, Job
 from provision.kubernetes import record, view
-from provision.metrics import summary
+from provision.metrics import Summary, summary
 from provision.progress import duration, number
 
+# What is known of a job whose files cannot be read; ``job`` and ``message`` are to be added.
+UNREADABLE: dict[str, Any] = {
+    "state": "failed",
+    **asdict(Summary()),
+    "processes": [],
+    "rows": {},
+}
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
 
 
@@ -43,8 +50,7 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
         console.print(f"no jobs in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
     console.print(_job_table(reports[-20:]))
-    detailed = [item for item in reports if item["state"] in ACTIVE or _left(item)] or reports[-1:]
-    for item in detailed:
+    for item in detailed(reports):
         if item["message"] and item["state"] != "done":
             console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
         if item["waiting"] and item["state"] in ACTIVE:
@@ -73,6 +79,11 @@ def report(job: Job) -> dict[str, Any]:
         "processes": processes,
         "rows": processview.rows(processes),
     }
+
+
+def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are shown with all they have: what runs or may still be on hosts, else the last one."""
+    return [item for item in reports if item["state"] in ACTIVE or _left(item)] or reports[-1:]
 
 
 def _advice(item: dict[str, Any], flag: str) -> list[str]:

@@ -65,6 +65,16 @@ class Summary:
     waiting: str | None = None  # for which server, and why
 
 
+@dataclass(frozen=True)
+class Course:
+    """The newest part of a run: curves by field, all over ``step``, and the checkpoints that were written."""
+
+    step: list[int]
+    loss: list[float | None]
+    samples_per_s: list[float | None]
+    checkpoints: list[Event]
+
+
 _WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
 
 
@@ -98,6 +108,20 @@ def summary(path: Path) -> Summary:
         checkpoint=saved.get("path"),
         checkpoint_step=saved.get("step"),
         waiting=last.get("server_gone", {}).get("message"),
+    )
+
+
+def course(path: Path, points: int = 120, checkpoints: int = 5) -> Course:
+    """What the last ``points`` steps in ``metrics.jsonl`` and the last ``checkpoints`` say, oldest first."""
+    events = _events(path)
+    # The last word on each step: after a server was lost, steps come twice.
+    steps = {int(event["step"]): event for event in events if event["event"] == "step" and "step" in event}
+    newest = [steps[step] for step in sorted(steps)[-points:]]
+    return Course(
+        step=[int(event["step"]) for event in newest],
+        loss=[event.get("loss") for event in newest],
+        samples_per_s=[event.get("samples_per_s") for event in newest],
+        checkpoints=[event for event in events if event["event"] == "checkpoint"][-checkpoints:],
     )
 
 

@@ -24,8 +24,23 @@ def mode_of(state: State, kind: Kind) -> str:
 def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
     """Write down what a host is, before anything is done to it."""
     journal.write(
-        "before", cluster=cluster, host=host, kernel=state.kernel.running, mode=mode_of(state, kind)
+        "before",
+        cluster=cluster,
+        host=host,
+        kernel=state.kernel.running,
+        mode=mode_of(state, kind),
+        arguments=list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
     )
+
+
+def first_arguments(journal: Journal, cluster: str) -> dict[str, tuple[str, ...]]:
+    """Host → the kernel's arguments before its first change, where the journal says them of that one."""
+    found: dict[str, tuple[str, ...] | None] = {}
+    for entry in journal.read():
+        if entry.get("event") == "before" and entry.get("cluster") == cluster:
+            words = entry.get("arguments")
+            found.setdefault(str(entry.get("host", "")), tuple(words) if isinstance(words, list) else None)
+    return {host: words for host, words in found.items() if words is not None}
 
 
 def last(journal: Journal, cluster: str, key: str, now: Mapping[str, str]) -> dict[str, str]:

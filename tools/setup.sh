@@ -16,6 +16,8 @@ packages=(
   openssh-client libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
+# For the dashboard's tests in a real browser, which are skipped elsewhere: Ubuntu's chromium is a snap.
+[ "$profile" != test ] || ! grep -qx 'ID=debian' /etc/os-release || packages+=(chromium chromium-driver)
 [ "$profile" != fuzz ] || packages+=(clang libclang-rt-dev)
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }

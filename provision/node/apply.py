@@ -14,6 +14,7 @@ from . import (
     ndctl,
     numa,
     packages,
+    removal,
     runtime,
     trial,
 )
@@ -35,6 +36,7 @@ for _part in (
     numa,
     memmap,
     ipmctl,
+    removal,
 ):
     ACTIONS.update(_part.ACTIONS)
 

@@ -23,7 +23,8 @@ RECORD = "units.json"
 STOPPING = "/run/oeprov-job.stop"
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
 LOG_LINES = 200  # of each unit, brought back when it is stopped
-_USER_COMMAND = ["useradd", "--system", "--home-dir", "/var/lib/oeprov", "--no-create-home", "--shell"]
+HOME = "/var/lib/oeprov"
+_USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
 
 def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:

@@ -141,7 +141,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         why = "the kernel may have been placed inside the range, which disables it"
         reboot_why = "without a persistent device, the kernel must start elsewhere"
     if reboot_why and devices:
-        before += _leave(state, desired, "the range changes")
+        before += leave(state, desired, "the range changes")
     after: List[Step] = []
     count = len(parse(value))
     if reboot_why:
@@ -171,7 +171,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
     )
 
 
-def _leave(state: State, desired: Desired, why: str) -> List[Step]:
+def leave(state: State, desired: Desired, why: str) -> List[Step]:
     """Gives up what is on the persistent range: consent for its data, no mount, no fstab entry."""
     steps: List[Step] = []
     for item in state.namespaces:
@@ -213,7 +213,7 @@ def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
         )
         return Part(problems=[problem])
     before = (
-        _leave(state, desired, "the range becomes a memory node")
+        leave(state, desired, "the range becomes a memory node")
         if running
         else mount.forget_step(state, desired)
     )

@@ -22,6 +22,7 @@ from . import (
     owned,
     packages,
     pmem,
+    removal,
     runtime,
 )
 from .command import System
@@ -77,7 +78,7 @@ def observe(system: System, desired: Desired) -> State:
         state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])
     if desired.kind == "local":
         # Nothing else of this machine is ours to change, so nothing else is looked at.
-        return state
+        return _with_remains(system, desired, state)
     trouble: List[str] = []
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
@@ -103,12 +104,17 @@ def observe(system: System, desired: Desired) -> State:
         jobs=inuse.observe_jobs(system),
         trouble=trouble,
     )
+    state = _with_remains(system, desired, state)
     # Who uses a mount matters, and is worth the look, only where it would end.
-    part = pmem.plan(state, desired)
+    part = removal.plan(state, desired) if desired.remove else pmem.plan(state, desired)
     users = {
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
     }
     return state._replace(users={where: found for where, found in users.items() if found})
+
+
+def _with_remains(system: System, desired: Desired, state: State) -> State:
+    return state._replace(remains=removal.observe(system, desired, state)) if desired.remove else state
 
 
 def observe_tools(system: System) -> Tools:

@@ -7,7 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import bootloader, gpu, inuse, kernel, packages, pmem, runtime
+from . import bootloader, gpu, inuse, kernel, packages, pmem, removal, runtime
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -20,6 +20,8 @@ def make_plan(state: State, desired: Desired) -> Plan:
 
     ``problems`` say why it cannot be reached; steps are then what would be done otherwise.
     """
+    if desired.remove:
+        return _removal(state, desired)
     part = pmem.plan(state, desired)
     steps = packages.plan(state, desired)
     if desired.kind == "local":
@@ -39,6 +41,18 @@ def make_plan(state: State, desired: Desired) -> Plan:
     return Plan(
         desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
     )
+
+
+def _removal(state: State, desired: Desired) -> Plan:
+    """The steps that take away what oeprov made; kernel arguments go by a boot on trial, like any change."""
+    part = removal.plan(state, desired)
+    # Nothing that the inventory asks for is to be reached on the way.
+    bare = desired._replace(kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none")
+    if desired.kind == "local":
+        return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
+    steps = _steps(state, bare, part)
+    problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
+    return Plan(desired.host, steps, state.digest(), part.notes, list(dict.fromkeys(problems)))
 
 
 def _change(desired: Desired, part: Part) -> bootloader.Change:

@@ -315,7 +315,7 @@ def _python_problems(state: State, desired: Desired) -> List[str]:
     return []
 
 
-def _empty(system: System, venv: str) -> None:
+def empty(system: System, venv: str) -> None:
     """Takes all out of an environment but the stamp that says that it may be."""
     for name in system.list(venv):
         path = system.path(os.path.join(venv, name))
@@ -342,7 +342,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if build:
         _write_stamp(system, venv, _Stamp(before.wheel, made, False))
     if create:
-        _empty(system, venv)
+        empty(system, venv)
         system.check(_make(python, venv, offline), timeout=600)
     for argv in _install(venv, before.base, wheel, requirements, create, offline, args.get("index", "")):
         system.check(argv, timeout=3600)

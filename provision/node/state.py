@@ -233,6 +233,26 @@ class Gpu(NamedTuple):
     names: List[str] = []
 
 
+class JobFiles(NamedTuple):
+    """What a job that does not run has left on a node; ``run``: its run directory has something in it."""
+
+    job: str
+    units: List[str] = []
+    directory: str = ""  # empty: there is none
+    checkpoints: int = 0
+    run: bool = False
+    pools: List[str] = []  # directories with its servers' rows in persistent memory
+
+
+class Remains(NamedTuple):
+    """What oeprov made, beside what the rest of the state has; only `oeprov destroy` looks at it."""
+
+    jobs: List[JobFiles] = []
+    foreign: List[str] = []  # what is not ours where rows of jobs lie
+    files: List[str] = []
+    user: bool = False
+
+
 class State(NamedTuple):
     """All that one round trip brings back from a node."""
 
@@ -260,6 +280,7 @@ class State(NamedTuple):
     owned: List[str] = []  # what oeprov made on this node (``owned``): UUIDs, and words for half-done things
     jobs: List[str] = []  # training jobs whose servers run here
     users: Dict[str, List[str]] = {}  # mount point that a step would unmount -> "PID NAME" of who is there
+    remains: Remains = Remains()
     assumed: bool = False  # not seen but assumed: `plan --offline`
     trouble: List[str] = []  # what could not be looked at, and why
 

@@ -70,6 +70,11 @@ class Desired(NamedTuple):
     runtime_wheel_key: str = ""  # what the controller builds wheels for itself; see runtime.wheel_key
     runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
     runtime_repositories: Dict[str, str] = {}  # where they come from: name -> address; see repositories.py
+    remove: bool = False  # take away what oeprov made, instead of all the rest: `oeprov destroy`
+    remove_objects: List[str] = []  # data that was named
+    remove_jobs: str = ""  # directory of jobs
+    remove_known: bool = False  # whether the journal says which kernel arguments there were before oeprov
+    remove_arguments_before: List[str] = []  # those
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
 
     def to_dict(self) -> Dict[str, Any]:

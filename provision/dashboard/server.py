@@ -1,0 +1,101 @@
+"""The dashboard's HTTP server: a page for whoever knows the token, on loopback; nothing can be changed."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+from provision.errors import OeprovError
+
+_PAGE = Path(__file__).with_name("page")
+_FILES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+DATA = "data.json"
+ADDRESS = "127.0.0.1"
+# Names by which a browser on this machine, or at the other end of a tunnel, asks for it. A page of another
+# site can make its own name lead here (DNS rebinding), but not these.
+_NAMES = (ADDRESS, "localhost", "::1")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_SECONDS = 10  # that a client may take for its request
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page and ``document()``, a JSON text, below a path that only this user was told."""
+
+    daemon_threads = True
+
+    def __init__(self, document: Callable[[], bytes], port: int = 0) -> None:
+        self.document = document
+        self.token = secrets.token_urlsafe(24)
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise OeprovError(f"port {port} of {ADDRESS}: {error.strerror}; choose another --port") from None
+
+    @property
+    def port(self) -> int:
+        """The port, also where any free one was asked for."""
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The page's address, with the token."""
+        return f"http://{ADDRESS}:{self.port}/{self.token}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _SECONDS
+    server_version = "oeprov"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(*self._found())
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _found(self) -> tuple[HTTPStatus, str, bytes]:
+        server = cast(Server, self.server)
+        plain = "text/plain; charset=utf-8"
+        try:
+            name = urlsplit("//" + self.headers.get("Host", "")).hostname
+        except ValueError:
+            name = None
+        if name not in _NAMES:
+            return HTTPStatus.FORBIDDEN, plain, b"this page is served as 127.0.0.1 and localhost only\n"
+        token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), server.token.encode()):
+            return HTTPStatus.NOT_FOUND, plain, b"open the address that `oeprov dashboard` printed\n"
+        if rest == DATA:
+            return HTTPStatus.OK, "application/json", server.document()
+        if rest in _FILES:
+            file, kind = _FILES[rest]
+            return HTTPStatus.OK, kind, (_PAGE / file).read_bytes()
+        return HTTPStatus.NOT_FOUND, plain, b"there is no such page\n"
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """The terminal is for the address; the token would be in every line."""

@@ -1,0 +1,120 @@
+"""What the dashboard shows: hosts and jobs, looked at again and again while somebody has the page open."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from provision import converge, hostview, jobs, jobview
+from provision.errors import OeprovError
+from provision.inventory import Inventory
+from provision.jobs import ACTIVE, Job
+from provision.kubernetes import record, view
+from provision.metrics import course
+
+Document = dict[str, Any]
+HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between looks
+IDLE_SECONDS = 20.0  # after the last request nobody looks any more, and no host is asked
+MOST_JOBS = 20
+
+
+class Watch:
+    """Looks in the background from ``__enter__`` to ``__exit__``."""
+
+    def __init__(self, inventory: Inventory, state_dir: Path) -> None:
+        self.inventory = inventory
+        self.state_dir = state_dir
+        self._ended: dict[
+            str, tuple[object, Document]
+        ] = {}  # jobs that change no more, by their files' times
+        self._parts: dict[str, Document] = {
+            name: {"at": None, "list": [], "trouble": ""} for name in ("hosts", "jobs")
+        }
+        self._wanted = time.monotonic()
+        self._wake = threading.Condition()
+        self._over = False
+        self._threads = [
+            threading.Thread(target=self._keep, args=arguments, daemon=True)
+            for arguments in (("hosts", self.hosts, HOSTS_SECONDS), ("jobs", self.jobs, JOBS_SECONDS))
+        ]
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._wake:
+            self._over = True
+            self._wake.notify_all()
+        # A look at a host that does not answer takes its time; nobody waits for it.
+
+    def document(self) -> bytes:
+        """The newest of everything as JSON; the request counts as somebody looking."""
+        with self._wake:
+            self._wanted = time.monotonic()
+            self._wake.notify_all()
+            parts = dict(self._parts)
+        head = {
+            "cluster": self.inventory.cluster,
+            "inventory": str(self.inventory.path),
+            "now": time.time(),
+            "hosts_seconds": HOSTS_SECONDS,
+        }
+        return json.dumps({**head, **parts}).encode()
+
+    def _keep(self, name: str, look: Callable[[], list[Document]], seconds: float) -> None:
+        while True:
+            begun = time.monotonic()
+            try:
+                part = {"at": time.time(), "list": look(), "trouble": ""}
+            except OeprovError as error:
+                part = {**self._parts[name], "trouble": str(error)}
+            except Exception as error:  # the page says so; else it would show old numbers for ever
+                part = {**self._parts[name], "trouble": f"{type(error).__name__}: {error}"}
+            with self._wake:
+                self._parts[name] = part
+                # Never busy with it for most of the time, however slow hosts are.
+                self._wake.wait_for(lambda: self._over, max(seconds, time.monotonic() - begun))
+                self._wake.wait_for(lambda: self._over or time.monotonic() - self._wanted < IDLE_SECONDS)
+                if self._over:
+                    return
+
+    def hosts(self) -> list[Document]:
+        """Every host, seen now."""
+        return hostview.hosts(self.inventory, converge.look(self.inventory))
+
+    def jobs(self) -> list[Document]:
+        """The last jobs, the newest first; ``detailed``: shown with processes and curves."""
+        found = [self._job(job) for job in jobs.all_jobs(self.state_dir)[-MOST_JOBS:]]
+        names = [item["job"] for item in jobview.detailed(found)]
+        for item in found:
+            item["detailed"] = item["job"] in names
+        there = [
+            {**view.report(job), "detailed": True} for job in record.all_jobs(self.state_dir)[-MOST_JOBS:]
+        ]
+        return [*reversed(there), *reversed(found)]
+
+    def _job(self, job: Job) -> Document:
+        times = tuple(
+            path.stat().st_mtime_ns if path.exists() else 0 for path in (job.state_file, job.metrics_file)
+        )
+        known = self._ended.get(job.id)
+        if known and known[0] == times:
+            return dict(known[1])
+        try:
+            found = {**jobview.report(job), "active": False, "course": asdict(course(job.metrics_file))}
+        except OeprovError as error:
+            return {**jobview.UNREADABLE, "active": False, "job": job.id, "message": str(error)}
+        found["active"] = found["state"] in ACTIVE
+        if not found["active"] and not any(entry["unit"] for entry in found["processes"]):
+            self._ended[job.id] = (times, dict(found))
+        return found

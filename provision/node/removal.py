@@ -1,0 +1,362 @@
+"""What oeprov made on a node, and the steps that take it away again: `oeprov destroy`.
+
+Data goes by name only: what ``Desired.remove_objects`` does not name is left, and a note says its name.
+System packages and kernels stay, because nobody knows who else uses them.
+"""
+
+import os
+import pwd
+import re
+import shutil
+from typing import Any, Dict, List, Tuple
+
+from . import (
+    build,
+    job,
+    kernel,
+    memmap,
+    mount,
+    ndctl,
+    numa,
+    owned,
+    repositories,
+    runtime,
+    system_ram,
+    systemd,
+)
+from .command import CommandError, System
+from .part import Part
+from .state import JobFiles, Namespace, Remains, State
+from .step import Action, Applied, Desired, Step
+
+USER = "oeprov"
+_SERVER = re.compile(r"server-\d+")
+_OFFLINE = "memhp_default_state="
+_FILES = [repositories.YUM, repositories.APT, kernel.FAILED, build.WHEELS]
+
+
+def observe(system: System, desired: Desired, state: State) -> Remains:
+    """What is there of jobs and of files of ours; ``state`` has the mounts."""
+    local = desired.kind == "local"
+    pools, foreign = _pools(system, _pool_roots(desired, state))
+    jobs: Dict[str, JobFiles] = {}
+    for name in system.list(desired.remove_jobs):
+        directory = os.path.join(desired.remove_jobs, name)
+        if any(system.exists(os.path.join(directory, file)) for file in ("job.json", job.RECORD)):
+            run = system.list(os.path.join(directory, "run"))
+            steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
+            saved = len([item for item in steps if item.startswith("step-")])
+            jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=bool(run))
+    for unit in [] if local else systemd.ours(system):
+        name = re.sub(r"^oeprov-(.+)-(?:server|worker)-\d+[.]service$", r"\1", unit)
+        found = jobs.get(name, JobFiles(name))
+        jobs[name] = found._replace(units=found.units + [unit])
+    for name, paths in pools.items():
+        jobs[name] = jobs.get(name, JobFiles(name))._replace(pools=paths)
+    files = [] if local else [path for path in _FILES if system.exists(path)]
+    return Remains(
+        jobs=[jobs[name] for name in sorted(jobs)],
+        foreign=foreign,
+        files=files,
+        user=not local and _has_user(),
+    )
+
+
+def _has_user() -> bool:
+    """The user that services run as, as we make it; another one of its name may be a person's."""
+    try:
+        found = pwd.getpwnam(USER)
+    except KeyError:
+        return False
+    return found.pw_dir == job.HOME and os.path.basename(found.pw_shell) in ("nologin", "false")
+
+
+def _pool_roots(desired: Desired, state: State) -> List[str]:
+    if desired.kind == "local":
+        return [desired.pmem_directory] if desired.pmem_directory else []
+    places = [item.where for item in state.mounts if _is_place(item.where, desired)]
+    return [os.path.join(where, "oeprov") for where in places]
+
+
+def _is_place(where: str, desired: Desired) -> bool:
+    return where.startswith(desired.pmem_mount_prefix) and where[len(desired.pmem_mount_prefix) :].isdigit()
+
+
+def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List[str]]:
+    """Directories of jobs below ``roots``, by job; and what else is there."""
+    found: Dict[str, List[str]] = {}
+    foreign = []
+    for root in roots:
+        for name in system.list(root):
+            path = os.path.join(root, name)
+            inside = system.list(path)
+            if inside and all(_SERVER.fullmatch(item) for item in inside):
+                found.setdefault(name, []).append(path)
+            else:
+                foreign.append(path)
+    return found, foreign
+
+
+def plan(state: State, desired: Desired) -> Part:
+    """Steps that take away what oeprov made; data only if it is named, the rest of it is in the notes."""
+    problems = [
+        "training job {0} runs on this host; stop it first: oeprov stop {0}".format(name)
+        for name in state.jobs
+    ]
+    part = _jobs(state, desired)
+    if desired.kind == "local":
+        return part._replace(before=part.before + _directory(state, desired, part), problems=problems)
+    memory, kept = _memory(state, desired)
+    arguments = _arguments(state, desired)
+    after = _files(state, desired, part, bool(kept.notes or arguments.notes))
+    if state.dimms.app_direct:
+        kept.notes.append("left: the goal of the modules, App Direct; ipmctl changes it")
+    return Part(
+        before=part.before + memory + kept.before + arguments.before,
+        remove_arguments=arguments.remove_arguments,
+        arguments_why=arguments.arguments_why,
+        reboot_why=arguments.reboot_why,
+        after=after,
+        notes=part.notes + kept.notes + arguments.notes,
+        problems=problems,
+    )
+
+
+def _left(desired: Desired, what: str, names: List[str]) -> str:
+    flags = " ".join("--consent {}:{}".format(desired.host, name) for name in names)
+    return "left: {}; to lose that too, add: {}".format(what, flags)
+
+
+def _jobs(state: State, desired: Desired) -> Part:
+    steps, notes = [], []
+    for item in state.remains.jobs:
+        if item.units:
+            steps.append(
+                Step(
+                    id="units-" + item.job,
+                    what="remove the services of job {}: {}".format(item.job, ", ".join(item.units)),
+                    why="oeprov made them; none of them runs",
+                    commands=[["rm", systemd.path(unit)] for unit in item.units],
+                    action="remove_units",
+                    args={"directory": item.directory or os.path.join(desired.remove_jobs, item.job)},
+                )
+            )
+        paths = item.pools + ([item.directory] if item.directory else [])
+        data = [
+            "{} checkpoint{}".format(item.checkpoints, "" if item.checkpoints == 1 else "s"),
+            "rows in " + ", ".join(item.pools),
+        ]
+        words = " and ".join([data[0]] * bool(item.run) + [data[1]] * bool(item.pools))
+        name = "job/" + item.job
+        if not paths:
+            continue
+        if words and name not in desired.remove_objects:
+            notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
+            continue
+        steps.append(
+            Step(
+                id="files-" + item.job,
+                what="remove {}{}".format(", ".join(paths), ": " + words if words else ""),
+                why="files of job {}".format(item.job),
+                destroys=[name] if words else [],
+                commands=[["rm", "-r", path] for path in paths],
+                action="remove_paths",
+                args={"paths": paths, "parents": sorted({os.path.dirname(path) for path in item.pools})},
+            )
+        )
+    return Part(before=steps, notes=notes)
+
+
+def _directory(state: State, desired: Desired, jobs: Part) -> List[Step]:
+    """The stand-in directory of kind local, once it is empty."""
+    path = desired.pmem_directory
+    kept = any(item.pools and "job/" + item.job not in desired.remove_objects for item in state.remains.jobs)
+    there = any(item.path == path and item.is_directory for item in state.directories)
+    # With rows in it, their removal takes it along (``parents``).
+    if not there or kept or state.remains.foreign or any(item.pools for item in state.remains.jobs):
+        return []
+    return [
+        Step(
+            id="directory",
+            what="remove {}, which is empty".format(path),
+            why="it stands in for persistent memory",
+            commands=[["rmdir", path]],
+            action="remove_paths",
+            args={"paths": [], "parents": [path]},
+        )
+    ]
+
+
+def _is_ours(state: State, item: Namespace) -> bool:
+    return ndctl.is_ours(state, item) or any(
+        found.uuid in state.owned
+        for found in state.filesystems
+        if found.device == item.blockdev and found.uuid
+    )
+
+
+def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
+    """What uses persistent memory goes; namespaces only by name."""
+    steps, notes, doomed = [], [], []
+    for item in state.namespaces:
+        if not _is_ours(state, item):
+            continue
+        release = system_ram.release(state, item)
+        steps += release.after
+        if release.reboot_why:
+            notes.append("{}: it stays system RAM until the next boot".format(release.reboot_why))
+        if item.blockdev and all(
+            _is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
+        ):
+            why = "what lies on it is left there; the step fails when files are open"
+            steps += [step._replace(why=why) for step in mount.unmount_step(state, item.blockdev)]
+        if item.mode == "raw" and not item.labels:
+            continue  # the memory as it came
+        name = "{}/{}".format(item.dev, item.uuid or item.raw_uuid or "no-uuid")
+        data = [lost for lost in ndctl.data_in(state, item) if lost != name]
+        if name in desired.remove_objects and not release.reboot_why:
+            step = ndctl.destroy(state, item, "oeprov made it, and it was named")
+            doomed.append(step._replace(destroys=[name] + data))
+        else:
+            notes.append(
+                _left(desired, "{} ({}) and what is on it".format(item.dev, item.mode), [name] + data)
+            )
+    wanted = mount.fstab_options(desired)
+    where = [
+        entry.where
+        for entry in state.fstab
+        if _is_place(entry.where, desired) and all(word in entry.options for word in wanted)
+    ]
+    if where:
+        steps.append(
+            Step(
+                id="fstab-forget",
+                what="remove {} from {}".format(", ".join(where), mount.FSTAB),
+                why="oeprov entered it there",
+                commands=[["edit", mount.FSTAB] + ["-" + item for item in where]],
+                action="edit_fstab",
+                args={"remove": where},
+            )
+        )
+    steps += system_ram.forget(state)
+    return steps, Part(before=doomed, notes=notes)
+
+
+def _arguments(state: State, desired: Desired) -> Part:
+    """Kernel arguments that oeprov added; re7p's memmap only if what lies on its range was named."""
+    configured = state.kernel.cmdline + state.bootloader.cmdline.split()
+    known = [
+        word
+        for word in dict.fromkeys(configured)
+        if word in desired.kernel_arguments
+        or memmap.is_memmap(word)
+        or word == memmap.NOKASLR
+        or word.startswith(_OFFLINE)
+    ]
+    if not desired.remove_known:
+        if not known:
+            return Part()
+        note = (
+            "left: kernel arguments {}: the journal here does not say whether they were there before oeprov"
+        )
+        return Part(notes=[note.format(" ".join(known))])
+    added = [word for word in known if word not in desired.remove_arguments_before]
+    lost = [data for item in state.namespaces for data in ndctl.data_in(state, item)]
+    part = Part()
+    if lost and any(map(memmap.is_memmap, added)):
+        if all(name in desired.remove_objects for name in lost):
+            part = Part(before=memmap.leave(state, desired, "the range becomes ordinary memory"))
+        else:
+            part = Part(notes=[_left(desired, "memmap= and what lies on its range", lost)])
+            added = [word for word in added if not memmap.is_memmap(word) and word != memmap.NOKASLR]
+    running = [word for word in added if word in state.kernel.cmdline]
+    return part._replace(
+        remove_arguments=added,
+        arguments_why="oeprov added them" if added else "",
+        reboot_why="kernel arguments are taken back" if running else "",
+    )
+
+
+def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]:
+    """The environment, configuration, the registry and the user of services, if nothing needs them."""
+    paths = [state.runtime.venv] if state.runtime.made else []
+    paths += state.remains.files
+    if not kept and state.owned:
+        paths.append(owned.PATH)
+    steps = []
+    if paths:
+        steps.append(
+            Step(
+                id="remove-files",
+                what="remove " + ", ".join(paths),
+                why="oeprov made them",
+                commands=[["rm", "-r", path] for path in paths],
+                action="remove_paths",
+                args={"paths": paths, "parents": _parents(state, desired)},
+            )
+        )
+    if state.remains.user and not jobs.notes:
+        steps.append(
+            Step(
+                id="remove-user",
+                what="remove the user {}".format(USER),
+                why="services ran as it, and it has no files any more",
+                commands=[["userdel", USER]],
+                action="remove_user",
+            )
+        )
+    return steps
+
+
+def _parents(state: State, desired: Desired) -> List[str]:
+    """Directories of ours that may be empty then."""
+    above = os.path.dirname(state.runtime.venv)
+    places = [entry.where for entry in state.fstab if _is_place(entry.where, desired)]
+    places += [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
+    return places + ([above] if os.path.basename(above) == "oeprov" else [])
+
+
+def _remove_units(system: System, args: Dict[str, Any]) -> Applied:
+    found = job.stop(system, {"directory": args["directory"], "keep": True, "keep_pools": True})
+    left = systemd.ours(system, os.path.basename(args["directory"]))
+    if left:
+        raise CommandError("still there: " + ", ".join(left))
+    return Applied(bool(found["stopped"]), "removed " + (", ".join(found["stopped"]) or "nothing"))
+
+
+def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
+    changed = False
+    for path in args["paths"]:
+        real = system.path(path)
+        if os.path.isdir(real) and not os.path.islink(real):
+            try:
+                runtime.empty(system, path)  # its stamp last: broken off, it still counts as ours
+                shutil.rmtree(real)
+            except OSError as error:
+                raise CommandError("{}: {}".format(error.filename or path, error.strerror))
+            changed = True
+        elif os.path.lexists(real):
+            changed = system.remove(path) or changed
+        if os.path.lexists(real):
+            raise CommandError("{} is still there".format(path))
+    for path in args["parents"]:
+        try:
+            os.rmdir(system.path(path))
+            changed = True
+        except OSError:
+            pass  # others' files are there, or it is gone
+    return Applied(changed, "removed" if changed else "nothing was there")
+
+
+def _remove_user(system: System, _: Dict[str, Any]) -> Applied:
+    if not _has_user():
+        return Applied(False, "there is no user " + USER)
+    system.check(["userdel", USER])
+    return Applied(True, "the user {} is gone".format(USER))
+
+
+ACTIONS: Dict[str, Action] = {
+    "remove_units": _remove_units,
+    "remove_paths": _remove_paths,
+    "remove_user": _remove_user,
+}

@@ -1,0 +1,203 @@
+"""The dashboard in a real browser: numbers that change, a host that is down, phones, keyboards."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_processes import make_job
+
+from provision.dashboard.server import Server
+from provision.dashboard.watch import Watch
+from provision.inventory import load
+from provision.jobs import Job, JobState, ProcessState
+from provision.node import process
+
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("no browser here: apt-get install chromium chromium-driver", allow_module_level=True)
+webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium here: pip install selenium")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+pytestmark = pytest.mark.process
+SECONDS = 120
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+)
+INVENTORY = """\
+all:
+  vars: {{oeprov_cluster: ads, training_data: generate:100}}
+  children:
+    parameter_servers:
+      hosts:
+        here: {{oeprov_kind: local, ansible_connection: local, pmem_mode: none, runtime_extra: none}}
+        down: {{oeprov_kind: cpu, ansible_host: 127.0.0.1, ansible_port: {port}}}
+    workers:
+      hosts: {{here: }}
+"""
+Browser = Any
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that seems to run: this process is its supervisor and its server."""
+    made = make_job(tmp_path_factory.mktemp("cluster"))
+    me, started = os.getpid(), process.start_time(os.getpid())
+    server = ProcessState(name="server-0", role="parameter_server", host="here", pid=me, started=started)
+    made.write_state(
+        JobState(phase="running", supervisor_pid=me, supervisor_started=started, processes=[server])
+    )
+    say(made, event="start", steps=4000)
+    for step in (20, 40, 60):
+        say(made, event="step", step=step, loss=1 / step, auc=0.6, samples_per_s=1000.0 + step, eta_s=30)
+    say(made, event="checkpoint", step=40, path="x", seconds=0.1, rows="files")
+    return made
+
+
+def say(job: Job, **event: object) -> None:
+    with job.metrics_file.open("a") as file:
+        file.write(json.dumps({"time": "2026-11-22T01:02:03.000+00:00", **event}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, job: Job) -> Iterator[Browser]:
+    with socket.socket() as unused, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("provision.dashboard.watch.JOBS_SECONDS", 0.2)
+        unused.bind(("127.0.0.1", 0))  # and nobody listens there
+        directory = job.directory.parents[1]
+        (directory / "inventory.yml").write_text(INVENTORY.format(port=unused.getsockname()[1]))
+        inventory = load(directory / "inventory.yml", state_dir=directory)
+        with Watch(inventory, directory) as watch, Server(watch.document) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            browser.get(server.url)
+            until(browser, lambda: "cannot be reached" in text(browser, "#hosts"))
+            yield browser
+            server.shutdown()
+            thread.join()
+
+
+def until(browser: Browser, done: Callable[[], bool]) -> None:
+    WebDriverWait(browser, SECONDS, 0.05).until(lambda _: done())
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.find_element(By.CSS_SELECTOR, selector).text)
+
+
+def screen(browser: Browser, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def test_numbers_change_while_one_looks(page: Browser, job: Job) -> None:
+    card = f"[data-job={job.id}]"
+    until(page, lambda: "step 60 of 4,000" in text(page, "#jobs"))
+    assert "1,060" in text(page, card)
+    assert page.title == "ads · oeprov"
+    opened = page.find_element(By.CSS_SELECTOR, f"{card} summary")
+    opened.click()
+    say(job, event="step", step=80, loss=0.25, auc=0.7, samples_per_s=54321.0, eta_s=20)
+    until(page, lambda: "step 80 of 4,000" in text(page, card))
+    assert "54,321" in text(page, card)
+    assert "54,321" in text(page, "#tiles")
+    bar = page.find_element(By.CSS_SELECTOR, f"{card} progress")
+    assert bar.get_attribute("value") == "80"
+    assert page.find_elements(By.CSS_SELECTOR, f"{card} details[open]"), "what was opened stays so"
+    label = page.find_element(By.CSS_SELECTOR, f"{card} svg").get_attribute("aria-label")
+    assert label == "Throughput, samples/s: 54,321 now, between 1,020 and 54,321 from step 20 to 80"
+    assert not [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_host_that_is_down_says_why_and_comes_first(page: Browser) -> None:
+    rows = page.find_elements(By.CSS_SELECTOR, "#hosts tbody tr")
+    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == ["down", "here"]
+    assert "refuses connections; is sshd running there" in rows[0].text
+    assert "1 of 2" in text(page, "#tiles .bad")
+
+
+def test_a_phone_a_dark_screen_and_a_wide_one(page: Browser) -> None:
+    grounds = set()
+    for width, height, scheme in ((390, 844, "dark"), (390, 844, "light"), (1280, 800, "light")):
+        screen(page, width, height)
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+        grounds.add(page.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        for cell in page.find_elements(By.CSS_SELECTOR, "#hosts td:not(.empty)"):
+            assert cell.is_displayed()
+    assert len(grounds) == 2
+
+
+def test_keyboard_and_screen_reader(page: Browser) -> None:
+    page.refresh()  # what was clicked before is where Tab would begin
+    until(page, lambda: "cannot be reached" in text(page, "#hosts"))
+    page.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert page.switch_to.active_element.text == "Skip to training"
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.switch_to.active_element.get_attribute("id") == "training"
+    tree = page.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = {
+        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if "role" in node
+    }
+    assert {("heading", "Training"), ("heading", "Hosts"), ("rowheader", "down")} <= roles
+    assert ("columnheader", "persistent memory") in roles
+    for role, name in roles:
+        assert name or role not in ("img", "image", "progressbar", "progressIndicator", "link", "article")
+
+
+def test_the_page_says_when_nobody_answers(page: Browser) -> None:
+    page.execute_cdp_cmd("Network.enable", {})
+    page.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*data.json*"]})
+    until(page, lambda: "does not answer any more" in text(page, "#alert"))
+    page.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    until(page, lambda: text(page, "#alert") == "")
+
+
+def test_a_job_on_kubernetes_and_words_that_look_like_html(browser: Browser) -> None:
+    pod = {"name": "ctr-1-0", "role": "parameter_server", "node": "re6p-1", "state": "Running", "ready": True}
+    job = {
+        "job": "ctr-1",
+        "on": "kubernetes",
+        "state": "failed",
+        "message": "<b id=made>no</b>",
+        "namespace": "ads",
+        "claim": "deeprec",
+        "run": "runs/ctr-1",
+        "progress": "step 20/40  loss 0.61",
+        "problem": "",
+        "pods": [{**pod, "restarts": 2, "trouble": "ImagePullBackOff"}],
+        "detailed": True,
+    }
+    nothing = {"at": None, "list": [], "trouble": "the inventory is gone"}
+    found = {"cluster": "k", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "hosts": nothing}
+    document = json.dumps({**found, "jobs": {"at": 9.0, "list": [job], "trouble": ""}}).encode()
+    with Server(lambda: document) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        browser.get(server.url)
+        until(browser, lambda: "ImagePullBackOff" in text(browser, "#jobs"))
+        assert "<b id=made>no</b>" in text(browser, "#jobs")
+        assert "Kubernetes, namespace ads" in text(browser, "#jobs")
+        assert "the inventory is gone" in text(browser, "#hosts")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#made")
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,335 @@
+"""`oeprov destroy`: what is planned, what is left, and that doing it twice does no harm."""
+
+import json
+import os
+import pwd
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_processes import make_job
+
+from provision import cli, fresh, past
+from provision.inventory import Inventory, Removal, load
+from provision.jobs import JobState
+from provision.journal import Journal
+from provision.node import process
+from provision.node.apply import apply
+from provision.node.command import CommandError, System
+from provision.node.observe import observe
+from provision.node.plan import Plan, make_plan
+from provision.node.runtime import STAMP
+from provision.node.state import (
+    DaxDevice,
+    FileSystem,
+    FstabEntry,
+    JobFiles,
+    KernelState,
+    Mount,
+    Remains,
+    Runtime,
+    State,
+)
+from provision.node.step import Desired
+
+OPTIONS = ["dax", "nofail", "x-systemd.device-timeout=30s"]
+JOB = "deepfm-20261122-101500"
+
+
+def desired(kind: str, *objects: str, **more: Any) -> Desired:
+    wanted: dict[str, Any] = {
+        "remove_jobs": "/var/lib/oeprov/jobs",
+        "runtime_venv": "/opt/oeprov/venv",
+        **more,
+    }
+    return Desired(
+        host="h", kind=kind, pmem_mode="fsdax", remove=True, remove_objects=list(objects), **wanted
+    )
+
+
+def used(**parts: Any) -> State:
+    """A re6p host as bootstrap left it: fsdax, mounted, entered in fstab."""
+    ubuntu = fresh.state(Desired(kind="cpu")).os
+    base = fresh.state(desired("re6p"))._replace(assumed=False, os=ubuntu)
+    state = base._replace(
+        namespaces=[base.namespaces[0]._replace(mode="fsdax", uuid="n-1")],
+        filesystems=[FileSystem("pmem0", "ext4", "f-1")],
+        mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", ["rw", "dax=always"])],
+        fstab=[
+            FstabEntry("UUID=r", "/", "ext4", ["defaults"]),
+            FstabEntry("UUID=f-1", "/mnt/pmem0", "ext4", OPTIONS),
+        ],
+        owned=["n-1", "f-1"],
+        runtime=Runtime("/opt/oeprov/venv", exists=True, made=True, oeprov="0.1.0"),
+    )
+    return state._replace(**parts)
+
+
+def ids(plan: Plan) -> list[str]:
+    return [step.id for step in plan.steps]
+
+
+def test_data_stays_unless_it_is_named() -> None:
+    remains = Remains(
+        jobs=[JobFiles(JOB, [f"oeprov-{JOB}-server-0.service"], pools=[f"/mnt/pmem0/oeprov/{JOB}"])],
+        files=["/var/lib/oeprov/wheels"],
+        user=True,
+    )
+    state = used(remains=remains)
+    plan = make_plan(state, desired("re6p"))
+    assert ids(plan) == [f"units-{JOB}", "unmount-pmem0", "fstab-forget", "remove-files"]
+    assert not plan.destroys
+    assert not plan.problems
+    [job, namespace] = plan.notes
+    assert job == (
+        f"left: job {JOB} (rows in /mnt/pmem0/oeprov/{JOB}); to lose that too, add: --consent h:job/{JOB}"
+    )
+    assert namespace.endswith("add: --consent h:namespace0.0/n-1 --consent h:pmem0/ext4/f-1")
+    assert plan.steps[2].args == {"remove": ["/mnt/pmem0"]}
+    assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/wheels"], (
+        "the registry knows what is left"
+    )
+
+
+def test_what_is_named_goes_and_the_file_system_wants_its_own_name() -> None:
+    remains = Remains(jobs=[JobFiles(JOB, pools=[f"/mnt/pmem0/oeprov/{JOB}"])], user=True)
+    plan = make_plan(used(remains=remains), desired("re6p", f"job/{JOB}", "namespace0.0/n-1"))
+    assert ids(plan) == [
+        f"files-{JOB}",
+        "unmount-pmem0",
+        "fstab-forget",
+        "destroy-namespace0.0",
+        "remove-files",
+        "remove-user",
+    ]
+    assert plan.destroys == [f"job/{JOB}", "namespace0.0/n-1", "pmem0/ext4/f-1"]
+    assert plan.steps[3].args["lose"] == ["pmem0/ext4/f-1"]
+    assert plan.steps[4].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/owned"]
+    assert not plan.notes
+
+
+def test_what_oeprov_did_not_make_is_never_touched() -> None:
+    foreign = used(
+        owned=[],
+        fstab=[FstabEntry("UUID=f-1", "/mnt/pmem0", "ext4", ["defaults"])],
+        runtime=Runtime("/opt/oeprov/venv", exists=True, made=False, oeprov="0.1.0"),
+    )
+    plan = make_plan(foreign, desired("re6p", "namespace0.0/n-1", "pmem0/ext4/f-1"))
+    assert (plan.steps, plan.notes, plan.problems) == ([], [], [])
+
+
+def test_a_running_job_stops_it() -> None:
+    plan = make_plan(used(jobs=[JOB]), desired("re6p"))
+    assert plan.problems[0] == f"training job {JOB} runs on this host; stop it first: oeprov stop {JOB}"
+    busy = make_plan(used(users={"/mnt/pmem0": ["12 vi"]}), desired("re6p"))
+    assert busy.problems == ["/mnt/pmem0 is in use and cannot be unmounted: process 12 (vi); stop it first"]
+
+
+def test_system_ram_goes_back_to_devdax() -> None:
+    state = used(mounts=[], fstab=[], filesystems=[])
+    state = state._replace(
+        namespaces=[state.namespaces[0]._replace(mode="devdax", blockdev="", chardev="dax0.0")],
+        dax=[DaxDevice("dax0.0", 1 << 30, "system-ram", 1, 0, True, 8, 8, "region0")],
+        files={"/etc/systemd/system/oeprov-system-ram.service": "x"},
+    )
+    plan = make_plan(state, desired("re6p", "namespace0.0/n-1"))
+    assert ids(plan)[:3] == ["offline-dax0.0", "system-ram-forget", "destroy-namespace0.0"]
+    stuck = state._replace(dax=[state.dax[0]._replace(movable=False)])
+    plan = make_plan(stuck, desired("re6p", "namespace0.0/n-1"))
+    assert "destroy-namespace0.0" not in ids(plan)
+    assert "stays system RAM until the next boot" in plan.notes[0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) -> None:
+    release = "5.15.0-119-generic"
+    words = ["quiet", "mitigations=off", "memhp_default_state=offline"]
+    base = fresh.state(Desired(kind="cpu"))._replace(assumed=False, runtime=Runtime())
+    state = base._replace(
+        kernel=KernelState(release, [release], "", release, words),
+        bootloader=base.bootloader._replace(cmdline=" ".join(words)),
+    )
+    wanted = desired(
+        "cpu",
+        kernel_arguments=["mitigations=off", "quiet"],
+        remove_known=known,
+        remove_arguments_before=["quiet"] if known else [],
+    )
+    plan = make_plan(state._replace(owned=[]), wanted)
+    if not known:
+        assert plan.steps == []
+        assert "the journal here does not say whether they were there before oeprov" in plan.notes[0]
+        return
+    [change] = [step for step in plan.steps if step.id == "boot-arguments"]
+    assert change.args == {"add": [], "remove": ["mitigations=off", "memhp_default_state=offline"]}
+    [reboot] = [step for step in plan.steps if step.reboots]
+    assert "trial" in reboot.what
+
+
+def test_memmap_stays_with_what_lies_on_its_range() -> None:
+    wanted = desired("re7p", remove_known=True)
+    base = fresh.state(wanted)._replace(assumed=False, runtime=Runtime())
+    item = used().namespaces[0]._replace(mode="raw", uuid="", labels=False)
+    state = base._replace(
+        kernel=base.kernel._replace(cmdline=["memmap=1008G!257G"]),
+        bootloader=base.bootloader._replace(cmdline="memmap=1008G!257G"),
+        namespaces=[item],
+        filesystems=[FileSystem("pmem0", "ext4", "f-1")],
+        owned=["f-1"],
+    )
+    plan = make_plan(state, wanted)
+    assert plan.steps == []
+    assert plan.notes[-1].endswith("--consent h:pmem0/ext4/f-1")
+    named = make_plan(state, desired("re7p", "pmem0/ext4/f-1", remove_known=True))
+    assert ids(named)[0] == "give-up-data"
+    assert named.destroys == ["pmem0/ext4/f-1"]
+    assert any(step.reboots for step in named.steps)
+
+
+def test_files_of_jobs_are_seen_and_removed_and_others_are_not(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    for path in (
+        f"state/jobs/{JOB}/run/checkpoints/step-0000000010/manifest.json",
+        f"state/jobs/{JOB}/job.json",
+        "state/jobs/notes/readme",
+        f"pmem/{JOB}/server-0/pool",
+        "pmem/mine/letter",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    wanted = Desired(
+        host="here",
+        kind="local",
+        pmem_mode="directory",
+        pmem_directory="/pmem",
+        remove=True,
+        remove_jobs="/state/jobs",
+        remove_objects=[f"job/{JOB}"],
+    )
+    state = observe(system, wanted)
+    assert state.remains.jobs == [
+        JobFiles(JOB, [], f"/state/jobs/{JOB}", checkpoints=1, run=True, pools=[f"/pmem/{JOB}"])
+    ]
+    assert state.remains.foreign == ["/pmem/mine"]
+    assert ids(make_plan(state, wanted._replace(remove_objects=[]))) == []
+    plan = make_plan(state, wanted)
+    [step] = plan.steps
+    assert step.destroys == [f"job/{JOB}"]
+    assert apply(step, system).changed
+    assert not apply(step, system).changed
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "pmem/mine/letter",
+        "state/jobs/notes/readme",
+    ]
+    assert make_plan(observe(system, wanted), wanted).steps == []
+
+
+def test_an_empty_stand_in_goes(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    (tmp_path / "pmem").mkdir()
+    wanted = Desired(
+        kind="local", pmem_mode="directory", pmem_directory="/pmem", remove=True, remove_jobs="/j"
+    )
+    [step] = make_plan(observe(system, wanted), wanted).steps
+    assert apply(step, system).changed
+    assert not (tmp_path / "pmem").exists()
+    assert make_plan(observe(system, wanted), wanted).steps == []
+
+
+def test_the_journal_knows_the_first_arguments(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", "run")
+    journal.write("before", cluster="c", host="old", kernel="1", mode="")
+    inventory = make_inventory(tmp_path)
+    for words in (["quiet"], ["quiet", "more"]):
+        state = State(kernel=KernelState("1", cmdline=words))
+        for host in ("one", "old"):
+            past.write(journal, "c", host, state, inventory.hosts["one"].kind)
+    assert past.first_arguments(journal, "c") == {"one": ("quiet",)}
+
+
+INVENTORY = """\
+all:
+  vars: {oeprov_cluster: c}
+  children:
+    parameter_servers: {hosts: {one: }}
+    workers: {hosts: {one: }}
+  hosts:
+    one: {ansible_host: 192.0.2.7, oeprov_kind: re6p, runtime_extra: none}
+"""
+
+
+def make_inventory(directory: Path) -> Inventory:
+    (directory / "inventory.yml").write_text(INVENTORY)
+    return load(directory / "inventory.yml", state_dir=directory)
+
+
+def test_the_command_shows_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inventory = make_inventory(tmp_path)
+    state = used(remains=Remains(jobs=[JobFiles(JOB, pools=["/mnt/pmem0/oeprov/x"])]))
+    monkeypatch.setattr("provision.observe.observe", lambda found: dict.fromkeys(found.hosts, state))
+    words = ["destroy", "-i", str(inventory.path), "--state-dir", str(tmp_path)]
+    assert cli.run([*words, "--check", "--json"]) == 2
+    [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
+    assert [step["id"] for step in plan["steps"]] == ["unmount-pmem0", "fstab-forget", "remove-files"]
+    assert cli.run([*words, "--consent", "one:namespace0.0/n-1", "--yes"]) == 1
+    assert (
+        "data would be lost; to agree to that, add: --consent one:pmem0/ext4/f-1" in capsys.readouterr().err
+    )
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
+    assert cli.run(words) == 1
+    assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+
+
+def test_a_job_of_this_state_directory_that_runs_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inventory, state, job = make_inventory(tmp_path), used(), make_job(tmp_path)
+    monkeypatch.setattr("provision.observe.observe", lambda found: dict.fromkeys(found.hosts, state))
+    me = os.getpid()
+    job.write_state(JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me)))
+    assert cli.run(["destroy", "-i", str(inventory.path), "--state-dir", str(tmp_path), "--yes"]) == 1
+    assert f"training job {job.id} is running on this cluster; stop it first" in capsys.readouterr().err
+
+
+def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
+    from provision.placement import connection, restored
+
+    host = make_inventory(tmp_path).hosts["one"]
+    doomed = replace(host, removal=Removal((), "/j", None))
+    assert not restored(json.loads(json.dumps(connection(doomed)))).desired().remove
+    assert doomed.desired().remove
+
+
+def test_only_the_user_that_oeprov_made_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: me)
+    [*_, step] = make_plan(used(remains=Remains(user=True), owned=[]), desired("re6p")).steps
+    assert step.action == "remove_user"
+    assert not apply(step, System()).changed, "a person's account has another home"
+
+
+def test_an_environment_that_is_half_gone_is_still_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "lib").mkdir(parents=True)
+    (venv / STAMP).write_text('{"wheel": "", "made": true, "finished": true}')
+
+    def stop(path: str) -> None:
+        raise OSError(5, "Input/output error", path)
+
+    [*_, step] = make_plan(
+        used(remains=Remains(), runtime=Runtime("/venv", made=True)), desired("re6p")
+    ).steps
+    assert step.args["paths"] == ["/venv"]
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", stop)
+        with pytest.raises(CommandError, match=r"venv.lib: Input/output error"):
+            apply(step, System(str(tmp_path)))
+    assert (venv / STAMP).exists()
+    assert apply(step, System(str(tmp_path))).changed
+    assert not venv.exists()
