@@ -71,6 +71,7 @@ class Desired(NamedTuple):
     runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
     runtime_repositories: Dict[str, str] = {}  # where they come from: name -> address; see repositories.py
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
+    gpu_persistence: bool = True
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
