@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision import fresh
-from provision.node import cuda, gpu, gpucheck
+from provision.node import cuda, gpu, gpucheck, packages, roles
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
 
@@ -135,6 +135,46 @@ def test_a_release_newer_than_the_table_is_taken_for_its_last() -> None:
 def test_the_offline_plan_names_drivers_too() -> None:
     desired = Desired(kind="gpu", gpu_driver="470", runtime_requirements=["tensorflow[and-cuda]>=2.16"])
     assert "470 is too old" in "".join(make_plan(fresh.state(desired), desired).problems)
+
+
+def test_the_way_from_nouveau_to_training() -> None:
+    """What each role may do, from state to state: nothing is asked for twice, and the end is converged."""
+    desired = Desired(kind="gpu", gpu_driver="580")
+    state = fresh.state(desired)._replace(assumed=False)
+    state = state._replace(
+        packages=dict.fromkeys(packages.needed(desired, state.os), "1"),
+        runtime=state.runtime._replace(exists=True, oeprov="0.1.0", missing=[]),
+        gpu=state.gpu._replace(nouveau=True),
+    )
+
+    def doable(role: str) -> list[str]:
+        return [step.id for step in roles.doable(make_plan(state, desired), role, False)]
+
+    def destroyed() -> list[str]:
+        return make_plan(state, desired).destroys
+
+    assert (doable("gpu"), destroyed()) == (["gpu-driver"], ["nouveau"])
+    assert "reboot" not in doable("kernel")  # it waits for the driver
+    state = state._replace(gpu=state.gpu._replace(installed="580.95.05"))
+    assert (doable("gpu"), destroyed()) == ([], ["nouveau"])
+    assert doable("kernel")[-1] == "reboot"
+    words = ["modprobe.blacklist=nouveau", "rd.driver.blacklist=nouveau"]
+    state = state._replace(
+        gpu=state.gpu._replace(nouveau=False, driver="580.95.05"),
+        kernel=state.kernel._replace(cmdline=state.kernel.cmdline + words),
+    )
+    assert (doable("kernel"), destroyed()) == (["boot-arguments"], [])
+    assert doable("gpu") == ["gpu-persistence", "gpu-check"]
+    cmdline = state.bootloader.cmdline + " " + " ".join(words)
+    state = state._replace(
+        gpu=state.gpu._replace(
+            persistence=True, checked="driver 580.95.05, no TensorFlow, " + state.gpu.devices[0]
+        ),
+        bootloader=state.bootloader._replace(
+            cmdline=cmdline, defaults_file=f'GRUB_DEFAULT=saved\nGRUB_CMDLINE_LINUX="{cmdline}"\n'
+        ),
+    )
+    assert make_plan(state, desired).converged
 
 
 STEPS = {"losses": [0.69, 0.5], "device": "/job:localhost/replica:0/task:0/device:GPU:0"}
