@@ -8,6 +8,7 @@ environment, profile, RAM role. They never stand in the file, and nothing here p
 from __future__ import annotations
 
 import fnmatch
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ KINDS = {
 }
 _PERSISTENT = (Kind.re6p, Kind.re7p, Kind.bare_metal_pmem, Kind.cxl)
 _PAGE = 100  # the most that DescribeInstances gives
+_LOGGERS = ("credentials", "alibabacloud-tea", "darabonba-core")  # the SDK's
 _SECRETS = re.compile(r"(AccessKey\w*(%3D|=)|LTAI|STS\.)[^\s&,;'\"]+", re.IGNORECASE)
 
 
@@ -208,6 +210,8 @@ def _instances(query: Query, region: str) -> Iterator[Any]:
         from alibabacloud_tea_openapi.models import Config
     except ImportError:
         raise InventoryError("Alibaba Cloud's SDK is not installed: pip install 'oeprov[alibaba]'") from None
+    for name in _LOGGERS:
+        logging.getLogger(name).disabled = True  # tracebacks for each place without credentials
     try:
         credentials = Credentials()
         credentials.get_credential()

@@ -1,6 +1,7 @@
 """Hosts from Alibaba Cloud: the SDK itself asks a service on loopback that gives recorded answers."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from alibabacloud_credentials.client import Client
+from alibabacloud_credentials.exceptions import CredentialException
 from alibabacloud_credentials.utils import auth_util
 from typer.testing import CliRunner
 
@@ -223,6 +226,18 @@ def test_no_credentials(tmp_path: Path, service: Service, monkeypatch: pytest.Mo
     monkeypatch.setattr(auth_util, "home", str(tmp_path), raising=False)
     assert refused(write(tmp_path, service)).startswith("no credentials for Alibaba Cloud: set ALIBABA_CLOUD")
     assert not service.asked
+
+
+def test_the_sdk_prints_nothing_itself(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Client) -> None:
+        logging.getLogger("credentials").error("key %s", SECRET)
+        raise CredentialException("unable to load credentials: " + SECRET)
+
+    monkeypatch.setattr(Client, "get_credential", fail)
+    assert "no credentials" in refused(write(tmp_path, service))
+    assert not caplog.records
 
 
 def test_no_sdk(tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
