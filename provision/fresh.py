@@ -118,7 +118,7 @@ _CXL = _UBUNTU_BASE._replace(
     dax=[DaxDevice("dax0.0", 256 * GIB, "system-ram", 1, 2 * MIB, False, 2048, 2048, "region0")],
 )
 
-_GPU = _UBUNTU_BASE._replace(gpu=Gpu(["0000:00:07.0"], "", ["NVIDIA A10"]))
+_GPU = _UBUNTU_BASE._replace(gpu=Gpu(["0000:00:07.0"], ids=["2236"]))  # an A10, as on gn7i
 
 _STATES = {
     "re6p": _RE6P,

@@ -11,10 +11,11 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import inventory_loader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 
-from provision import connection, settings, share
+from provision import connection, ecs, settings, share
 from provision.errors import InventoryError
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
@@ -104,7 +105,11 @@ def read(path: Path) -> RawInventory:
         content = loader.load_from_file(str(path.absolute()), unsafe=False)
     except (AnsibleError, OSError, UnicodeError) as error:
         raise InventoryError(f"{path}: is not YAML: {_one_line(error, path)}") from None
-    _check_structure(path, content)
+    if ecs.is_query(content):
+        ecs.find(path)  # says in one line what is wrong; the plugin gets the same answer
+        inventory_loader.add_directory(str(share.inventory_plugins()))
+    else:
+        _check_structure(path, content)
     try:
         manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
         return RawInventory(path, manager, loader)

@@ -155,6 +155,8 @@ def _environment() -> dict[str, str]:
     return {
         "ANSIBLE_CONFIG": str(share.ansible_config()),
         "ANSIBLE_ROLES_PATH": str(share.roles()),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.inventory_plugins()),
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),

@@ -168,8 +168,8 @@ class RuntimeSettings(_Settings):
     repositories: dict[str, Text] = Field(
         default={},
         description="Where system packages come from, for sites with mirrors: name -> address, and after a "
-        "space that of the signing key, or 'unsigned'. epel, crb and scl take the place of those that EL "
-        "hosts get packages from, archive of all of the distribution's own, kernel of the kernel's; other "
+        "space that of the signing key, or 'unsigned'. epel, crb, scl, nvidia take the place of those that "
+        "EL hosts get packages from, archive of all of the distribution's own, kernel of the kernel's; other "
         "names are used too. For apt, name -> a line of sources.list. A directory of packages on the host is "
         "taken for either.",
     )
@@ -182,7 +182,11 @@ class GpuSettings(_Settings):
     driver: Text = Field(
         default="keep",
         pattern=r"^(keep|newest|\d+)$",
-        description="'keep' the driver as it is, 'newest' of the distribution, or a branch such as '550'.",
+        description="'keep' the driver as it is, 'newest' of the distribution or, where runtime_repositories "
+        "names nvidia and on EL hosts, of NVIDIA's repository; or a branch such as '550'.",
+    )
+    persistence: bool = Field(
+        default=True, description="Keep the driver loaded while nobody uses it (persistence mode)."
     )
 
 

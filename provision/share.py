@@ -35,6 +35,11 @@ def inventory(name: str) -> Path:
     return root() / "inventory" / f"{name}.yml"
 
 
+def inventory_plugins() -> Path:
+    """Path of the inventory plugins directory."""
+    return root() / "inventory" / "plugins"
+
+
 def node_package() -> Path:
     """Path of the ``provision/node`` package, which travels to nodes."""
     return _PACKAGE / "node"

@@ -4,7 +4,7 @@
 They are Python because nodes are sent nothing else: both Ansible and ``provision/carry.py`` carry modules.
 """
 
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Optional
 
 
 class Repository(NamedTuple):
@@ -29,11 +29,28 @@ class KernelSource(NamedTuple):
     archived: str = ""  # who has archived it: a mirror must be named
 
 
-class GpuDriver(NamedTuple):
-    """Words for the package manager; ``{running}`` is the kernel. An empty ``branch``: there is one only."""
+class DriverPackages(NamedTuple):
+    """Packages of the GPU driver, with one kind of kernel modules.
 
-    newest: List[str]
-    branch: List[str]
+    ``{branch}`` is such as 580, ``{release}`` a kernel's, ``{flavour}`` its last word (generic). Streams are
+    those of dnf's module nvidia-driver.
+    """
+
+    newest: str
+    branch: str = ""  # empty: there is one branch only
+    newest_stream: str = ""
+    branch_stream: str = ""
+
+
+class GpuDriver(NamedTuple):
+    """A family's packages; those with ``open`` modules are for GPUs from Turing on."""
+
+    proprietary: DriverPackages
+    open: Optional[DriverPackages] = None
+    headers: Dict[str, str] = {}  # kernel_source -> what modules are built against; "" for any other
+    branches: Dict[str, str] = {}  # release -> the branch that newest is there
+    repositories: List[str] = []  # those that it comes from on top of the enabled ones
+    signed: bool = False  # its modules come with the distribution's signature, which Secure Boot takes
 
 
 class Family(NamedTuple):

@@ -1,6 +1,8 @@
 """Debian 11 to 13. Names were looked up in the indexes of all three."""
 
-from .family import Family, GpuDriver, KernelSource
+from .family import DriverPackages, Family, GpuDriver, KernelSource
+
+_CUDA = " nvidia-smi libcuda1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4"
 
 FAMILY = Family(
     name="Debian",
@@ -25,7 +27,12 @@ FAMILY = Family(
         "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",
     },
     kernels={"distribution": KernelSource("linux-image-{architecture}", ["linux-image-{release}"])},
-    gpu=GpuDriver(["install", "-y", "linux-headers-{running}", "nvidia-driver"], []),
+    # In non-free, as all that it needs; the open modules are the default of later branches only.
+    gpu=GpuDriver(
+        DriverPackages("nvidia-kernel-dkms" + _CUDA),
+        headers={"": "linux-headers-{release}"},
+        branches={"11": "470", "12": "535", "13": "550"},
+    ),
     time_service="systemd-timesyncd",
     pythons={"11": "3.9", "12": "3.11", "13": "3.13"},
     lacks={"11": ["cxl"], "13": ["memkind", "ipmctl"]},

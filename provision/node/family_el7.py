@@ -1,7 +1,7 @@
 """CentOS 7.8 and 7.9, whose mirrors are gone. From documentation, not looked up in its indexes."""
 
 from . import family_el8
-from .family import GpuDriver, KernelSource, Repository
+from .family import DriverPackages, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
 
@@ -22,8 +22,12 @@ FAMILY = family_el8.FAMILY._replace(
         "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo"),
         "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo"),
     },
+    # NVIDIA's repository for it ends with branch 550.
     gpu=GpuDriver(
-        ["install", "-y", "nvidia-driver-latest-dkms"], ["install", "-y", "nvidia-driver-branch-{branch}"]
+        DriverPackages("nvidia-driver-latest-dkms", "nvidia-driver-branch-{branch}"),
+        headers=family_el8.FAMILY.gpu.headers,
+        branches={"7": "550"},
+        repositories=["nvidia", "epel"],
     ),
     python="python3",
     pythons={"7": "3.6"},
@@ -37,6 +41,9 @@ FAMILY = family_el8.FAMILY._replace(
         "scl": Repository(
             url=_VAULT + "7.9.2009/sclo/$basearch/rh/",
             key=_VAULT + "RPM-GPG-KEY-CentOS-SIG-SCLo",
+        ),
+        "nvidia": Repository(
+            url=family_el8.NVIDIA + "rhel7/$basearch/", key=family_el8.NVIDIA + "rhel7/x86_64/D42D0685.pub"
         ),
     },
     comes_from={"build": ["scl", "epel"], "ipmctl": ["epel"]},

@@ -1,8 +1,9 @@
 """EL 8: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
 
-from .family import Family, GpuDriver, KernelSource, Repository
+from .family import DriverPackages, Family, GpuDriver, KernelSource, Repository
 
 EPEL = "https://dl.fedoraproject.org/pub/epel/"
+NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos/"
 _ELREPO = "https://www.elrepo.org/elrepo-release-8.el8.elrepo.noarch.rpm"
 
 FAMILY = Family(
@@ -38,8 +39,14 @@ FAMILY = Family(
         ),
     },
     gpu=GpuDriver(
-        ["module", "install", "-y", "nvidia-driver:latest-dkms"],
-        ["module", "install", "-y", "nvidia-driver:{branch}-dkms"],
+        DriverPackages("cuda-drivers", "cuda-drivers", "latest-dkms", "{branch}-dkms"),
+        DriverPackages("nvidia-open", "nvidia-open", "open-dkms", "{branch}-open"),
+        headers={
+            "": "kernel-devel-{release}",
+            "elrepo-lt": "kernel-lt-devel-{release}",
+            "elrepo-ml": "kernel-ml-devel-{release}",
+        },
+        repositories=["nvidia", "epel"],
     ),
     python="python3.11",
     pythons={"8": "3.11"},
@@ -49,6 +56,7 @@ FAMILY = Family(
             url=EPEL + "8/Everything/$basearch/",
             key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-8",
         ),
+        "nvidia": Repository(url=NVIDIA + "rhel8/$basearch/", key=NVIDIA + "rhel8/x86_64/D42D0685.pub"),
     },
     comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"]},
     compilers="/opt/rh/gcc-toolset-13/root/usr/bin",

@@ -29,6 +29,9 @@ FAMILY = _EL8._replace(
             url=family_el8.EPEL + "9/Everything/$basearch/",
             key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
         ),
+        "nvidia": Repository(
+            url=family_el8.NVIDIA + "rhel9/$basearch/", key=family_el8.NVIDIA + "rhel9/x86_64/D42D0685.pub"
+        ),
     },
     compilers="",
 )

@@ -1,7 +1,17 @@
-"""Ubuntu 20.04 to 24.04. Names were looked up in the indexes of all three."""
+"""Ubuntu 20.04 to 24.04. Names were looked up in the indexes of all three, those of NVIDIA's drivers were not."""
 
 from . import family_debian
-from .family import GpuDriver, KernelSource
+from .family import DriverPackages, GpuDriver, KernelSource
+
+
+def _modules(branch: str, kind: str) -> str:
+    """Modules that Ubuntu built and signed: for the running kernel and, by the second name, later ones."""
+    modules = "linux-modules-nvidia-" + branch + "-server" + kind
+    headless = "nvidia-headless-no-dkms-" + branch + "-server" + kind
+    return " ".join(
+        (modules + "-{release}", modules + "-{flavour}", headless, "nvidia-utils-" + branch + "-server")
+    )
+
 
 FAMILY = family_debian.FAMILY._replace(
     name="Ubuntu",
@@ -15,8 +25,10 @@ FAMILY = family_debian.FAMILY._replace(
         )
     },
     gpu=GpuDriver(
-        ["install", "-y", "linux-headers-{running}", "nvidia-driver-server"],
-        ["install", "-y", "linux-headers-{running}", "nvidia-driver-{branch}-server"],
+        DriverPackages(_modules("580", ""), _modules("{branch}", "")),
+        DriverPackages(_modules("580", "-open"), _modules("{branch}", "-open")),
+        branches={"20.04": "580", "22.04": "580", "24.04": "580"},  # NVIDIA's long-term branch until 2028
+        signed=True,
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
     lacks={"20.04": ["cxl"], "22.04": ["cxl"]},

@@ -1,14 +1,32 @@
-"""NVIDIA devices and their driver."""
+"""NVIDIA devices and their driver: what is there, and installing another driver.
+
+``cuda`` knows which versions go together, ``gpuconflicts`` says what does not, ``gpucheck`` tries the result.
+"""
 
 import re
-from typing import Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import families
-from .command import System
-from .state import Gpu, State
-from .step import Action, Desired, Step
+from . import cuda, families, gpucheck, kernel, packages, repositories
+from .command import CommandError, System
+from .family import DriverPackages, GpuDriver
+from .state import Gpu, OsInfo, State
+from .step import Action, Applied, Desired, Step
 
 _PCI = "/sys/bus/pci/devices"
+_EFI = "/sys/firmware/efi/efivars/"
+_SECURE_BOOT = _EFI + "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_MACHINE_KEYS = _EFI + "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"
+_DKMS_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
+REPOSITORY = "nvidia"  # what runtime_repositories calls NVIDIA's own
+# Of NVIDIA's repositories for apt; for rpm systems the families have them.
+_VENDOR = GpuDriver(
+    DriverPackages("cuda-drivers", "cuda-drivers-{branch}"),
+    DriverPackages("nvidia-open", "nvidia-open-{branch}"),
+    headers={"": "linux-headers-{release}"},
+)
+NOUVEAU = "nouveau"  # what consent calls it
+# The second is dracut's; both keep it out of the initial ramdisk too, and go when a boot on trial fails.
+_WITHOUT_NOUVEAU = ["modprobe.blacklist=nouveau", "rd.driver.blacklist=nouveau"]
 
 
 def parse_version(text: str) -> str:
@@ -17,76 +35,234 @@ def parse_version(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def observe(system: System) -> Gpu:
-    """NVIDIA display and 3D controllers on the PCI bus."""
-    devices = []
+def observe(system: System, whole: bool = True) -> Gpu:
+    """NVIDIA's GPUs on the PCI bus; ``whole``: their driver too. Needs no tool of NVIDIA's."""
+    found = Gpu(devices=[], ids=[])
     for name in system.list(_PCI):
         base = _PCI + "/" + name
-        display = system.read(base + "/class").startswith("0x03")
-        if display and system.read(base + "/vendor").strip() == "0x10de":
-            devices.append(name)
-    return Gpu(devices=devices, driver=parse_version(system.read("/proc/driver/nvidia/version")))
+        if system.read(base + "/vendor").strip() != "0x10de":
+            continue
+        group = system.read(base + "/class")
+        if group.startswith("0x03"):
+            found.devices.append(name)
+            found.ids.append(system.read(base + "/device").strip().replace("0x", ""))
+        found = found._replace(switches=found.switches + group.startswith("0x0680"))
+    if not whole or not found.devices:
+        return found
+    loaded = parse_version(system.read("/proc/driver/nvidia/version"))
+    keys = [key for key in (system.read(path, "latin-1") for path in _DKMS_KEYS) if key]
+    enrolled = system.read(_MACHINE_KEYS, "latin-1") if keys else ""
+    return found._replace(
+        driver=loaded or system.read("/sys/module/nvidia/version").strip(),
+        names=_names(system, found.devices),
+        installed=_installed(system),
+        nouveau=system.exists("/sys/module/nouveau"),
+        # Four bytes of attributes, then the value.
+        secure_boot=system.read(_SECURE_BOOT, "latin-1")[4:5] == "\x01",
+        key_enrolled=any(key in enrolled for key in keys),
+        persistence=gpucheck.is_persistent(system),
+        checked=system.read(gpucheck.CHECKED).strip(),
+        toolkits=[item[5:] for item in system.list("/usr/local") if re.match(r"cuda-\d+\.\d+$", item)],
+    )
+
+
+def _names(system: System, devices: List[str]) -> List[str]:
+    """Models, as the driver tells them; empty without it."""
+    texts = [system.read("/proc/driver/nvidia/gpus/{}/information".format(name)) for name in devices]
+    models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
+    return [match.group(1).strip() for match in models if match]
+
+
+def _installed(system: System, release: str = "") -> str:
+    """Version of the driver's module on the disk, for the kernel that runs or another."""
+    found = system.run(["modinfo", "-F", "version"] + (["-k", release] if release else []) + ["nvidia"])
+    return found.out.strip() if found.ok else ""
+
+
+def concerned(state: State, desired: Desired) -> bool:
+    """Whether the inventory wants GPUs here, and there are some."""
+    return desired.kind == "gpu" and bool(state.gpu.devices)
+
+
+def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
+    """The packages that a driver would come from, and the branch that newest means there; empty: not known.
+
+    It is the last one that knows the GPUs, where there is a choice.
+    """
+    family = families.of(state.os)
+    if family is None:
+        return None, ""
+    last = last_branch(state)
+    if state.os.package_manager == "apt" and REPOSITORY in desired.runtime_repositories:
+        return _VENDOR, last
+    newest = family.gpu.branches.get(families.release(family, state.os), "")
+    beyond = last and (not newest or int(newest) > int(last))
+    return family.gpu, last if beyond and family.gpu.proprietary.branch else newest
+
+
+def last_branch(state: State) -> str:
+    """The last branch that knows all the GPUs; empty: those of today do."""
+    ends = [item.last_driver for item in cuda.architectures(state.gpu.ids) if item.last_driver]
+    return min(ends, key=int) if ends else ""
+
+
+def branch_of(state: State, desired: Desired) -> str:
+    """The branch that would be installed; empty: not known before."""
+    return desired.gpu_driver if desired.gpu_driver.isdigit() else source(state, desired)[1]
+
+
+def fits(state: State, desired: Desired, version: str, least: str) -> bool:
+    """Whether a driver is what is asked for; ``least``: the oldest that TensorFlow can use, or empty."""
+    if not version or desired.gpu_driver.isdigit():
+        return bool(version) and version.split(".")[0] == desired.gpu_driver
+    last = last_branch(state)
+    enough = not least or cuda.numbers(version) >= cuda.numbers(least)
+    return enough and (not last or cuda.numbers(version)[0] <= int(last))
+
+
+def changes(state: State, desired: Desired) -> bool:
+    """Whether another driver is to be installed."""
+    if not desired.gpu_driver or not concerned(state, desired):
+        return False
+    build = gpucheck.build(state, desired)
+    there = state.gpu.installed or state.gpu.driver
+    return not fits(state, desired, there, build.driver if build else "")
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
-    """Installs the wanted driver; none when it runs, or when the inventory leaves the driver alone."""
-    if desired.kind != "gpu" or not desired.gpu_driver or not state.gpu.devices:
+    """Installs the wanted driver; none when it is there, or when the inventory leaves the driver alone."""
+    packed = _packages(state, desired) if changes(state, desired) else None
+    if packed is None:
         return []
-    branch = state.gpu.driver.split(".")[0]
-    if state.gpu.driver and desired.gpu_driver in ("newest", branch):
-        return []
-    commands = _install_commands(state, "" if desired.gpu_driver == "newest" else desired.gpu_driver)
-    # A first driver can be loaded at once.
-    if not state.gpu.driver:
-        commands.append(["modprobe", "nvidia"])
-    found = "version {} is loaded".format(state.gpu.driver) if state.gpu.driver else "no driver is loaded"
+    streams, names = packed
+    given = packages.given(desired)
+    where, _ = source(state, desired)
+    use = repositories.use(state.os, given, where.repositories if where else [])
+    there = state.gpu.driver or state.gpu.installed
+    why = "version {} is there".format(there) if there else "no driver is there"
+    if state.gpu.nouveau:
+        why += "; nouveau has the GPU, and a display on it, with what is open there, ends with it"
+    install = packages.install_command(state.os, names, use.options)
+    refresh = [["apt-get"] + use.options + ["update"]] if state.os.package_manager == "apt" else []
     return [
         Step(
             id="gpu-driver",
-            what="install NVIDIA driver " + desired.gpu_driver,
-            why="{} NVIDIA device(s), {}".format(len(state.gpu.devices), found),
-            commands=commands,
+            what="install NVIDIA driver " + (branch_of(state, desired) or desired.gpu_driver),
+            why="{} NVIDIA device(s), {}".format(len(state.gpu.devices), why),
+            destroys=[NOUVEAU] if state.gpu.nouveau else [],
+            commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
-            args={"driver": desired.gpu_driver},
+            args={
+                "manager": state.os.package_manager,
+                "names": names,
+                "streams": streams,
+                "repositories": use._asdict(),
+                "kernels": _kernels(state, desired)[:1],
+            },
         )
     ]
 
 
+def _kernels(state: State, desired: Desired) -> List[str]:
+    """Releases that need the module: the kernel that runs and the one that will."""
+    after = kernel.boots(state, desired) if kernel.needs_boot(state, desired) else ""
+    return list(dict.fromkeys(item for item in (state.kernel.running, after) if item))
+
+
+def _packages(state: State, desired: Desired) -> Optional[Tuple[List[List[str]], List[str]]]:
+    """Commands that choose dnf's module stream, and packages; None on systems that are not known."""
+    where, _ = source(state, desired)
+    if where is None or not state.os.package_manager:
+        return None
+    branch = branch_of(state, desired)
+    chosen = where.open if where.open and _open(state, branch) else where.proprietary
+    # By its own name where newest is bound to what the GPU knows.
+    named = desired.gpu_driver.isdigit() or (branch and branch == last_branch(state) != "")
+    text = chosen.branch if named and chosen.branch else chosen.newest
+    stream = chosen.branch_stream if named else chosen.newest_stream
+    words = {"branch": branch, "flavour": state.kernel.running.rsplit("-", 1)[-1]}
+    names: List[str] = []
+    for release in _kernels(state, desired):
+        source_of = desired.kernel_source if "elrepo" in release else ""
+        header = where.headers.get(source_of, where.headers.get("", ""))
+        plain = re.sub(r"\.(x86_64|aarch64)$", "", release) if state.os.family == "rhel" else release
+        for word in [header] + text.split():
+            names += [word.format(release=plain, **words)] if word else []
+    manager = [state.os.package_manager, "module"]
+    module = "nvidia-driver:" + stream.format(**words)
+    streams = (
+        [manager + ["reset", "-y", "nvidia-driver"], manager + ["enable", "-y", module]] if stream else []
+    )
+    return streams, list(dict.fromkeys(names))
+
+
+def _open(state: State, branch: str) -> bool:
+    """Whether NVIDIA's open kernel modules are the ones to use."""
+    known = cuda.architectures(state.gpu.ids)
+    return all(item.open_modules for item in known) and (not branch or int(branch) >= cuda.OPEN_SINCE)
+
+
+def builds_modules(state: State, desired: Desired) -> bool:
+    """Whether the driver's modules are built on the host, and signed with its own key at best."""
+    where, _ = source(state, desired)
+    return where is not None and not where.signed
+
+
+def arguments(state: State, desired: Desired) -> List[str]:
+    """Kernel arguments that keep nouveau from the GPU; those of them that are in use stay."""
+    if not desired.gpu_driver or not concerned(state, desired):
+        return []
+    return [word for word in _WITHOUT_NOUVEAU if state.gpu.nouveau or word in state.kernel.cmdline]
+
+
 def reboot_reasons(state: State, desired: Desired) -> List[str]:
-    """Why the host must reboot for its driver: a loaded one stays until then."""
-    return ["the loaded NVIDIA driver changes"] if plan(state, desired) and state.gpu.driver else []
-
-
-def _install_commands(state: State, branch: str) -> List[List[str]]:
-    family = families.of(state.os)
-    if family is None:
+    """Why the host must reboot for its driver: what is loaded stays until then."""
+    if not desired.gpu_driver or not concerned(state, desired):
         return []
-    words = family.gpu.branch if branch and family.gpu.branch else family.gpu.newest
-    filled = [word.format(branch=branch, running=state.kernel.running) for word in words]
-    if state.os.package_manager == "apt":
-        return [["apt-get", "update"], ["apt-get"] + filled]
-    return [[state.os.package_manager] + filled]
+    found = []
+    if state.gpu.nouveau:
+        found.append("nouveau has the GPU until then")
+    if state.gpu.driver and changes(state, desired):
+        found.append("the loaded NVIDIA driver changes")
+    elif state.gpu.driver and state.gpu.installed not in ("", state.gpu.driver):
+        found.append(
+            "NVIDIA driver {} is installed and {} loaded".format(state.gpu.installed, state.gpu.driver)
+        )
+    return found
 
 
-def problems(state: State, desired: Desired) -> List[str]:
-    """A GPU host without a GPU."""
-    if desired.kind != "gpu":
+def after(state: State, desired: Desired) -> List[Step]:
+    """Loads the driver where that takes no reboot, keeps it ready, and tries it."""
+    if not concerned(state, desired):
         return []
-    if not state.gpu.devices:
-        return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
-    family = families.of(state.os)
-    if family is not None and desired.gpu_driver.isdigit() and not family.gpu.branch:
-        return [
-            "gpu_driver {}: {} has one driver branch only; use newest".format(desired.gpu_driver, family.name)
-        ]
-    return []
+    coming = changes(state, desired) and _packages(state, desired) is not None
+    if not (coming or state.gpu.driver or (desired.gpu_driver and state.gpu.installed)):
+        return []
+    reboots = bool(reboot_reasons(state, desired))
+    steps = gpucheck.plan_load() if not state.gpu.driver and not reboots else []
+    return steps + gpucheck.plan(state, desired, again=coming or reboots)
 
 
-def notes(state: State, desired: Desired) -> List[str]:
-    """A GPU that cannot be used as things are."""
-    if desired.kind == "gpu" and state.gpu.devices and not state.gpu.driver and not desired.gpu_driver:
-        return ["no NVIDIA driver is loaded and gpu_driver is keep: training would run on the CPUs"]
-    return []
+def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
+    use = repositories.Use(**args["repositories"])
+    names: List[str] = args["names"]
+    before = packages.observe(system, OsInfo(package_manager=args["manager"]), names)
+    if args["streams"] and not all(before.values()):
+        if use.path:
+            system.write(use.path, use.text)
+        for argv in args["streams"]:
+            system.check(argv[:1] + use.options + argv[1:], timeout=600)
+    installed = packages.apply(system, args["manager"], names, use)
+    for release in args["kernels"]:
+        if not _installed(system, release):
+            raise CommandError(
+                "the packages of the driver are installed, but kernel {0} has no module nvidia: if it was to "
+                "be built here, /var/lib/dkms/nvidia/*/build/make.log says why it was not; where its "
+                "headers or modules cannot be had any more, take a newer one (kernel_version: newest)".format(
+                    release
+                )
+            )
+    return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
 
 
-ACTIONS: Dict[str, Action] = {}
+ACTIONS: Dict[str, Action] = {"install_gpu_driver": _install_gpu_driver}

@@ -99,7 +99,7 @@ def observe(system: System, desired: Desired) -> State:
         dimms=ipmctl.observe(system) if desired.kind == "bare_metal_pmem" else state.dimms,
         files={path: system.read(path) for path in FILES if system.exists(path)},
         tools=observe_tools(system) if desired.kind not in ("cpu", "gpu") else state.tools,
-        gpu=gpu.observe(system),
+        gpu=gpu.observe(system, whole=desired.kind == "gpu"),
         owned=owned.observe(system),
         jobs=inuse.observe_jobs(system),
         trouble=trouble,

@@ -58,10 +58,11 @@ def _repositories(os: OsInfo, desired: Desired) -> repositories.Use:
     family = families.of(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
-    return repositories.use(os, _given(desired), list(dict.fromkeys(wanted)))
+    return repositories.use(os, given(desired), list(dict.fromkeys(wanted)))
 
 
-def _given(desired: Desired) -> Dict[str, str]:
+def given(desired: Desired) -> Dict[str, str]:
+    """The repositories that the inventory names, by name."""
     archive = {repositories.ARCHIVE: desired.kernel_archive_url} if desired.kernel_archive_url else {}
     return dict(archive, **desired.runtime_repositories)
 
@@ -176,7 +177,7 @@ def notes(state: State, desired: Desired) -> List[str]:
                 families.title(state.os), families.KNOWN, family.name
             )
         )
-    if family.gone and repositories.ARCHIVE not in _given(desired) and plan(state, desired):
+    if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
         found.append(
             "{}'s own mirrors are gone: unless this host knows another, set kernel_archive_url: {}".format(
                 family.name, family.gone.replace("$basearch", state.os.architecture)

@@ -7,7 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import bootloader, gpu, inuse, kernel, packages, pmem, removal, runtime
+from . import bootloader, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal, runtime
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -32,8 +32,8 @@ def make_plan(state: State, desired: Desired) -> Plan:
     problems += packages.problems(state, desired) + runtime.problems(state, desired)
     if desired.kind != "local":
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
-        notes += bootloader.notes(state) + gpu.notes(state, desired)
-        problems += kernel.problems(state, desired) + gpu.problems(state, desired)
+        notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
+        problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
@@ -55,10 +55,12 @@ def _removal(state: State, desired: Desired) -> Plan:
     return Plan(desired.host, steps, state.digest(), part.notes, list(dict.fromkeys(problems)))
 
 
-def _change(desired: Desired, part: Part) -> bootloader.Change:
-    """The kernel arguments that the mode and the inventory ask for."""
-    add = part.add_arguments + [word for word in desired.kernel_arguments if word not in part.add_arguments]
+def _change(state: State, desired: Desired, part: Part) -> bootloader.Change:
+    """The kernel arguments that the mode, the GPU's driver and the inventory ask for."""
+    driver = gpu.arguments(state, desired)
+    add = list(dict.fromkeys(part.add_arguments + driver + desired.kernel_arguments))
     whys = [part.arguments_why] if part.add_arguments or part.remove_arguments else []
+    whys += ["nouveau must leave the GPU to NVIDIA's driver"] if driver else []
     whys += ["kernel_arguments asks for it"] if desired.kernel_arguments else []
     return bootloader.Change(add, part.remove_arguments, "; ".join(whys))
 
@@ -73,7 +75,7 @@ def _reasons(state: State, desired: Desired, part: Part) -> List[str]:
 
 
 def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
-    change = _change(desired, part)
+    change = _change(state, desired, part)
     reasons = _reasons(state, desired, part)
     trial = bool(reasons) and kernel.on_trial(state, desired, change)
     mkconfig = bootloader.mkconfig_command(state) if state.bootloader.mkconfig else []
@@ -87,13 +89,22 @@ def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
     late = trial or not reasons
     steps += [] if late else arguments
     if reasons:
-        steps.append(kernel.reboot_step(state, desired, reasons, change, trial, not part.reboot_why))
-    return steps + kernel.plan_default(state, desired) + (arguments if late else []) + part.after
+        step = kernel.reboot_step(state, desired, reasons, change, trial, not part.reboot_why)
+        # Where the driver is still to be installed, that step asks for it.
+        lost = [gpu.NOUVEAU] if gpu.arguments(state, desired) and state.gpu.nouveau else []
+        steps.append(step._replace(destroys=[] if gpu.changes(state, desired) else lost))
+    return (
+        steps
+        + kernel.plan_default(state, desired)
+        + (arguments if late else [])
+        + part.after
+        + gpu.after(state, desired)
+    )
 
 
 def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
     """Why the arguments cannot be changed, or a trial cannot be made."""
-    change = _change(desired, part)
+    change = _change(state, desired, part)
     found = bootloader.problems(state, change)
     add, remove = bootloader.pending(state, change)
     if not kernel.needs_boot(state, desired) and (add or remove):

@@ -17,6 +17,9 @@ _ROLES: Dict[str, str] = {
     "reboot": "kernel",
     "set_default_kernel": "kernel",
     "install_gpu_driver": "gpu",
+    "load_gpu_driver": "gpu",
+    "keep_gpu_driver": "gpu",
+    "check_gpu": "gpu",
 }
 # What runs on a host goes on undisturbed: these can be done on all hosts at once.
 _PREPARING = ("install_packages", "install_runtime", "set_saved_default", "install_kernel", "make_directory")

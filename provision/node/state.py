@@ -230,7 +230,16 @@ class Gpu(NamedTuple):
 
     devices: List[str] = []  # PCI addresses
     driver: str = ""  # version; empty: not loaded
-    names: List[str] = []
+    names: List[str] = []  # models, as a loaded driver tells them
+    ids: List[str] = []  # PCI device ids (1eb8), as devices
+    installed: str = ""  # version of the module on the disk, for the kernel that runs
+    nouveau: bool = False  # the kernel's own driver is loaded
+    secure_boot: bool = False
+    key_enrolled: bool = False  # the firmware knows the key that DKMS signs modules with
+    persistence: bool = False  # our unit keeps the driver loaded
+    checked: str = ""  # what the last check that passed was made with
+    toolkits: List[str] = []  # versions of CUDA in /usr/local
+    switches: int = 0  # NVSwitches
 
 
 class JobFiles(NamedTuple):

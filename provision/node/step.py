@@ -76,6 +76,7 @@ class Desired(NamedTuple):
     remove_known: bool = False  # whether the journal says which kernel arguments there were before oeprov
     remove_arguments_before: List[str] = []  # those
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
+    gpu_persistence: bool = True
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""

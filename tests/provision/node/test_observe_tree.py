@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from provision.node import bootloader, gpu, kernel, numa
+from provision.node import bootloader, kernel, numa
 from provision.node.command import NOT_FOUND, TIMED_OUT, System
 from provision.node.observe import observe, observe_os
 from provision.node.state import Bootloader, OsInfo
@@ -84,22 +84,6 @@ def test_grub(tmp_path: Path) -> None:
     found = bootloader.observe(system)
     assert (found.cmdline, found.saved_default, found.bls) == ("a b", True, True)
     assert (found.mkconfig, found.config_path) == ("grub2-mkconfig", "/boot/grub2/grub.cfg")
-
-
-def test_gpus_are_told_from_other_nvidia_functions(tmp_path: Path) -> None:
-    pci = "/sys/bus/pci/devices"
-    system = write(
-        tmp_path,
-        {
-            f"{pci}/0000:00:07.0/vendor": "0x10de\n",
-            f"{pci}/0000:00:07.0/class": "0x030200\n",
-            f"{pci}/0000:00:07.1/vendor": "0x10de\n",
-            f"{pci}/0000:00:07.1/class": "0x040300\n",
-            f"{pci}/0000:00:08.0/vendor": "0x1af4\n",
-            f"{pci}/0000:00:08.0/class": "0x030000\n",
-        },
-    )
-    assert gpu.observe(system).devices == ["0000:00:07.0"]
 
 
 def test_derivatives_count_as_what_they_are_like(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Ansible's way to ``provision.ecs``: for `ansible-inventory -i ecs.yml --graph`, and our playbooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleParserError
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+from provision import ecs
+from provision.errors import OeprovError
+
+DOCUMENTATION = r"""
+name: oeprov_ecs
+short_description: Alibaba Cloud ECS instances by tag
+description:
+  - Puts the running instances that have all O(tags) into the groups C(parameter_servers) and C(workers).
+  - Credentials come from where Alibaba Cloud's SDK looks for them, never from the file.
+options:
+  plugin:
+    description: This plugin.
+    required: true
+    choices: [oeprov_ecs]
+  regions:
+    description: Where to look.
+    type: list
+    elements: str
+    required: true
+  tags:
+    description: Tags that an instance must have, with their values.
+    type: dict
+    required: true
+  address:
+    description: Which address to reach it at.
+    choices: [private, public]
+    default: private
+  user:
+    description: User to log in as.
+    default: root
+  private_key:
+    description: File of the SSH key; by default ssh's own.
+    default: ''
+  port:
+    description: Port of its SSH server.
+    type: int
+    default: 22
+  kinds:
+    description: Kind by pattern of instance type families, on top of the plugin's own table.
+    type: dict
+    default: {}
+  group_tag:
+    description: Tag of an instance whose value says which groups it is in; by default its kind does.
+    default: oeprov
+  endpoint:
+    description: Address of the service, where it is not the region's public one.
+    default: ''
+  vars:
+    description: Variables by group (C(all), C(parameter_servers), C(workers)).
+    type: dict
+    default: {}
+author: oeprov
+"""
+
+
+class InventoryModule(BaseInventoryPlugin):
+    """Everything is in ``provision.ecs``; this hands it on."""
+
+    NAME = ecs.PLUGIN
+
+    def verify_file(self, path: str) -> bool:
+        """Any YAML file; Ansible asks only for those that name this plugin."""
+        return bool(super().verify_file(path)) and path.endswith((".yml", ".yaml"))
+
+    def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
+        """Fill the inventory."""
+        super().parse(inventory, loader, path, cache)
+        try:
+            query, hosts = ecs.read_query(Path(path)), ecs.find(Path(path))
+        except OeprovError as error:
+            raise AnsibleParserError(str(error)) from None
+        for group in (ecs.PARAMETER_SERVERS, ecs.WORKERS):
+            inventory.add_group(group)
+        for group, variables in query.vars.items():
+            for key, value in variables.items():
+                inventory.set_variable(group, key, value)
+        for host in hosts:
+            for group in host.groups:
+                inventory.add_host(host.name, group=group)
+            for key, value in host.variables.items():
+                inventory.set_variable(host.name, key, value)

@@ -1,0 +1,275 @@
+"""Whether a GPU host can train: loading the driver, keeping it loaded, and one real step on each GPU."""
+
+import csv
+import json
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from . import cuda, runtime
+from .build import python_version
+from .command import NOT_FOUND, CommandError, System
+from .state import State
+from .step import Action, Applied, Desired, Step
+
+# What passed, in one line: driver, TensorFlow, devices.
+CHECKED = "/var/lib/oeprov/gpu-check"
+UNIT_NAME = "oeprov-nvidia-persistence.service"
+UNIT = "/etc/systemd/system/" + UNIT_NAME
+ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME
+# Where NVIDIA's daemon runs, this tells it so; Ubuntu's starts with the mode off, others are not enabled.
+UNIT_TEXT = """\
+[Unit]
+Description=oeprov: keep the NVIDIA driver loaded while nobody uses it
+After=nvidia-persistenced.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/nvidia-smi -pm 1
+
+[Install]
+WantedBy=multi-user.target
+"""
+_QUERY = "pci.bus_id,name,driver_version,memory.total,persistence_mode"
+_STEP_TIMEOUT = 900  # code for a GPU that is newer than TensorFlow is compiled at its first use
+# Runs in the environment's own interpreter, on TensorFlow 2.2 or later: steps of a small model on each GPU,
+# whose loss must go down, and with several GPUs a sum over all of them, which is NCCL's.
+STEP = r"""
+import json, os, sys
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import tensorflow as tf
+
+def step(device):
+    with tf.device(device):
+        tf.random.set_seed(1)
+        table = tf.Variable(tf.random.normal([1000, 16], stddev=0.1))
+        weights = tf.Variable(tf.random.normal([16, 1], stddev=0.1))
+        ids = tf.constant([[number % 1000] for number in range(4096)])
+        labels = tf.cast(ids % 2, tf.float32)
+        losses = []
+        for _ in range(5):
+            with tf.GradientTape() as tape:
+                logits = tf.matmul(tf.reshape(tf.gather(table, ids), [-1, 16]), weights)
+                losses_each = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+                loss = tf.reduce_mean(losses_each)
+            gradients = tape.gradient(loss, [table, weights])
+            table.assign_sub(50.0 * tf.convert_to_tensor(gradients[0]))
+            weights.assign_sub(0.5 * gradients[1])
+            losses.append(float(loss))
+        where = logits.device
+    return {"losses": losses, "device": where}
+
+def total(count):
+    strategy = tf.distribute.MirroredStrategy()
+    each = strategy.run(lambda: tf.constant(1.0))
+    return float(strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None))
+
+def main(kind):
+    devices = [item.name.replace("physical_device:", "") for item in tf.config.list_physical_devices(kind)]
+    out = {"tensorflow": tf.__version__, "steps": [step(item) for item in devices]}
+    out["sum"] = total(len(devices)) if kind == "GPU" and len(devices) > 1 else float(len(devices))
+    return out
+
+if __name__ == "__main__":
+    print("OEPROV-GPU " + json.dumps(main("GPU")))
+"""
+
+
+class Smi(NamedTuple):
+    """One line of nvidia-smi; ``memory`` in MiB."""
+
+    bus: str
+    name: str
+    driver: str
+    memory: int
+    persistence: bool
+
+
+def parse_smi(text: str) -> List[Smi]:
+    """What nvidia-smi answers to ``_QUERY`` in CSV without a header."""
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) == 5:
+            memory = row[3].split()[0]
+            size = int(memory) if memory.isdigit() else 0
+            found.append(Smi(_bus(row[0]), row[1], row[2], size, row[4].strip() == "Enabled"))
+    return found
+
+
+def _bus(text: str) -> str:
+    """00000000:3B:00.0, as nvidia-smi writes it → 0000:3b:00.0, as sysfs does."""
+    domain, _, rest = text.strip().lower().partition(":")
+    return "{:04x}:{}".format(int(domain, 16), rest)
+
+
+def is_persistent(system: System) -> bool:
+    """Whether our unit keeps the driver loaded, at the next boot too."""
+    return system.read(UNIT) == UNIT_TEXT and system.exists(ENABLED)
+
+
+def python_of(state: State, desired: Desired) -> str:
+    """Version of the environment's Python, or of the one that will make it; empty: not known."""
+    if state.runtime.exists and state.runtime.python:
+        return state.runtime.python
+    return python_version(state, desired)
+
+
+def build(state: State, desired: Desired) -> Optional[cuda.Build]:
+    """The release of TensorFlow that the host has or is to get; None: none for GPUs, or none that fits."""
+    bounds = cuda.clauses(desired.runtime_requirements)
+    if bounds is None:
+        return None
+    there = cuda.build_of(state.runtime.distributions.get("tensorflow", ""))
+    if there is not None and cuda.allowed(there, bounds):
+        return there
+    found = cuda.candidates(bounds, python_of(state, desired))
+    return found[-1] if found else None
+
+
+def _key(driver: str, tensorflow: str, devices: List[str]) -> str:
+    words = ["driver " + driver, "TensorFlow " + tensorflow if tensorflow else "no TensorFlow"]
+    return ", ".join(words + devices)
+
+
+def plan_load() -> List[Step]:
+    """Loads a driver that is installed."""
+    return [
+        Step(
+            id="gpu-load",
+            what="load the NVIDIA driver",
+            why="it is not loaded",
+            commands=[["modprobe", "nvidia"]],
+            action="load_gpu_driver",
+        )
+    ]
+
+
+def plan(state: State, desired: Desired, again: bool) -> List[Step]:
+    """Keeps the driver loaded, and tries each GPU unless that was done as all is; ``again``: it changes."""
+    steps = []
+    if desired.gpu_persistence and not state.gpu.persistence:
+        steps.append(
+            Step(
+                id="gpu-persistence",
+                what="keep the NVIDIA driver loaded while nobody uses it",
+                why="else each start of a program waits for it, and its settings are lost",
+                commands=[["write", UNIT, UNIT_TEXT], ["systemctl", "enable", "--now", UNIT_NAME]],
+                action="keep_gpu_driver",
+            )
+        )
+    trains = cuda.clauses(desired.runtime_requirements) is not None
+    tensorflow = state.runtime.distributions.get("tensorflow", "") if trains else ""
+    if again or state.gpu.checked != _key(state.gpu.driver, tensorflow, state.gpu.devices):
+        python = runtime.interpreter(desired.runtime_venv)
+        steps.append(
+            Step(
+                id="gpu-check",
+                what="train a step on each GPU" if trains else "ask nvidia-smi for each GPU",
+                why="driver, CUDA or GPUs are not those that were tried last",
+                commands=[_smi_command()] + ([[python, "-I", "-c", "<a training step>"]] if trains else []),
+                action="check_gpu",
+                args={"python": python if trains else "", "devices": state.gpu.devices},
+            )
+        )
+    return steps
+
+
+def _smi_command() -> List[str]:
+    return ["nvidia-smi", "--query-gpu=" + _QUERY, "--format=csv,noheader"]
+
+
+def _load(system: System, args: Dict[str, Any]) -> Applied:
+    if system.exists("/sys/module/nvidia"):
+        return Applied(False, "the NVIDIA driver is loaded")
+    result = system.run(["modprobe", "nvidia"])
+    if not result.ok or not system.exists("/sys/module/nvidia"):
+        hints = {
+            "key was rejected": "Secure Boot refuses a module without a signature that the firmware knows",
+            "required key": "Secure Boot refuses a module without a signature that the firmware knows",
+            "no such device": "the driver does not know this GPU, or another one has it",
+        }
+        said = next((hint for words, hint in hints.items() if words in result.err.lower()), "see dmesg")
+        raise CommandError("{}; {}".format(result.explain() if not result.ok else "modprobe nvidia", said))
+    return Applied(True, "loaded NVIDIA driver {}".format(system.read("/sys/module/nvidia/version").strip()))
+
+
+def _keep(system: System, args: Dict[str, Any]) -> Applied:
+    changed = system.write(UNIT, UNIT_TEXT)
+    system.check(["systemctl", "daemon-reload"])
+    system.check(["systemctl", "enable", "--quiet", "--now", UNIT_NAME], timeout=300)
+    off = [item.bus for item in ask(system) if not item.persistence]
+    if off:
+        raise CommandError(
+            "persistence mode is still off on {}: see journalctl -u {}".format(", ".join(off), UNIT_NAME)
+        )
+    return Applied(changed, "persistence mode is on, at the next boot too")
+
+
+def ask(system: System) -> List[Smi]:
+    """What nvidia-smi says of every GPU; CommandError says what to do where it fails."""
+    result = system.run(_smi_command(), timeout=300)
+    if result.code == NOT_FOUND:
+        raise CommandError("nvidia-smi is not installed: it comes with the driver's own packages")
+    text = result.out + result.err
+    if "version mismatch" in text:
+        raise CommandError(
+            "nvidia-smi: the driver was updated, and the old one is loaded until the next reboot"
+        )
+    if not result.ok:
+        raise CommandError(result.explain())
+    return parse_smi(result.out)
+
+
+def _check(system: System, args: Dict[str, Any]) -> Applied:
+    devices: List[str] = args["devices"]
+    seen = ask(system)
+    lost = [name for name in devices if name not in [item.bus for item in seen]]
+    if lost:
+        raise CommandError(
+            "nvidia-smi does not see {} of {} GPUs: {}; see dmesg (NVRM, Xid)".format(
+                len(lost), len(devices), ", ".join(lost)
+            )
+        )
+    tensorflow = _train(system, args["python"], len(seen)) if args["python"] else ""
+    changed = system.write(CHECKED, _key(seen[0].driver, tensorflow, devices) + "\n")
+    models = ", ".join("{} ({} MiB)".format(item.name, item.memory) for item in seen)
+    done = "TensorFlow {} trained a step on each".format(tensorflow) if tensorflow else "nvidia-smi sees all"
+    return Applied(changed, "{}: {}".format(models, done))
+
+
+def _train(system: System, python: str, count: int) -> str:
+    """One step on each GPU; the version of TensorFlow. CommandError says what went wrong."""
+    result = system.run([python, "-I", "-c", STEP], timeout=_STEP_TIMEOUT)
+    lines = [line for line in result.out.splitlines() if line.startswith("OEPROV-GPU ")]
+    if not result.ok or not lines:
+        raise CommandError("a training step: " + result._replace(argv=[python, "-c", "…"]).explain())
+    found: Dict[str, Any] = json.loads(lines[-1].split(" ", 1)[1])
+    problem = judge(found, count)
+    if problem:
+        raise CommandError("TensorFlow {}: {}".format(found["tensorflow"], problem))
+    named = system.run(
+        [python, "-I", "-c", "import importlib.metadata as m; print(m.version('tensorflow'))"], timeout=60
+    )
+    return named.out.strip() or str(found["tensorflow"])
+
+
+def judge(found: Dict[str, Any], count: int) -> str:
+    """What is wrong with the steps that were trained on ``count`` GPUs; empty when nothing is."""
+    steps = found["steps"]
+    if len(steps) < count:
+        return (
+            "it uses {} of {} GPUs: libraries of CUDA or cuDNN were not found, or not those that it was "
+            "built with".format(len(steps), count)
+        )
+    for number, item in enumerate(steps):
+        losses = item["losses"]
+        if "GPU" not in item["device"]:
+            return "the step for GPU {} ran on {}".format(number, item["device"])
+        # A loss that is no number is not smaller either.
+        if not losses[-1] < losses[0]:
+            return "training on GPU {} does not learn: losses {}".format(number, losses)
+    if found["sum"] != len(steps):
+        return "the sum over {} GPUs (NCCL) is {}".format(len(steps), found["sum"])
+    return ""
+
+
+ACTIONS: Dict[str, Action] = {"load_gpu_driver": _load, "keep_gpu_driver": _keep, "check_gpu": _check}

@@ -1,0 +1,225 @@
+"""What does not go together on a GPU host, said before anything is installed, with what would."""
+
+from typing import List
+
+from . import cuda, families, gpu, gpucheck
+from .state import State
+from .step import Desired
+
+_APT_LINE = (
+    "deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
+    "https://developer.download.nvidia.com/compute/cuda/repos/{}/x86_64/ /"
+)
+
+
+def problems(state: State, desired: Desired) -> List[str]:
+    """Why the host cannot train on its GPUs as the inventory has it."""
+    if desired.kind != "gpu":
+        return []
+    if not state.gpu.devices:
+        return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
+    found = _branch_problems(state, desired) + _secure_boot(state, desired)
+    bounds = cuda.clauses(desired.runtime_requirements)
+    if bounds is None:
+        return found
+    build, python = gpucheck.build(state, desired), gpucheck.python_of(state, desired)
+    if build is None:
+        there = [item for item in cuda.BUILDS if cuda.allowed(item, bounds)]
+        newer = cuda.numbers(python)[:2] > cuda.numbers(cuda.BUILDS[-1].last_python)
+        if there and not (newer and there[-1] == cuda.BUILDS[-1]):  # one newer than the table may have it
+            found.append(
+                "TensorFlow {} has no build for Python {}: set runtime_python to a Python {} to {}".format(
+                    _span(there), python, there[0].first_python, there[-1].last_python
+                )
+            )
+        return found
+    return (
+        found
+        + _driver(state, desired, build)
+        + _architecture(state, build)
+        + _libraries(state, desired, build)
+    )
+
+
+def _span(builds: List[cuda.Build]) -> str:
+    first, last = builds[0].tensorflow, builds[-1].tensorflow
+    return first if first == last else "{} to {}".format(first, last)
+
+
+def _branch_problems(state: State, desired: Desired) -> List[str]:
+    """The wanted branch cannot be had, or does not know the GPU."""
+    where, newest = gpu.source(state, desired)
+    if where is None or not desired.gpu_driver:
+        return []
+    found, family = [], families.of(state.os)
+    if desired.gpu_driver.isdigit() and not where.proprietary.branch:
+        found.append(
+            "gpu_driver {}: {} has one driver branch only{}; use newest, or {}".format(
+                desired.gpu_driver,
+                family.name if family else "this system",
+                " ({})".format(newest) if newest else "",
+                _vendor(state),
+            )
+        )
+    branch, last = gpu.branch_of(state, desired), gpu.last_branch(state)
+    if branch and last and int(branch) > int(last):
+        found.append(
+            'gpu_driver {}: {} GPUs are driven up to branch {} only; set gpu_driver: "{}"'.format(
+                desired.gpu_driver, _ended(state, last), last, last
+            )
+        )
+    return found
+
+
+def _ended(state: State, last: str) -> str:
+    return ", ".join(item.name for item in cuda.architectures(state.gpu.ids) if item.last_driver == last)
+
+
+def _vendor(state: State) -> str:
+    """How to get drivers from NVIDIA's own repository."""
+    name = state.os.id + state.os.version.replace(".", "")
+    return "NVIDIA's repository (its key in place, runtime_repositories: {{{}: {!r}}})".format(
+        gpu.REPOSITORY, _APT_LINE.format(name)
+    )
+
+
+def _secure_boot(state: State, desired: Desired) -> List[str]:
+    """Modules that are built on the host have no signature that the firmware knows."""
+    at_stake = gpu.changes(state, desired) or (state.gpu.installed and not state.gpu.driver)
+    if (
+        not (state.gpu.secure_boot and at_stake and gpu.builds_modules(state, desired))
+        or state.gpu.key_enrolled
+    ):
+        return []
+    return [
+        "Secure Boot is on, and the driver's kernel modules are built on the host: the firmware must know "
+        "their key first (mokutil --import /var/lib/dkms/mok.pub, a reboot at the console), or turn Secure "
+        "Boot off; a driver that is signed already, as in a vendor's image, works with gpu_driver: keep"
+    ]
+
+
+def _expected(state: State, desired: Desired) -> str:
+    """Version of the driver that will run, as far as it is known: 550.90.07, or 550 for all of a branch."""
+    if gpu.changes(state, desired):
+        return gpu.branch_of(state, desired)
+    return state.gpu.installed or state.gpu.driver
+
+
+def _driver(state: State, desired: Desired, build: cuda.Build) -> List[str]:
+    """A driver that is too old for TensorFlow, or for the GPU."""
+    version = _expected(state, desired)
+    if not version:
+        return []
+    least, what = build.driver, "TensorFlow {} (CUDA {})".format(build.tensorflow, build.cuda)
+    for item in cuda.architectures(state.gpu.ids):
+        if cuda.numbers(item.driver) > cuda.numbers(least):
+            least, what = item.driver, item.name + " GPUs"
+    if _reaches(version, least):
+        return []
+    return [
+        "NVIDIA driver {} is too old for {}; the oldest for that is {}: {}".format(
+            version, what, least, _newer(state, desired, least, version)
+        )
+    ]
+
+
+def _reaches(version: str, least: str) -> bool:
+    """A whole branch counts with the newest of it."""
+    mine, needed = cuda.numbers(version), cuda.numbers(least)
+    return mine[0] >= needed[0] if len(mine) == 1 else mine >= needed
+
+
+def _newer(state: State, desired: Desired, least: str, version: str) -> str:
+    """What would work instead."""
+    last, (where, newest) = gpu.last_branch(state), gpu.source(state, desired)
+    if last and not _reaches(last, least):
+        fit = [item for item in cuda.BUILDS if _reaches(last, item.driver)]
+        return (
+            "{} GPUs have no newer driver; the newest TensorFlow for them is {}, on Python {} to {}".format(
+                _ended(state, last), fit[-1].tensorflow, fit[-1].first_python, fit[-1].last_python
+            )
+        )
+    if where is not None and newest and not _reaches(newest, least):
+        family = families.of(state.os)
+        if state.os.package_manager == "apt":
+            return "{}'s own is of branch {}; take {} and gpu_driver: newest".format(
+                family.name if family else "this system", newest, _vendor(state)
+            )
+        return "{} has none newer than branch {}; take a newer release of the system".format(
+            families.title(state.os), newest
+        )
+    bounds = cuda.clauses(desired.runtime_requirements) or []
+    fit = cuda.candidates(bounds, gpucheck.python_of(state, desired))
+    usable = [item for item in fit if _reaches(version, item.driver) and item.driver != least]
+    if any(cuda.numbers(item.driver) > cuda.numbers(version) for item in cuda.architectures(state.gpu.ids)):
+        usable = []  # it is the GPU that the driver does not know
+    other = ", or TensorFlow {}".format(usable[-1].tensorflow) if usable else ""
+    return "set gpu_driver: newest" + other
+
+
+def _architecture(state: State, build: cuda.Build) -> List[str]:
+    """GPUs that came after this CUDA; within one major version its code is compiled for them at first use."""
+    return [
+        "TensorFlow {} uses CUDA {}, without code for {} GPUs (from CUDA {} on): take {} or newer".format(
+            build.tensorflow, build.cuda, item.name, item.cuda, _first_for(item)
+        )
+        for item in cuda.architectures(state.gpu.ids)
+        if cuda.numbers(item.cuda)[0] > cuda.numbers(build.cuda)[0]
+    ]
+
+
+def _first_for(item: cuda.Architecture) -> str:
+    major = cuda.numbers(item.cuda)[0]
+    return next(row.tensorflow for row in cuda.BUILDS if cuda.numbers(row.cuda)[0] >= major)
+
+
+def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
+    """CUDA that no wheel brings must be on the host."""
+    coming = any(name.startswith(("cuda-", "libcudnn")) for name in desired.runtime_packages)
+    if build.wheels or build.cuda in state.gpu.toolkits or coming:
+        return []
+    return [
+        "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}, as "
+        "NVIDIA's repository has them (runtime_packages: [cuda-libraries-{}, libcudnn{}], "
+        "runtime_repositories: {})".format(
+            build.tensorflow,
+            build.cuda,
+            build.cuda,
+            build.cudnn,
+            build.cuda.replace(".", "-"),
+            build.cudnn.split(".")[0],
+            gpu.REPOSITORY,
+        )
+    ]
+
+
+def notes(state: State, desired: Desired) -> List[str]:
+    """A GPU that cannot be used as things are, or not at once."""
+    if not gpu.concerned(state, desired):
+        return []
+    found, there = [], state.gpu.driver or state.gpu.installed
+    if not desired.gpu_driver and not state.gpu.driver:
+        why = "nouveau has the GPU" if state.gpu.nouveau else "no NVIDIA driver is loaded"
+        found.append("{} and gpu_driver is keep: training would run on the CPUs".format(why))
+    elif not desired.gpu_driver and state.gpu.installed not in ("", state.gpu.driver):
+        found.append(
+            "NVIDIA driver {} is installed and {} loaded: CUDA fails until the host is rebooted".format(
+                state.gpu.installed, state.gpu.driver
+            )
+        )
+    build = gpucheck.build(state, desired)
+    for item in cuda.architectures(state.gpu.ids) if build else []:
+        first, mine = cuda.numbers(item.cuda), cuda.numbers(build.cuda if build else "")
+        if first > mine and first[0] == mine[0]:
+            found.append(
+                "TensorFlow {} was built with CUDA {}, before {} GPUs: its code is compiled for them when it "
+                "first runs, which takes minutes".format(
+                    build.tensorflow if build else "", build.cuda if build else "", item.name
+                )
+            )
+    if state.gpu.switches and (there or desired.gpu_driver):
+        found.append(
+            "{} NVSwitch(es): CUDA wants nvidia-fabricmanager of the driver's very version beside them; "
+            "oeprov does not install it".format(state.gpu.switches)
+        )
+    return found
