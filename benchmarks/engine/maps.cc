@@ -2,6 +2,7 @@
 //   maps ROWS DIM ROUNDS
 #include <absl/container/flat_hash_map.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
@@ -27,6 +28,7 @@ constexpr size_t kBatch = size_t{4096} * 26;
 constexpr size_t kBatches = 8;
 constexpr size_t kAhead = 16;  // rows on their way
 constexpr uint32_t kShards = 16;
+constexpr size_t kHugePage = size_t{2} << 20;
 
 // Seconds of this thread's processor time: not what others take, but page faults.
 double ThreadSeconds() {
@@ -95,24 +97,74 @@ std::vector<std::vector<Key>> Keys(std::vector<std::vector<uint64_t>> batches) {
   return batches;
 }
 
+// Page faults of this thread.
+long Faults() {
+  rusage usage{};
+  (void)::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
 template <typename Insert>
 void LongestStall(const char* name, uint64_t rows, const Insert& insert) {
   constexpr uint64_t kAtOnce = 64;
   double longest = 0;
+  double longest_without = 0;  // a page fault
   const double start = ThreadSeconds();
   for (uint64_t at = 0; at < rows; at += kAtOnce) {
+    const long faults = Faults();
     const double before = ThreadSeconds();
     for (uint64_t rank = at; rank < std::min(at + kAtOnce, rows); ++rank) {
       insert(KeyOf(rank), static_cast<uint32_t>(rank));
     }
-    longest = std::max(longest, ThreadSeconds() - before);
+    const double took = ThreadSeconds() - before;
+    longest = std::max(longest, took);
+    if (Faults() == faults) longest_without = std::max(longest_without, took);
   }
   const double seconds = ThreadSeconds() - start;
   std::printf(
-      "{\"what\": \"insert\", \"name\": \"%s\", \"rows\": %llu, \"stall_ms\": %.4f, \"speed\": %.3f}\n", name,
-      static_cast<unsigned long long>(rows), longest * 1e3, static_cast<double>(rows) / seconds / 1e6);
+      "{\"what\": \"insert\", \"name\": \"%s\", \"rows\": %llu, \"stall_ms\": %.4f, "
+      "\"stall_without_fault_ms\": %.4f, \"speed\": %.3f}\n",
+      name, static_cast<unsigned long long>(rows), longest * 1e3, longest_without * 1e3,
+      static_cast<double>(rows) / seconds / 1e6);
   (void)std::fflush(stdout);
 }
+
+// What it takes to touch fresh huge pages, one byte each, as many as `bytes`: the kernel clears them, and
+// under a hypervisor the host may have to find them first.
+void TouchPages(uint64_t bytes) {
+  const size_t pages = bytes / kHugePage + 1;
+  std::unique_ptr<char, void (*)(void*)> memory(
+      static_cast<char*>(std::aligned_alloc(kHugePage, pages * kHugePage)), [](void* it) { std::free(it); });
+  (void)::madvise(memory.get(), pages * kHugePage, MADV_HUGEPAGE);
+  std::vector<double> times;
+  for (size_t page = 0; page < pages; ++page) {
+    const double before = ThreadSeconds();
+    *const_cast<volatile char*>(memory.get() + page * kHugePage) = 1;
+    times.push_back(ThreadSeconds() - before);
+  }
+  std::sort(times.begin(), times.end());
+  std::printf("{\"what\": \"touch\", \"pages\": %zu, \"median_ms\": %.4f, \"longest_ms\": %.4f}\n", pages,
+              times[pages / 2] * 1e3, times.back() * 1e3);
+  (void)std::fflush(stdout);
+}
+
+// As our index's memory.
+template <typename T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <typename U>
+  explicit HugePages(const HugePages<U>& /*other*/) {}
+  static T* allocate(size_t n) {
+    const size_t bytes = (n * sizeof(T) + kHugePage - 1) / kHugePage * kHugePage;
+    void* memory = std::aligned_alloc(kHugePage, bytes);
+    (void)::madvise(memory, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(memory);
+  }
+  static void deallocate(T* memory, size_t /*n*/) { std::free(memory); }
+  friend bool operator==(const HugePages& /*a*/, const HugePages& /*b*/) { return true; }
+  friend bool operator!=(const HugePages& /*a*/, const HugePages& /*b*/) { return false; }
+};
 
 }  // namespace
 
@@ -135,8 +187,15 @@ int main(int argc, char** argv) {
   for (const auto& index : indexes) bytes += index->bytes();
   std::printf("{\"what\": \"bytes\", \"rows\": %llu, \"bytes_a_key\": %.2f}\n",
               static_cast<unsigned long long>(rows), static_cast<double>(bytes) / static_cast<double>(rows));
+  TouchPages(bytes);
   LongestStall("Boost", rows, [&](Key key, uint32_t row) { boost_map.emplace(key, row); });
   LongestStall("Abseil", rows, [&](Key key, uint32_t row) { absl_map.emplace(key, row); });
+
+  // Of the allocator's pages, which are small unless the system gives huge ones to all, and of ours.
+  boost::unordered_flat_map<Key, uint32_t, boost::hash<Key>, std::equal_to<Key>,
+                            HugePages<std::pair<const Key, uint32_t>>>
+      huge_map;
+  for (uint64_t rank = 0; rank < rows; ++rank) huge_map.emplace(KeyOf(rank), static_cast<uint32_t>(rank));
 
   std::vector<uint32_t> found(kBatch);
   for (const bool skewed : {true, false}) {
@@ -164,10 +223,12 @@ int main(int argc, char** argv) {
                          for (size_t i = 0; i < keys.size(); ++i) found[i] = map.find(keys[i])->second;
                        }};
     };
-    Compare("lookup", ids, rows, 0, rounds, ordered,
-            {ours, plain("Boost", boost_map), plain("Abseil", absl_map)});
+    Compare(
+        "lookup", ids, rows, 0, rounds, ordered,
+        {ours, plain("Boost", boost_map), plain("Boost, huge pages", huge_map), plain("Abseil", absl_map)});
   }
   indexes.clear();
+  huge_map = {};
 
   oe::TableSpec spec;
   spec.name = "benchmark";
@@ -183,8 +244,7 @@ int main(int argc, char** argv) {
   const size_t stride = 2 * dim;  // weights and Adagrad's sums, as in our rows
   const size_t row_bytes = stride * sizeof(float);
   std::unique_ptr<float, void (*)(void*)> memory(
-      static_cast<float*>(
-          std::aligned_alloc(size_t{2} << 20, (rows * row_bytes / (size_t{2} << 20) + 1) << 21)),
+      static_cast<float*>(std::aligned_alloc(kHugePage, (rows * row_bytes / kHugePage + 1) * kHugePage)),
       [](void* pointer) { std::free(pointer); });
   (void)::madvise(memory.get(), rows * row_bytes, MADV_HUGEPAGE);
   std::fill_n(memory.get(), rows * stride, 0.5F);
@@ -219,8 +279,10 @@ int main(int argc, char** argv) {
     // All get the same rows of the same size; the gather has their numbers, the others their keys.
     size_t turn = 0;
     const auto by_rank = [&](const std::vector<Key>&) { gather.work(ranks[turn++ % ranks.size()]); };
+    // By itself: maps that have just read its rows would leave them in the processor's caches.
+    Compare("pull", ids, rows, dim, rounds, batches, {{"gather", by_rank}, ours});
     Compare("pull", ids, rows, dim, rounds, batches,
-            {{"gather", by_rank}, ours, plain("Boost", boost_map), plain("Abseil", absl_map)});
+            {ours, plain("Boost", boost_map), plain("Abseil", absl_map)});
   }
   return 0;
 }

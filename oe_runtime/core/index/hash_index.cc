@@ -13,7 +13,8 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAhead = 128;  // lookups in flight
+constexpr size_t kAhead = 32;  // lookups in flight
+constexpr size_t kLeft = 64;   // that are done together, of keys that are not in their first buckets
 
 }  // namespace
 
@@ -73,27 +74,36 @@ uint32_t HashIndex::Home(uint64_t hash, uint32_t buckets) noexcept {
 
 void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
   std::array<const Bucket*, kAhead> buckets;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  std::array<uint32_t, kAhead> left;          // NOLINT(cppcoreguidelines-pro-type-member-init)
-  for (size_t begin = 0; begin < n; begin += kAhead) {
-    const size_t size = std::min(kAhead, n - begin);
-    for (size_t i = 0; i < size; ++i) {
-      const uint64_t hash = Mix64(keys[begin + i]);
-      const Segment& segment = segments_[SegmentOf(hash)];
-      buckets[i] = &BucketAt(segment, Home(hash, segment.buckets));
-      Prefetch(buckets[i]);
-    }
-    size_t count = 0;
-    for (size_t i = 0; i < size; ++i) {
-      left[count] = static_cast<uint32_t>(i);
-      count += Misses(*buckets[i], keys[begin + i], &rows[begin + i]) ? 1 : 0;
-    }
-    FindFurther(keys + begin, left.data(), count, rows + begin);
+  std::array<uint32_t, kLeft> left;           // NOLINT(cppcoreguidelines-pro-type-member-init)
+  size_t count = 0;
+  const auto fetch = [&](size_t i) {
+    const uint64_t hash = Mix64(keys[i]);
+    const Segment& segment = segments_[SegmentOf(hash)];
+    const Bucket* bucket = &BucketAt(segment, Home(hash, segment.buckets));
+    Prefetch(bucket);
+    buckets[i % kAhead] = bucket;
+  };
+  const auto look = [&](size_t i) {
+    left[count] = static_cast<uint32_t>(i);
+    count += Misses(*buckets[i % kAhead], keys[i], &rows[i]) ? 1 : 0;
+    if (count < kLeft) return;
+    FindFurther(keys, left.data(), count, rows);
+    count = 0;
+  };
+  // A bucket is fetched for each that is looked at, so that memory is never idle.
+  for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
+  size_t i = 0;
+  for (; i + kAhead < n; ++i) {
+    look(i);
+    fetch(i + kAhead);
   }
+  for (; i < n; ++i) look(i);
+  FindFurther(keys, left.data(), count, rows);
 }
 
-// The keys[at[i]], i < n <= kAhead, which are not in their first buckets and may lie further on.
+// The keys[at[i]], i < n <= kLeft, which are not in their first buckets and may lie further on.
 void HashIndex::FindFurther(const Key* keys, const uint32_t* at, size_t n, uint32_t* rows) const noexcept {
-  std::array<std::pair<const Segment*, uint32_t>, kAhead> places;
+  std::array<std::pair<const Segment*, uint32_t>, kLeft> places;
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = Mix64(keys[at[i]]);
     const Segment& segment = segments_[SegmentOf(hash)];

@@ -40,7 +40,7 @@ size_t RowCache::counted_bytes() const noexcept {
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
   // Whether a row is cached is hard to predict for the processor, so nothing branches on it.
-  std::array<Key, kMostReads> missed{};
+  std::array<Key, kMostReads> missed;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   uint8_t nowhere = 1;
   size_t misses = 0;
   size_t absent = 0;
@@ -84,14 +84,14 @@ void RowCache::Upkeep(Index* index) noexcept {
     missed_.resize(missed_.size() - n);
     noted_.store(missed_.size(), std::memory_order_relaxed);
   }
-  index->Find(keys.data(), n, numbers.data());
   const std::lock_guard<std::mutex> lock(mutex_);
   size_t wanted = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (numbers[i] == kNoRow || (numbers[i] & kCopyBit) != 0) continue;
-    if (free_.empty() && !Grow() && !SeenBefore(keys[i])) continue;
-    Prefetch(slots_->row(numbers[i]));
-    keys[wanted++] = keys[i];
+    if (!free_.empty() || Grow() || SeenBefore(keys[i])) keys[wanted++] = keys[i];
+  }
+  index->Find(keys.data(), wanted, numbers.data());
+  for (size_t i = 0; i < wanted; ++i) {
+    if (numbers[i] != kNoRow && (numbers[i] & kCopyBit) == 0) slots_->PrefetchRow(numbers[i]);
   }
   for (size_t i = 0; i < wanted; ++i) {
     uint32_t slot = kNoRow;

@@ -53,7 +53,7 @@ class RowCache {
   RowCache(const RowCache&) = delete;
   RowCache& operator=(const RowCache&) = delete;
 
-  static constexpr size_t kMostReads = 64;
+  static constexpr size_t kMostReads = 512;
   // What a pull has read: `numbers` of the rows of n <= kMostReads `keys`, kNoRow for none. With the lock
   // shared.
   void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept;

@@ -33,9 +33,9 @@ class RowMap {
 
   // rows[i] = the row of keys[i], or nullptr.
   void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
-    std::array<uint32_t, kAtOnce> numbers{};
-    for (size_t begin = 0; begin < n; begin += kAtOnce) {
-      const size_t size = std::min(kAtOnce, n - begin);
+    std::array<uint32_t, RowCache::kMostReads> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+    for (size_t begin = 0; begin < n; begin += numbers.size()) {
+      const size_t size = std::min(numbers.size(), n - begin);
       index_->Find(keys + begin, size, numbers.data());
       if (cache_ != nullptr) cache_->NoteReads(keys + begin, numbers.data(), size);
       for (size_t i = 0; i < size; ++i) {
@@ -171,7 +171,6 @@ class RowMap {
       if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
     }
   }
-  static_assert(kAtOnce <= RowCache::kMostReads);
 
   void Reserve(Key key) {
     OrStorageError([&] {

@@ -18,7 +18,7 @@
 namespace oe {
 namespace {
 
-constexpr size_t kPiece = 4096;  // keys of a pull that are looked up at once
+constexpr size_t kPiece = 8192;  // keys of a pull that are looked up at once, at most
 constexpr size_t kAhead = 16;    // rows of a pull that are on their way
 
 // Rows of a push that are updated at once.
@@ -197,9 +197,10 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
 void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   std::atomic<size_t> refused{n};
+  const size_t pieces = (n + kPiece - 1) / kPiece;
   const auto pull = [&](size_t piece) {
-    const size_t begin = piece * kPiece;
-    const size_t size = std::min(kPiece, n - begin);
+    const size_t begin = n * piece / pieces;
+    const size_t size = n * (piece + 1) / pieces - begin;
     const size_t good =
         PullPiece(keys + begin, size, static_cast<std::byte*>(out) + begin * ops_->format().value_bytes());
     if (good == size) return;
@@ -207,7 +208,6 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const
     while (begin + good < first && !refused.compare_exchange_weak(first, begin + good)) {
     }
   };
-  const size_t pieces = (n + kPiece - 1) / kPiece;
   if (executor != nullptr && pieces > 1) {
     executor->ParallelFor(pieces, pull);
   } else {
