@@ -138,7 +138,7 @@ def worker(
     data = batches(rows, batch_size)
     steps = itertools.pairwise(itertools.cycle(data))
     done, began, number = 0, 0.0, 0
-    while number < 3 or time.perf_counter() - began < seconds:
+    while number <= 3 or time.perf_counter() - began < seconds:
         if number == 3:
             done, began = 0, time.perf_counter()
         (x, y), following = next(steps)
