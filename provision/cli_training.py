@@ -69,7 +69,7 @@ def launch_training(
         int | None,
         typer.Option(
             min=1,
-            help="Worker processes on each host; they train each batch together.",
+            help="Worker processes on each host; they train each batch together, or with --workqueue apart.",
             rich_help_panel=_SETTINGS,
         ),
     ] = None,
@@ -78,7 +78,11 @@ def launch_training(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of a step, of all workers together.", rich_help_panel=_SETTINGS),
+        typer.Option(
+            min=1,
+            help="Rows of a step, of all workers together; with --workqueue of each.",
+            rich_help_panel=_SETTINGS,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=_SETTINGS)
@@ -105,6 +109,37 @@ def launch_training(
     ] = None,
     checkpoint_steps: Annotated[
         int | None, typer.Option(min=0, help="Steps between checkpoints.", rich_help_panel=_SETTINGS)
+    ] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Parts in which a batch is computed, to save memory.", rich_help_panel=_SETTINGS
+        ),
+    ] = None,
+    pipeline: Annotated[
+        bool | None,
+        typer.Option(
+            "--pipeline/--no-pipeline",
+            help="Pull the next batch's rows while one computes.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
+    workqueue: Annotated[
+        bool | None,
+        typer.Option(
+            "--workqueue/--no-workqueue",
+            help="Workers wait for nobody and take ranges of the files from a queue.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
+    staleness: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --workqueue: wait for workers that are more steps behind. Without: 1 lets a push go "
+            "out while the next batch computes.",
+            rich_help_panel=_SETTINGS,
+        ),
     ] = None,
     export: Annotated[
         bool | None,
@@ -150,6 +185,10 @@ def launch_training(
         seed=seed,
         max_cardinality=max_cardinality,
         checkpoint_steps=checkpoint_steps,
+        micro_batch=micro_batch,
+        pipeline=pipeline,
+        workqueue=workqueue,
+        staleness=staleness,
         export=export,
         storage=storage,
         storage_cache=storage_cache,

@@ -51,6 +51,10 @@ class LaunchOptions:
     seed: int | None = None
     max_cardinality: int | None = None
     checkpoint_steps: int | None = None
+    micro_batch: int | None = None
+    pipeline: bool | None = None
+    workqueue: bool | None = None
+    staleness: int | None = None
     export: bool | None = None
     storage: str | None = None
     storage_cache: str | None = None
@@ -160,8 +164,36 @@ def check_counts(servers: int | None, workers: int | None) -> None:
             raise TrainingError(f"--{name}: found {count}; expected a number from 1 to 64")
 
 
+def check_together(training: TrainingSettings, workers: int) -> None:
+    """Refuse settings that the trainer would, for a job of so many workers."""
+    staleness = training.staleness or 0
+    if training.workqueue:
+        if training.optimizer in ("adamw", "ftrl"):
+            raise TrainingError(
+                f"--workqueue does not go with optimizer {training.optimizer}, whose updates depend on the "
+                "weight; use another --optimizer"
+            )
+    elif staleness > 1:
+        raise TrainingError(f"--staleness: found {staleness}; without --workqueue it is 0 or 1")
+    elif staleness and workers > 1:
+        raise TrainingError(
+            f"--staleness: found {staleness}; {workers} workers train each batch together: leave it at 0, "
+            "or add --workqueue"
+        )
+    elif staleness and not training.pipeline:
+        raise TrainingError("--staleness 1 is a part of the pipeline; leave out --no-pipeline")
+
+
 def check(inventory: Inventory, wanted: Request) -> None:
-    """Refuse what cannot work as far as this machine knows: storage directory and ports."""
+    """Refuse what cannot work as far as this machine knows: settings, storage directory and ports."""
+    hosts = placement.worker_hosts(inventory)
+    check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
+    if wanted.training.workqueue and len(hosts) > 1:
+        names = ", ".join(host.name for host in hosts)
+        raise TrainingError(
+            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; have "
+            "all workers on one host (--limit, worker_count), or use --on kubernetes"
+        )
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
         if placement.on_host(host):

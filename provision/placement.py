@@ -383,14 +383,16 @@ def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
 
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    options = training.model_dump(mode="json", exclude={"export", "steps", "jit", "restarts", "tls"})
-    options = {name: value for name, value in options.items() if value != ""}
+    switches = {"jit", "pipeline", "workqueue"}
+    options = training.model_dump(mode="json", exclude={"export", "steps", "restarts", "tls", *switches})
+    options = {name: value for name, value in options.items() if value not in ("", None)}
     if training.steps:
         options["steps"] = training.steps
     if training.export:
         options["export"] = run_dir / "export"
     options["run_dir"] = run_dir
-    return [*arguments(options), *(["--jit"] if training.jit else [])]
+    given = {"--jit": training.jit, "--no-pipeline": not training.pipeline, "--workqueue": training.workqueue}
+    return [*arguments(options), *(word for word, wanted in given.items() if wanted)]
 
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:

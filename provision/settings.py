@@ -307,6 +307,27 @@ class TrainingSettings(_Settings):
         "ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu], several with commas; default: none.",
     )
     jit: bool = Field(default=False, description="Let XLA fuse the operations of a step.")
+    micro_batch: int = Field(
+        default=1,
+        ge=1,
+        description="Parts in which a worker computes its part of a batch, one after the other, before one "
+        "update: less memory, the same results within floating point.",
+    )
+    pipeline: bool = Field(
+        default=True, description="Pull the rows of the next batch while one computes; the results are equal."
+    )
+    workqueue: bool = Field(
+        default=False,
+        description="Workers do not wait for each other: each takes ranges of the files from a queue in the "
+        "job's directory (so all on one host, or on Kubernetes), each row once an epoch. "
+        "training_batch_size is then of each worker.",
+    )
+    staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="With training_workqueue, wait for workers that are more steps behind (default: for "
+        "none). Without, of one worker: 1 lets a push go out while the next batch computes (default 0).",
+    )
     optimizer: Literal[
         "adadelta",
         "adagrad",

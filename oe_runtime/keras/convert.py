@@ -32,6 +32,7 @@ def distributed_model(
     workers: Workers | None = None,
     pipeline: bool = True,
     staleness: int = 0,
+    micro_batches: int = 1,
 ) -> Distributed:
     """A model like `model`, with its large embeddings on parameter servers.
 
@@ -60,6 +61,10 @@ def distributed_model(
     batch computes, on rows that lack this one push, always: faster, as reproducible, but not what one step
     after the other gives. A push's error is then raised at the next step.
 
+    With `micro_batches`, a training step computes its batch in so many parts, one after the other, and adds
+    up their gradients before it updates dense weights and pushes, once. It needs less memory, and gives the
+    same within floating point for losses that are means over the examples, without BatchNormalization.
+
     `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
     the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
     otherwise it is left out, and a warning says so.
@@ -81,6 +86,8 @@ def distributed_model(
         raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
     if staleness and (not pipeline or (workers is not None and workers.count > 1)):
         raise ValueError("staleness=1 needs the pipeline, and one worker")
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
     del num_shards, override_method
 
     def replace(layer: Any) -> Any:
@@ -98,7 +105,7 @@ def distributed_model(
     _warn_of_hidden_embeddings(new, sparse_as_dense_size)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
     new._workers = workers if workers is not None and workers.count > 1 else None
-    new._pipelined, new._staleness = pipeline, staleness
+    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
     _warn_of_regularizers(new)
     return new
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -67,6 +67,10 @@ class Supply:
         self._layers = layers
         self._rows = rows
         self._next = 0
+
+    def part(self, cut: Callable[[Any], Any]) -> Supply:
+        """The same for a part of the batch, which `cut` takes from the rows of a lookup."""
+        return Supply(self._layers, [cut(rows) for rows in self._rows])
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Returns the rows of the next lookup in the shape of `ids`."""

@@ -54,6 +54,18 @@ class RowGroup:
         return tf.math.unsorted_segment_max(of_id, self.inverse, tf.shape(self.rows)[0])
 
 
+def each_row_once(gradient: Any) -> Any:
+    """The gradient of an embedding that stayed in the model, summed by row, as several workers sum theirs.
+
+    The tape has it id by id, and Keras would square those one by one for Adam and Adagrad.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, inverse = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, inverse, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)
+
+
 def needs_sums(optimizer: Any, layers: Sequence[Any]) -> bool:
     """Whether the rows' gradients must be summed before the push, not by it."""
     return clips(optimizer) or any(layer.embeddings_regularizer is not None for layer in layers)

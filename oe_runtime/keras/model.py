@@ -47,6 +47,7 @@ class Distributed(_Model):  # type: ignore[misc]
     _workers: Workers | None = None
     _pipelined = True
     _staleness = 0
+    _micro_batches = 1
     _training: Pipeline | None = None
     _persisted = 0  # the batch of the last persist_server_model
     xla = False  # whether steps are compiled by XLA

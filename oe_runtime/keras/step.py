@@ -14,7 +14,8 @@ import tensorflow as tf
 from oe_runtime.client import Client, Pulled
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
-from oe_runtime.keras.gradients import RowGroup, clip, needs_sums, regularization
+from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, needs_sums, regularization
+from oe_runtime.keras.micro_batches import Gradients, accumulated
 from oe_runtime.keras.plan import Plan
 from oe_runtime.keras.workers import begin_alike, weighted_mean
 
@@ -276,8 +277,10 @@ class _Program:
         )
 
 
-def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
-    """Updates the dense variables; returns (logs, learning rate, a gradient for each group)."""
+def _gradients(
+    model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any], share: Any = None
+) -> Gradients:
+    """Forward and backward, with the gradients times `share`."""
     x, y, sample_weight = data
     rows, lookups = [group.rows for group in groups], [group.lookups for group in groups]
     with tf.GradientTape() as tape:
@@ -286,10 +289,21 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
             y_pred = _forward(model)(x)
         loss = _loss(model, groups, x, y, y_pred, sample_weight, training=True)
         _track(model, loss, x)
+    # Rows are gathered for the lookups before the tape: only regularizers see them directly.
+    sources = [model.trainable_variables, rows, lookups]
+    return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
+
+
+def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+    """Updates the dense variables; returns (logs, learning rate, a gradient for each group)."""
+    x, y, sample_weight = data
+    parts = model._micro_batches
+    backward = _gradients if parts == 1 else partial(accumulated, _gradients, parts)
+    y_pred, dense, of_rows, of_lookups = backward(model, supply, groups, data)
+    dense = [each_row_once(gradient) for gradient in dense]
+    lookups = [group.lookups for group in groups]
     variables = model.trainable_variables
     optimizer = model.optimizer
-    # Rows are gathered for the lookups before the tape: only regularizers see them directly.
-    dense, of_rows, of_lookups = tape.gradient(loss, [variables, rows, lookups])
     gradients: Sequence[Any] = [
         tf.concat([tf.zeros_like(r) if g is None else g for r, g in zip(*group, strict=True)], 0)
         for group in zip(lookups, of_lookups, strict=True)

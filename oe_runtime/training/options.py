@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES, TLS
-from oe_runtime.training import policies, worker_options
-from oe_runtime.training.argument_types import count, number, rate, share, widths
+from oe_runtime.training import model_options, worker_options
+from oe_runtime.training.argument_types import count, number, rate, share
 from oe_runtime.training.optimizers import LEARNING_RATES
 
 CHECKPOINT_ROWS = ("auto", "pool", "files")
-PRECISIONS = ("float32", "bfloat16")
 
 _EPILOG = """\
 examples:
@@ -65,6 +63,7 @@ class Options:
     rendezvous: str
     worker_wait: int
     workqueue: bool
+    pipeline: bool
     staleness: int | None
     on_worker_lost: str
     in_process: bool
@@ -83,6 +82,7 @@ class Options:
     admission: dict[str, Any] | None
     eviction: list[dict[str, Any]]
     batch_size: int
+    micro_batch: int
     epochs: int | None
     steps: int | None
     optimizer: str
@@ -203,69 +203,7 @@ def parser() -> argparse.ArgumentParser:
 
     worker_options.add_arguments(p)
 
-    m = p.add_argument_group("model")
-    m.add_argument("--model", choices=models.NAMES, default="deepfm", help="default deepfm")
-    m.add_argument("--dim", type=count(1), default=9, help="width of an embedding (default 9)")
-    m.add_argument(
-        "--hidden",
-        type=widths,
-        default=models.Shape.hidden,
-        metavar="N,N",
-        help="layers of the deep part, of DLRM's top (default 256,128)",
-    )
-    m.add_argument(
-        "--cin",
-        type=widths,
-        default=models.Shape.cin,
-        metavar="N,N",
-        help="xdeepfm: feature maps of the layers of its interaction network (default 64,64)",
-    )
-    m.add_argument(
-        "--bottom",
-        type=widths,
-        default=models.Shape.bottom,
-        metavar="N,N",
-        help="dlrm: layers over the integers, before one of width --dim (default 512,256,64)",
-    )
-    m.add_argument(
-        "--interaction",
-        choices=models.INTERACTIONS,
-        default=models.Shape.interaction,
-        help="dlrm: inner products of all pairs of fields (dot, default), or none (cat)",
-    )
-    m.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="float32",
-        help="of the hidden layers' products (default float32); bfloat16 keeps weights in float32",
-    )
-    m.add_argument(
-        "--index",
-        choices=("array", "hash"),
-        default="array",
-        help="tables with a row for each of a field's ids (array, default), or for any 64-bit id, made when "
-        "it is first trained (hash)",
-    )
-    m.add_argument(
-        "--admission",
-        type=policies.admission,
-        metavar="RULE",
-        help=f"with --index hash: only ids that came so often get a row: {policies.ADMISSION_HELP}",
-    )
-    m.add_argument(
-        "--eviction",
-        type=policies.eviction,
-        default=[],
-        metavar="RULE,…",
-        help=f"rows that go: {policies.EVICTION_HELP}",
-    )
-    m.add_argument(
-        "--max-cardinality",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="cap on the ids of a field; 0 (default) keeps Criteo's 26 cardinalities, 10 million ids in all",
-    )
+    model_options.add_arguments(p)
 
     t = p.add_argument_group("training")
     t.add_argument(
@@ -274,6 +212,14 @@ def parser() -> argparse.ArgumentParser:
         default=4096,
         help="rows a step (default 4096), of all workers together: where Horovod's and DeepRec's batch is "
         "of each worker, give that times their number",
+    )
+    t.add_argument(
+        "--micro-batch",
+        type=count(1),
+        default=1,
+        metavar="N",
+        help="compute a batch, or this worker's part of it, in N parts, one after the other, before one "
+        "update and one push: less memory, the same results within floating point (default 1)",
     )
     t.add_argument("--epochs", type=count(1), help="passes over the data (default 1, or as --steps needs)")
     t.add_argument("--steps", type=count(1), help="stop after so many steps in all")
@@ -292,6 +238,20 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="evaluate on the held-out rows at the end (default on)",
+    )
+    t.add_argument(
+        "--pipeline",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="pull the rows of the next batch while one computes; the results are the same to the bit "
+        "(default on; several workers only read ahead)",
+    )
+    t.add_argument(
+        "--staleness",
+        type=count(0),
+        metavar="N",
+        help="of one worker, 1: a push goes out while the next batch computes, on rows that lack it (default "
+        "0). With --workqueue: wait for workers that are more than N steps behind (default: for none)",
     )
     t.add_argument(
         "--jit",
@@ -410,6 +370,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--checkpoint-rows pool goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
+    if a.stock and a.micro_batch > 1:
+        p.error("--micro-batch: plain Keras, --stock, has none")
     if a.stock and (a.index == "hash" or a.eviction):
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

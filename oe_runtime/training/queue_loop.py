@@ -8,6 +8,7 @@ from typing import Any
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch
 from oe_runtime.data.work_queue import Work
+from oe_runtime.training.checkpoints import Saved
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.position import Position
 from oe_runtime.training.run_directory import RunError
@@ -44,6 +45,12 @@ class QueueLoop(Loop):
         if self._first:
             self._save(self._checkpoints.take_files, position)
         return position
+
+    def went_back(self, saved: Saved, seconds: float) -> None:
+        """See Loop. Only a single worker goes back while it runs."""
+        self._shared.begin(saved.position.queue)
+        self._dense.rebase()
+        super().went_back(saved, seconds)
 
     def evaluate(self) -> StreamingAuc:
         """AUC and log loss on the held-out rows; of worker 0 alone."""

@@ -63,7 +63,13 @@ class KerasTrainee:
                 # One worker is as one of two of whom the other has nothing to do.
                 self.dense = ServerWorkers(client, options.rank, max(2, options.size))
             self.model = embed.distributed_model(
-                self.model, client, sparse_as_dense_size=_SERVED_ROWS, workers=self.dense or workers
+                self.model,
+                client,
+                sparse_as_dense_size=_SERVED_ROWS,
+                workers=self.dense or workers,
+                pipeline=options.pipeline,
+                staleness=0 if options.workqueue else options.staleness or 0,
+                micro_batches=options.micro_batch,
             )
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(

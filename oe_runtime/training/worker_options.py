@@ -48,12 +48,6 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "trained on once an epoch. Dense weights are on the servers too, and --batch-size is of each worker",
     )
     w.add_argument(
-        "--staleness",
-        type=count(0),
-        metavar="N",
-        help="with --workqueue: wait for workers that are more than N steps behind (default: for none)",
-    )
-    w.add_argument(
         "--on-worker-lost",
         choices=("stop", "continue"),
         default="stop",
@@ -106,8 +100,10 @@ def settle(
     if a.workqueue:
         if a.servers is None:
             p.error("--workqueue goes with --servers")
-    elif a.staleness is not None or a.on_worker_lost != "stop":
-        p.error("--staleness and --on-worker-lost continue go with --workqueue: other workers are in step")
+    elif a.on_worker_lost != "stop":
+        p.error("--on-worker-lost continue goes with --workqueue: other workers are in step")
+    elif a.staleness:
+        _check_staleness(p, a, place.size)
     if a.workqueue and a.optimizer in ("ftrl", "adamw"):
         p.error(f"--optimizer {a.optimizer} does not go with --workqueue: its updates depend on the weight")
     if place.size == 1:
@@ -117,6 +113,17 @@ def settle(
     if a.run_dir is None:
         p.error(f"{place.size} workers need --run-dir: they would not agree on its default")
     return place
+
+
+def _check_staleness(p: argparse.ArgumentParser, a: argparse.Namespace, workers: int) -> None:
+    if a.staleness > 1:
+        p.error(f"--staleness {a.staleness}: without --workqueue it is 0 or 1")
+    if a.stock:
+        p.error("--staleness: plain Keras, --stock, has none")
+    if workers > 1:
+        p.error(f"--staleness 1: {workers} workers train together; it goes with one, or --workqueue")
+    if not a.pipeline:
+        p.error("--staleness 1 is a part of the pipeline: leave out --no-pipeline")
 
 
 def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> Place:

@@ -64,6 +64,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     if wanted.workers:
         settings = settings.model_copy(update={"workers": wanted.workers})
     _check_settings(inventory, wanted)
+    jobspec.check_together(wanted.training, settings.workers)
     name = name or wanted.name
     if not _NAME.fullmatch(name):
         raise TrainingError(

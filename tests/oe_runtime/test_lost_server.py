@@ -179,6 +179,29 @@ def test_servers_killed_three_times_change_nothing(
     assert_same(run_dir, undisturbed)
 
 
+def test_a_worker_of_a_queue_goes_back_with_its_queue(
+    servers: Callable[..., Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, run_dir = servers("dram"), tmp_path / "run"
+    kills = KillAndBack(two, [5], random.Random(1))  # noqa: S311
+    write = RunDirectory.event
+
+    def event(self: RunDirectory, kind: str, **values: Any) -> None:
+        write(self, kind, **values)
+        kills.event(kind, values)
+
+    arguments = ("--checkpoint-steps", "3", "--no-eval")
+    assert train(tmp_path / "one", *arguments) == 0
+    monkeypatch.setattr(RunDirectory, "event", event)
+    assert train(run_dir, *arguments, "--workqueue", where=two.where) == 0
+    kills.end()
+    assert len(steps_back(run_dir)) == 1
+    found = losses(run_dir)
+    assert list(found) == list(losses(tmp_path / "one"))
+    for step, (loss, _) in losses(tmp_path / "one").items():
+        assert found[step][0] == pytest.approx(loss, rel=2e-4), step
+
+
 def steps_back(run_dir: Path) -> list[int]:
     return [event["step"] for event in events(run_dir, "server_back")]
 

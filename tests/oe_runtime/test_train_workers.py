@@ -101,8 +101,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
     excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
     (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes() * 16)
     data = ["--data", str(tmp_path / "rows.tsv")]
-    # Not Adam or Adagrad: Keras squares a small embedding's gradients id by id (docs/decisions.md).
-    more = ["--optimizer", "momentum", "--checkpoint-steps", "2", "--epochs", "1"]
+    more = ["--optimizer", "adam", "--checkpoint-steps", "2", "--epochs", "1"]
     assert train(tmp_path / "one", *more, data=data) == 0
     first, fresh = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "fresh")
     run_dir = tmp_path / "run"
@@ -169,8 +168,10 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         (["--workers", "a:1,b:2", "--rank", "2"], "--rank 2: --workers names 2, so it is 0 to 1"),
         (["--workers", "a:1,a:1", "--rank", "0"], "--workers: an endpoint is named twice"),
         (["--workers", "a:1,b", "--rank", "0"], "--workers: 'b' is not HOST:PORT"),
-        (["--staleness", "1"], "go with --workqueue"),
-        (["--on-worker-lost", "continue"], "go with --workqueue"),
+        (["--staleness", "2"], "--staleness 2: without --workqueue it is 0 or 1"),
+        (["--staleness", "1", "--no-pipeline"], "--staleness 1 is a part of the pipeline"),
+        (["--staleness", "1", "--workers", "a:1,b:2", "--rank", "0"], "2 workers train together"),
+        (["--on-worker-lost", "continue"], "goes with --workqueue"),
         (["--workqueue", "--optimizer", "ftrl"], "ftrl does not go with --workqueue"),
     ],
 )

@@ -52,6 +52,7 @@ def test_policies_are_what_tables_take() -> None:
         (["--eviction", "ttl"], "'ttl' is none of global_step"),
         (["--admission", "counter:3"], "--admission goes with --index hash"),
         (["--interaction", "sum"], "invalid choice: 'sum'"),
+        (["--micro-batch", "0"], "argument --micro-batch: "),
     ],
 )
 def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +100,20 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
                 written.setdefault(value.tag, {})[event.step] = value.simple_value
     assert written["loss"] == pytest.approx({step: loss for step, (loss, _) in losses(run).items()})
     assert written["servers/rows"][6] == rows[-1]
+
+
+def test_the_pace_of_steps_and_micro_batches(tmp_path: Path) -> None:
+    """A push that goes out during the next step is not in the rows of that one."""
+    found = []
+    for number, flags in enumerate(["--no-pipeline --micro-batch 3", "--staleness 1"]):
+        run = tmp_path / str(number)
+        where = ["--in-process", "--run-dir", str(run), "--no-eval", "--steps", "4", "--model", "dlrm"]
+        assert main([*DATA, *SMALL, *where, "--bottom", "8", *flags.split()]) == 0
+        found.append([loss for loss, _ in losses(run).values()])
+    whole, parts = found[1], found[0]
+    assert parts[0] == pytest.approx(whole[0], rel=1e-5)
+    assert parts[1:] != pytest.approx(whole[1:], rel=1e-5)
+    assert parts[1:] == pytest.approx(whole[1:], rel=0.05)
 
 
 def test_the_table_of_deeprecs_flags_names_flags_that_exist() -> None:

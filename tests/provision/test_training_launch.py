@@ -84,6 +84,11 @@ class TestRefusals:
             ),
             ({"optimizer": "adagradd"}, "--optimizer: found 'adagradd'"),
             ({"dim": 0}, "--dim: found 0"),
+            ({"micro_batch": 0}, "--micro-batch: found 0"),
+            ({"staleness": 2}, "--staleness: found 2; without --workqueue it is 0 or 1"),
+            ({"staleness": 1, "workers": 2}, "--staleness: found 1; 2 workers train each batch together"),
+            ({"staleness": 1, "pipeline": False}, "--staleness 1 is a part of the pipeline"),
+            ({"workqueue": True, "optimizer": "ftrl"}, "--workqueue does not go with optimizer ftrl"),
             ({"learning_rate": -1.0}, "--learning-rate: found -1.0"),
             ({"storage": "pmem"}, "--storage: found 'pmem'; allowed: dram, pmem_libpmem"),
             ({"servers": 65}, "--servers: found 65"),
@@ -159,6 +164,37 @@ def test_command_lines(state_dir: Path) -> None:
     assert "--steps" not in flags
     assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
     assert jobspec.Request.of_job(spec).training == wanted.training
+
+
+def test_how_steps_follow_each_other(state_dir: Path) -> None:
+    found, job = inventory(state_dir), make_job(state_dir)
+    options = LaunchOptions(workers=2, workqueue=True, staleness=3, pipeline=False, micro_batch=4)
+    jobspec.check(found, jobspec.request(found, options))
+    spec = planned(found, job, options)
+    for rank, worker in enumerate(spec.processes[-2:]):
+        flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
+        assert (flags["--staleness"], flags["--micro-batch"], flags["--rank"]) == ("3", "4", str(rank))
+        assert {"--workqueue", "--no-pipeline"} <= set(worker.argv)
+    again = jobspec.Request.of_job(spec)  # as `resume` has it
+    assert (again.training.workqueue, again.training.staleness) == (True, 3)
+    words = planned(found, job, LaunchOptions(workqueue=False)).processes[-1].argv
+    assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline"} & set(words)
+
+
+def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
+    path = state_dir.parent / "two.yml"
+    hosts = "".join(
+        f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
+        for number, name in enumerate(("a", "b"), 1)
+    )
+    path.write_text(
+        "all:\n  vars: {oeprov_cluster: two, training_data: /d.tsv, training_workqueue: true}\n"
+        "  children:\n    parameter_servers: {hosts: {a: }}\n    workers: {hosts: {a: , b: }}\n"
+        "  hosts:\n" + hosts
+    )
+    found = load(path, state_dir=state_dir)
+    with pytest.raises(TrainingError, match="which workers on a, b do not share; have all workers on one"):
+        jobspec.check(found, jobspec.request(found, LaunchOptions()))
 
 
 @pytest.mark.parametrize(

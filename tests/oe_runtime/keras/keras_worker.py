@@ -44,12 +44,22 @@ def train(model, rank, of):
     return np.array(losses), np.asarray(model.predict_on_batch(x))
 
 
+def model_of_mine(*where, **options):
+    """`two_fields` with its second field in an embedding that stays in the model."""
+
+    def layer(rows, dim, initializer="uniform", *, name):
+        kind = keras.layers.Embedding if name == "table_b" else embed.Embedding
+        return kind(rows, dim, initializer, name=name)
+
+    return embed.distributed_model(two_fields(layer), *where, sparse_as_dense_size=1000, **options)
+
+
 def main(rank: int, workers: list[str], servers: list[str], output: str) -> None:
     """See above."""
     keras.utils.set_random_seed(rank)  # the dense weights are worker 0's all the same
     together = embed.TensorFlowWorkers(workers, rank)
     with Client(servers, job="many", worker=Worker(rank, len(workers), wait=120)) as client:
-        model = embed.distributed_model(two_fields(), client, workers=together)
+        model = model_of_mine(client, workers=together)
         losses, predictions = train(model, rank, len(workers))
         np.savez(output, *model.get_weights(), losses=losses, predictions=predictions)
 

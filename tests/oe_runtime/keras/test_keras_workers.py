@@ -53,7 +53,7 @@ def run_workers(servers, count, directory):
     return [dict(np.load(file)) for file in files]
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, 4])
 def test_workers_train_as_one_with_the_whole_batch(tmp_path, count):
     servers = Servers(tmp_path / "servers", 2)
     try:
@@ -61,8 +61,9 @@ def test_workers_train_as_one_with_the_whole_batch(tmp_path, count):
     finally:
         servers.end()
     keras.utils.set_random_seed(0)  # as worker 0 has it
-    model = embed.distributed_model(two_fields(), Client.in_process())
+    model = keras_worker.model_of_mine(Client.in_process())
     losses, predictions = keras_worker.train(model, 0, 1)
+    assert set(model.tables) == {"table_a", "linear_a"}
     weights = {f"arr_{i}": weight for i, weight in enumerate(model.get_weights())}
     shares = np.stack([worker["losses"] for worker in workers])
     means = np.nansum(shares[:, :, 0] * shares[:, :, 1], 0) / shares[:, :, 1].sum(0)

@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
 import openembedding_build
-from training_processes import gib, header, run, server, table
+from processes import gib, header, run, server, table
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 PEER_ENVIRONMENT = HERE.parent / ".cache" / "benchmark-openembedding"
 # Ours at least so many times stock with full cardinalities.
 TARGETS = {9: 0.7, 64: 1.0}

@@ -11,7 +11,6 @@ import argparse
 import collections
 import json
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training_processes import header, server, table
+from processes import RESULTS, header, server, table
 
-HERE = Path(__file__).resolve().parent
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
 TARGET = 0.8
@@ -29,14 +27,16 @@ TARGET = 0.8
 
 def main() -> int:
     """Measure one dim, or report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/training pipeline", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--model", default="deepfm")
     parser.add_argument("--dim", type=int, default=9)
     parser.add_argument("--cap", type=int, default=40000, help="--max-cardinality; 0: full")
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=5, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", type=Path, default=HERE / "results/training_pipeline.jsonl")
+    parser.add_argument("--parts", type=Path, default=RESULTS / "training_pipeline.jsonl")
     parser.add_argument("--report", action="store_true", help="write the table and the plot, and no more")
     options = parser.parse_args()
     if options.report:
@@ -173,7 +173,7 @@ after the push, and cannot hide the push. Asked: {TARGET:.0%} hidden, with resul
 staleness.
 
 """
-    target = HERE / "results/training_pipeline.md"
+    target = options.parts.with_suffix(".md")
     target.write_text(text + table(columns, rows) + "\n![a step by part](training_pipeline.svg)\n")
     target.with_suffix(".svg").write_text(plot(list(cells.values())))
     print(target.read_text())
@@ -193,8 +193,9 @@ def plot(cells: list[dict[str, Any]]) -> str:
         lines.append(f'<text x="{x + 16}" y="20">{part}</text>')
         x += 80
     for cell in cells:
-        lines.append(f'<text x="230" y="{y + 12}" text-anchor="end">dim {cell["dim"]}, {cell["mode"]}</text>')
-        at = 240.0
+        name = f"{cell['model']}, dim {cell['dim']}, {cell['mode']}"
+        lines.append(f'<text x="280" y="{y + 12}" text-anchor="end">{name}</text>')
+        at = 290.0
         for part in PARTS:
             width = max(0.0, cell[part]) / longest * 420
             place = f'x="{at:.1f}" y="{y}" width="{width:.1f}" height="16"'
@@ -203,10 +204,6 @@ def plot(cells: list[dict[str, Any]]) -> str:
         lines.append(f'<text x="{at + 5:.0f}" y="{y + 12}">{cell["step"]:.0f} ms</text>')
         y += 22
     style = 'font-family="sans-serif" font-size="12"'
-    size = f'width="720" height="{y + 10}"'
+    size = f'width="770" height="{y + 10}"'
     background = '<rect width="100%" height="100%" fill="white"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{background}{"".join(lines)}</svg>\n'
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @dataclass
@@ -92,6 +95,12 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{cores} × {model}, {memory:.0f} GiB, Linux {platform.release()}"
+
+
+def measured() -> dict[str, Any]:
+    """When, and how busy the machine was: for a line of a file of measurements."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
+    return {"day": now, "load": round(os.getloadavg()[0], 1)}
 
 
 def header(title: str) -> str:

@@ -1,0 +1,45 @@
+"""Training beside stock Keras and OpenEmbedding: speed, memory, AUC, and where a step's time goes.
+
+    python benchmarks/training                     # all of it: hours on 2 cores
+    python benchmarks/training vocabularies --models wdl --rows 40000     # or a part; each has a --help
+    python benchmarks/training vocabularies --report                      # what was measured so far
+
+vocabularies  WDL, DeepFM, DLRM at dims 9 and 64 and 40 k to 10 M ids a field, in float32 and bfloat16:
+              samples/s and memory of stock Keras and of embeddings on a server
+throughput    DeepFM over Criteo's fields: stock, DRAM, a pool, OpenEmbedding
+auc           of the held-out rows over seeds: stock, served, served in bfloat16
+pipeline      input, pull, compute and push of a step, and what the pipeline hides
+"""
+
+from __future__ import annotations
+
+import sys
+
+import auc
+import pipeline
+import throughput
+import vocabularies
+
+PARTS = {
+    "vocabularies": vocabularies.main,
+    "throughput": throughput.main,
+    "auc": auc.main,
+    "pipeline": pipeline.main,
+}
+
+
+def main() -> int:
+    """Run a part, or all; 0 when no target is missed."""
+    program, *words = sys.argv
+    if words and words[0] not in PARTS:
+        print(__doc__)
+        return 0 if words[0] in ("-h", "--help") else 2
+    status = 0
+    for name in words[:1] or PARTS:
+        sys.argv = [f"{program} {name}", *words[1:]]
+        status = max(status, PARTS[name]())
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

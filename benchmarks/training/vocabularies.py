@@ -1,0 +1,209 @@
+"""Speed and memory over models, dims and vocabularies: stock Keras beside embeddings on a server.
+
+Every field has the same number of ids. A cell is a worker process that trains on the same generated batches,
+from memory, for some seconds; all kinds of a table take turns, and the table shows the median round. Cells
+are appended to a file of JSON lines, so that they can be measured in pieces; the report has all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from processes import RESULTS, gib, header, measured, run, server, table
+
+KINDS = ("stock", "served", "stock bfloat16", "served bfloat16")
+PARTS = RESULTS / "training_vocabularies.jsonl"
+BATCHES = 50  # in memory, again and again
+FIELDS, INTEGERS = 26, 13
+# Times stock, in float32: where tables are tiny, and with a million rows a field or more.
+TARGETS = {40_000: 1.0, 1_000_000: 2.0}
+DEEPREC = "1.64 to 1.82 times for DeepRec over community TensorFlow in FP32, 1.76 to 2.61 in BF16"
+
+
+def main() -> int:
+    """Measure some cells, or report all; 0 when the report misses no target."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/training vocabularies", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--models", nargs="+", default=["wdl", "deepfm", "dlrm"])
+    parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[40_000, 10**6, 10**7], help="a field")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=10, help="of training in each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--parts", type=Path, default=PARTS, help="where the lines are kept")
+    parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return worker(**json.loads(options.worker))
+    if not options.report:
+        for model, dim, rows in itertools.product(options.models, options.dims, options.rows):
+            measure(options, {"model": model, "dim": dim, "rows": rows, "batch_size": options.batch_size})
+    return report(options.parts)
+
+
+def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
+    """All kinds of one table, in turns; appends a line for each."""
+    cells: dict[str, dict[str, Any]] = {}
+    for number, kind in itertools.product(range(options.rounds), options.kinds):
+        cell = cells.setdefault(kind, {**setup, "kind": kind, "speeds": [], "worker": 0, "server": 0})
+        if "problem" in cell:
+            continue
+        found = turn(setup, kind, options.seconds)
+        cell["speeds"] += found.pop("speeds", [])
+        cell.update({name: max(cell[name], value) for name, value in found.items() if name != "problem"})
+        if "problem" in found:
+            cell["problem"] = found["problem"]
+        said = cell.get("problem") or f"{cell['speeds'][-1]:,.0f} samples/s"
+        print(f"round {number + 1}: {setup} {kind}: {said}", file=sys.stderr, flush=True)
+    with options.parts.open("a") as file:
+        for cell in cells.values():
+            file.write(json.dumps({**cell, **measured()}) + "\n")
+
+
+def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
+    """One process of a kind, with a server of its own if it is served."""
+    arguments = {
+        **setup,
+        "precision": kind.partition(" ")[2] or "float32",
+        "seconds": seconds,
+        "endpoint": "",
+    }
+    if not kind.startswith("served"):
+        needed, there = stock_bytes(setup), available_bytes()
+        if needed > there:
+            return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} available"}
+        return one_worker(arguments)
+    with tempfile.TemporaryDirectory() as directory:
+        with server("dram", Path(directory)) as one:
+            found = one_worker({**arguments, "endpoint": one.endpoint})
+        return {**found, "server": one.peak}
+
+
+def one_worker(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a worker process measured, and its peak memory."""
+    program = [sys.executable, str(Path(__file__).parent), "vocabularies", "--worker", json.dumps(arguments)]
+    ended = run(program)
+    if ended.status:
+        return {"problem": f"ended with status {ended.status}"}
+    return {"speeds": [json.loads(ended.output.splitlines()[-1])["samples_per_s"]], "worker": ended.peak}
+
+
+def stock_bytes(setup: dict[str, Any]) -> int:
+    """What stock needs at the least: weights and accumulators, the temporaries of one, TensorFlow itself."""
+    width = setup["dim"] + (setup["model"] != "dlrm")
+    return 4 * width * setup["rows"] * (2 * FIELDS + 2) + (1 << 30)
+
+
+def available_bytes() -> int:
+    """Memory that a new process can have."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def worker(
+    model: str, dim: int, rows: int, batch_size: int, precision: str, seconds: float, endpoint: str
+) -> int:
+    """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
+    from oe_runtime.training.trainee import import_keras
+
+    keras = import_keras()
+    import oe_runtime.keras as embed
+    from oe_runtime import models
+    from oe_runtime.client import Client
+
+    keras.utils.set_random_seed(0)
+    options = {"dtype": "mixed_bfloat16" if precision == "bfloat16" else precision, "seed": 0}
+    optimizer = keras.optimizers.Adagrad(0.01)
+    client = Client([endpoint]) if endpoint else None
+    if client is None:
+        trained = models.build(model, [rows] * FIELDS, dim, **options)
+    else:
+        trained = models.build(model, [rows] * FIELDS, dim, embedding=embed.Embedding, **options)
+        trained = embed.distributed_model(trained, client)
+        optimizer = embed.distributed_optimizer(optimizer)
+    trained.compile(optimizer, "binary_crossentropy", jit_compile=False)
+    data = batches(rows, batch_size)
+    steps = itertools.pairwise(itertools.cycle(data))
+    done, began, number = 0, 0.0, 0
+    while number <= 3 or time.perf_counter() - began < seconds:
+        if number == 3:
+            done, began = 0, time.perf_counter()
+        (x, y), following = next(steps)
+        if client is not None:
+            trained.prefetch(*following)
+        trained.train_on_batch(x, y)
+        done, number = done + len(y), number + 1
+    print(json.dumps({"samples_per_s": done / (time.perf_counter() - began)}))
+    if client is not None:
+        client.close()
+    return 0
+
+
+def batches(rows: int, batch_size: int) -> list[tuple[Any, Any]]:
+    """(x, y) of ids by Zipf's law with the exponent of the generator, scattered over each field."""
+    import numpy as np
+
+    from oe_runtime.data.generate import ZIPF_EXPONENT
+
+    rng = np.random.default_rng(1)
+    shrink = 1 - ZIPF_EXPONENT
+    found = []
+    for _ in range(BATCHES):
+        ranks = ((rows**shrink - 1) * rng.random((FIELDS, batch_size)) + 1) ** (1 / shrink)
+        ids = ranks.astype(np.int64) * 2654435761 % rows
+        x = [rng.standard_normal((batch_size, INTEGERS), np.float32), *(field[:, None] for field in ids)]
+        found.append((x, rng.integers(0, 2, (batch_size, 1)).astype(np.float32)))
+    return found
+
+
+def report(parts: Path) -> int:
+    """The table of the newest line of each cell."""
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in parts.read_text().splitlines():
+        one = json.loads(line)
+        cells[one["rows"], one["dim"], one["model"], KINDS.index(one["kind"])] = one
+    lines, verdicts, missed = [], [], 0
+    for (rows, dim, model, number), cell in sorted(cells.items()):
+        base = cells.get((rows, dim, model, 0), {})
+        name = f"{model}, dim {dim}, {rows:,} a field"
+        ratio = speed(cell) / speed(base) if speed(base) else 0.0
+        shown = [f"{speed(cell):,.0f}" if cell["speeds"] else cell["problem"]]
+        shown.append(f"{ratio:.2f}" if ratio and cell["speeds"] else "-")
+        shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
+        lines.append([f"{name}, {KINDS[number]}", *shown, f"{cell['day']}, load {cell['load']:.1f}"])
+        target = TARGETS[40_000] if rows <= 40_000 else TARGETS[1_000_000] if dim >= 64 else None
+        if KINDS[number] == "served" and target and ratio:
+            missed += ratio < target
+            result = "met" if ratio >= target else "MISSED"
+            verdicts.append(f"- {name}: {ratio:.2f} × stock, target {target}: {result}\n")
+    text = header("Training over models, dims and vocabularies")
+    text += f"""\
+Adagrad, ids by Zipf's law, the median of rounds in turns; one server process over loopback shares the cores
+with the worker. × stock is against stock in float32. Memory is the peak resident size of a process. The
+load is that of the machine when the cell was measured, its own included: others work on it.
+DeepRec's own figures for its model zoo (batch 512, 8 CPUs): {DEEPREC}.
+
+"""
+    columns = ["model, embeddings", "samples/s", "× stock", "worker GiB", "server GiB", "measured"]
+    text += table(columns, lines) + "\n" + "".join(verdicts)
+    parts.with_suffix(".md").write_text(text)
+    print(text)
+    return 1 if missed else 0
+
+
+def speed(cell: dict[str, Any]) -> float:
+    """Median samples a second; 0 for a cell that could not be measured."""
+    return statistics.median(cell["speeds"]) if cell.get("speeds") else 0.0
