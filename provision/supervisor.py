@@ -185,7 +185,7 @@ class Supervisor:
             for child in list(self.children):
                 if child in self.workers or child.poll() is None:
                     continue
-                if not self._start_again(child):
+                if not self._waits() or not self._start_again(child):
                     return self._server_lost(child)
         return self._ended()
 
@@ -243,6 +243,11 @@ class Supervisor:
             for server in self.units:
                 server.refresh(answers[server.spec.host])
 
+    def _waits(self) -> bool:
+        """Whether the workers wait for a lost server: those of a work queue cannot go back together."""
+        alone = len(self.workers) == 1 or not self.spec.settings.get("workqueue")
+        return alone and bool(self.spec.settings.get("server_wait"))
+
     def _start_again(self, child: Child) -> bool:
         """Start a server that ended anew at its address, for the worker waits for it; but not for ever."""
         times, now = self.restarts.setdefault(child.spec.name, []), time.monotonic()
@@ -289,7 +294,7 @@ class Supervisor:
 
     def _server_lost(self, server: Child | HostServer) -> Outcome:
         self._emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
-        if self.spec.settings.get("server_wait"):
+        if self._waits():
             for worker in self.workers:
                 if worker.poll() is None:
                     self._signal(worker, signal.SIGTERM)  # it would wait for the server

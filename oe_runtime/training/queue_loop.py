@@ -8,9 +8,8 @@ from typing import Any
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch
 from oe_runtime.data.work_queue import Work
-from oe_runtime.training.checkpoints import Saved
 from oe_runtime.training.loop import Interrupted, Loop
-from oe_runtime.training.position import Position
+from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.shared_input import SharedInput
 

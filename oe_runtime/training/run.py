@@ -142,7 +142,7 @@ def _train(
     if trainee.ranks.asked(stop):
         raise loop.interrupted()
     servers = None
-    if not options.workqueue:  # whose workers are not at one place of the run
+    if not options.workqueue or options.size == 1:  # else workers are not at one place of the run
         servers = LostServer(options, client, checkpoints, directory, screen, stop, trainee.ranks)
     end = position = start
     while True:

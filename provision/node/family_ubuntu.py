@@ -1,4 +1,4 @@
-"""Ubuntu 20.04 to 24.04. Names were looked up in the indexes of all three, those of NVIDIA's drivers were not."""
+"""Ubuntu 20.04 to 24.04. Names were looked up in the indexes of all three, but not those of drivers."""
 
 from . import family_debian
 from .family import DriverPackages, GpuDriver, KernelSource

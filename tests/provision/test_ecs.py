@@ -1,4 +1,4 @@
-"""Hosts from Alibaba Cloud: the SDK itself asks a service on loopback that answers as its documentation says."""
+"""Hosts from Alibaba Cloud: the SDK itself asks a service on loopback that answers as documented."""
 
 import json
 import logging

@@ -12,8 +12,8 @@ from provision.node import cuda, gpu, gpucheck, packages, roles
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
 
-RECORDED = json.loads(Path(__file__).parent.joinpath("samples", "gpu.json").read_text())
-T4 = RECORDED["T4"]
+SAMPLES = json.loads(Path(__file__).parent.joinpath("samples", "gpu.json").read_text())
+T4 = SAMPLES["T4"]
 DEVICE = "0000:00:07.0"
 
 
@@ -45,9 +45,9 @@ def ok(text: str = "") -> tuple[int, str, str]:
     return 0, text, ""
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_what_is_seen_of_a_host_with(name: str, tmp_path: Path) -> None:
-    sample = RECORDED[name]
+    sample = SAMPLES[name]
     modinfo = sample["modinfo"]
     machine = Machine(
         tmp_path, sample["files"], {"modinfo -F version nvidia": ok(modinfo)} if modinfo else {}
