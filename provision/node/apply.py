@@ -6,6 +6,7 @@ from . import (
     bootloader,
     daxctl,
     directory,
+    foreign,
     gpu,
     ipmctl,
     kernel,
@@ -24,6 +25,7 @@ ACTIONS: Dict[str, Action] = {}
 for _part in (
     packages,
     runtime,
+    foreign,
     directory,
     kernel,
     bootloader,

@@ -19,5 +19,5 @@ FAMILY = family_debian.FAMILY._replace(
         ["install", "-y", "linux-headers-{running}", "nvidia-driver-{branch}-server"],
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
-    lacks={"20.04": ["cxl"], "22.04": ["cxl"]},
+    lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"]},
 )

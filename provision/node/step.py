@@ -70,6 +70,15 @@ class Desired(NamedTuple):
     runtime_wheel_key: str = ""  # what the controller builds wheels for itself; see runtime.wheel_key
     runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
     runtime_repositories: Dict[str, str] = {}  # where they come from: name -> address; see repositories.py
+    runtime_flavor: str = "oe_runtime"  # what trains; see flavors.py
+    runtime_package: str = ""  # of another flavor: what pip installs, "" for its own choice
+    runtime_tensorflow: str = ""
+    runtime_repository: str = ""
+    runtime_revision: str = ""
+    runtime_sources: str = ""  # directory that has its sources; "" where oeprov gets them
+    runtime_variant: str = "horovod"
+    runtime_image: str = ""
+    runtime_image_check: bool = True
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
 
     def to_dict(self) -> Dict[str, Any]:

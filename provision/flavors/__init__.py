@@ -1,0 +1,64 @@
+"""What trains, as the controller sees it: what a flavor means, what it refuses, its command lines.
+
+``provision/node/flavors.py`` is the other half: what it needs on hosts. A flavor is one module here and one
+there; nobody else asks which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from provision.flavors import oe_runtime, openembedding
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.jobs import Job
+    from provision.jobspec import Request
+    from provision.node.state import State
+    from provision.placement import Placement
+    from provision.runtime_settings import RuntimeSettings
+
+DEFAULT = "oe_runtime"
+
+
+class Flavor(Protocol):
+    """What each module of this package has."""
+
+    def venv(self, local: bool, state_dir: Path) -> str:
+        """Where its environment is, unless the inventory says."""
+
+    def storage(self, mode: str, settings: RuntimeSettings) -> str:
+        """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``."""
+
+    def desired(self, host: Host) -> dict[str, Any]:
+        """What the planner is told of the environment beyond the settings themselves."""
+
+    def settle(self, inventory: Inventory, wanted: Request) -> Request:
+        """The request as it will be run; TrainingError names what the flavor cannot do, and what it can."""
+
+    def check_data(self, inventory: Inventory, wanted: Request) -> None:
+        """Refuse data that it cannot read, as far as this machine knows."""
+
+    def place(
+        self,
+        job: Job,
+        inventory: Inventory,
+        states: Mapping[str, State],
+        wanted: Request,
+        *,
+        fresh: bool = True,
+    ) -> Placement:
+        """Every process with its command line."""
+
+
+_FLAVORS: dict[str, Flavor] = {
+    DEFAULT: oe_runtime,
+    "openembedding": openembedding,
+}
+
+
+def of(name: str) -> Flavor:
+    """The flavor of that name, as ``runtime_flavor`` has it."""
+    return _FLAVORS[name]
