@@ -405,14 +405,15 @@ def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
     """What the worker's host needs to start its unit, once the servers' endpoints are in ``argv``."""
-    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS)
+    own = [spec.pools] if spec.pools else []
+    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
     return {
         "name": spec.name,
         "role": spec.role,
         "unit": spec.unit,
         "text": text,
-        "directories": [],
-        "mount": "",
+        "directories": own,
+        "mount": spec.storage,
         "needs": [argv[0]],
         "files": _files(spec),
         "address": "",

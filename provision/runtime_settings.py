@@ -13,7 +13,7 @@ class RuntimeSettings(Settings):
     """What trains, and the Python environment that it runs in."""
 
     prefix: ClassVar[str] = "runtime_"
-    flavor: Literal["oe_runtime", "openembedding"] = Field(
+    flavor: Literal["oe_runtime", "openembedding", "deeprec"] = Field(
         default="oe_runtime",
         description="What trains: oeprov's own runtime, or OpenEmbedding or DeepRec as they are. The "
         "same for "

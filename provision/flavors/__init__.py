@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from provision.flavors import oe_runtime, openembedding
+from provision.flavors import deeprec, oe_runtime, openembedding
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from provision.node.state import State
     from provision.placement import Placement
     from provision.runtime_settings import RuntimeSettings
+    from provision.wheel import Elsewhere
 
 DEFAULT = "oe_runtime"
 
@@ -34,6 +35,9 @@ class Flavor(Protocol):
 
     def desired(self, host: Host) -> dict[str, Any]:
         """What the planner is told of the environment beyond the settings themselves."""
+
+    def provide(self, build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
+        """The wheel of a build that a host wants, made if need be; WheelError says why it cannot be had."""
 
     def settle(self, inventory: Inventory, wanted: Request) -> Request:
         """The request as it will be run; TrainingError names what the flavor cannot do, and what it can."""
@@ -56,6 +60,7 @@ class Flavor(Protocol):
 _FLAVORS: dict[str, Flavor] = {
     DEFAULT: oe_runtime,
     "openembedding": openembedding,
+    "deeprec": deeprec,
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _VENV = "/opt/oeprov/venv"
 place = placement.place
+provide = wheel.provide
 
 
 def venv(local: bool, _state_dir: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from provision import placement
+from provision import placement, wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
 from provision.jobs import SERVERS, Job, ProcessSpec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from provision.runtime_settings import RuntimeSettings
 
 PORT = 34567  # of its documents; used on hosts where parameter_server_port does not say
+provide = wheel.provide_theirs
 MODELS = {"deepfm": "DeepFM", "wdl": "WDL", "xdeepfm": "xDeepFM"}
 OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "ftrl": "Ftrl", "sgd": "SGD"}
 # A line that Keras prints at the end of an epoch; under horovodrun those of the first process count.

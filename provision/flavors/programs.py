@@ -42,11 +42,12 @@ def process(
         directory_of(job, host) / placement.ADAPTER if there else share.node_package() / placement.ADAPTER
     )
     ends = [] if there else ["--exit-with-parent"]
+    made = ["--directory", more["pools"]] if more.get("pools") else []
     return ProcessSpec(
         name=name,
         role=role,
         host=host.name,
-        argv=[python, "-I", str(adapter), *options, *ends, "--", *argv],
+        argv=[python, "-I", str(adapter), *options, *made, *ends, "--", *argv],
         unit=units.unit_name(job.id, name) if there else "",
         adapted=True,
         **more,

@@ -35,6 +35,7 @@ def _options(argv: List[str]) -> argparse.Namespace:
         "--progress", default="", help="pattern of lines with (?P<step>), or (?P<more>) steps"
     )
     parser.add_argument("--export", default="", help="directory that the program makes at its end")
+    parser.add_argument("--directory", default="", help="made before the program starts")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input does")
     parser.add_argument("program", nargs="+")
     return parser.parse_args(argv)
@@ -57,6 +58,8 @@ class Adapter:
         signal.signal(signal.SIGINT, lambda *_: self.asked.set())
         self._say("start", model=self.options.model)
         try:
+            if self.options.directory:
+                os.makedirs(self.options.directory, 0o700, exist_ok=True)
             program = subprocess.Popen(
                 self.options.program,
                 stdin=subprocess.DEVNULL,
@@ -65,7 +68,7 @@ class Adapter:
                 preexec_fn=lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0),
             )
         except OSError as error:
-            return self._failed("{}: {}".format(self.options.program[0], error.strerror))
+            return self._failed("{}: {}".format(error.filename, error.strerror))
         reader = threading.Thread(target=self._read, args=(program.stdout,), daemon=True)
         reader.start()
         if self.options.exit_with_parent:

@@ -1,10 +1,9 @@
 """What trains on a host: each flavor says what it needs there, looks, plans, and says what is in the way."""
 
-from typing import Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple
 
-from . import openembedding, runtime
-from .build import python_of
-from .command import System
+from . import build, deeprec, openembedding, runtime
+from .command import CommandError, System
 from .flavor_needs import DEFAULT
 from .state import OsInfo, Runtime, State
 from .step import Desired, Step
@@ -17,11 +16,22 @@ class Flavor(NamedTuple):
     plan: Callable[[State, Desired], List[Step]]
     problems: Callable[[State, Desired], List[str]]
     notes: Callable[[State, Desired], List[str]]
+    make: Callable[[System, OsInfo, Dict[str, Any]], str]  # builds its wheel on this host; its path
 
 
 def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
-    python = "" if desired.kind == "local" else python_of(os, desired)
+    python = "" if desired.kind == "local" else build.python_of(os, desired)
     return runtime.observe(system, desired.runtime_venv, desired.runtime_requirements, python)
+
+
+def _make(system: System, os: OsInfo, args: Dict[str, Any]) -> str:
+    desired = Desired.from_dict(args["desired"])
+    python = build.python_of(os, desired)
+    return build.make(system, os, python, args["packed"], args["into"], desired.runtime_repositories)
+
+
+def _makes_none(_system: System, _os: OsInfo, args: Dict[str, Any]) -> str:
+    raise CommandError("flavor {} has no wheel of its own".format(args["desired"]["runtime_flavor"]))
 
 
 def _nothing(_state: State, _desired: Desired) -> List[str]:
@@ -29,10 +39,15 @@ def _nothing(_state: State, _desired: Desired) -> List[str]:
 
 
 _FLAVORS: Dict[str, Flavor] = {
-    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing),
+    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing, _make),
     "openembedding": Flavor(
-        openembedding.observe, openembedding.plan, openembedding.problems, openembedding.notes
+        openembedding.observe,
+        openembedding.plan,
+        openembedding.problems,
+        openembedding.notes,
+        _makes_none,
     ),
+    "deeprec": Flavor(deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make),
 }
 
 

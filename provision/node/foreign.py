@@ -5,16 +5,18 @@ Each flavor says what is ``Wanted``; here that is compared with a host, planned 
 
 import os
 import re
+import shutil
 from typing import Any, Dict, List, NamedTuple
 
 from . import families
-from .build import minor
+from .build import minor, wheel_file
 from .command import CommandError, System
 from .runtime import Stamp, bare, empty, interpreter, observe, why_again, write_stamp
 from .state import OsInfo, Runtime, State
 from .step import Action, Applied, Desired, Step
 
 REVISION = ".oeprov-revision"
+WHEEL = "{package}"  # a word for pip that stands for the package, or for the wheel that is brought
 _HOURS = 6 * 3600
 
 
@@ -30,6 +32,7 @@ class Wanted(NamedTuple):
     revision: str
     folders: List[str]  # of the sources that are needed; none: all
     script: str  # a file that the sources have
+    build: str = ""  # of a wheel that is brought to the host; see build.py
 
 
 def sources_of(desired: Desired) -> str:
@@ -161,7 +164,10 @@ def _commands(args: Dict[str, Any]) -> List[List[str]]:
     commands = [[args["python"], "-m", "venv", venv]] if args["create"] else []
     for words in args["pip"]:
         given = [word for word in words if "=" in word and word.split("=")[0].isupper()]
-        rest = [word for word in words if word not in given]
+        package = args.get("wheel") or (
+            "<wheel of {}>".format(args["title"]) if args["build"] else args["package"]
+        )
+        rest = [package if word == WHEEL else word for word in words if word not in given]
         commands.append((["env"] + given if given else []) + pip + rest)
     return commands
 
@@ -181,9 +187,10 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
         raise CommandError("{}: oeprov did not make it".format(venv))
     if not _why(before, venv, Wanted(**{name: args[name] for name in Wanted._fields})):
         return Applied(False, "{} has all that is needed".format(venv))
+    wheel = wheel_file(system, args["build"]) if args["build"] else ""
     # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
     write_stamp(system, venv, Stamp("", True, False))
-    args = dict(args, create=_again(before, args["package"]))
+    args = dict(args, create=_again(before, args["package"]), wheel=wheel)
     if args["create"]:
         empty(system, venv)
     for argv in _commands(args):
@@ -191,6 +198,8 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     system.check([system.path(interpreter(venv))] + args["check"], timeout=600)
     os.sync()
     write_stamp(system, venv, Stamp(args["package"], True, True))
+    if wheel:
+        shutil.rmtree(system.path(os.path.dirname(wheel)), ignore_errors=True)
     return Applied(True, "installed {} in {}".format(args["title"], venv))
 
 

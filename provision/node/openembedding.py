@@ -66,16 +66,14 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     if desired.worker:
         # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
         pip.append(["--no-deps", "deepctr==0.9.3"])
-        pip.append(["cloudpickle", "pyyaml", "cffi"])
-        words = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITHOUT_PYTORCH=1", "HOROVOD_WITHOUT_MXNET=1"]
-        gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if desired.kind == "gpu" else []
-        pip.append(
-            words + gpu + ["HOROVOD_WITHOUT_MPI=1", "HOROVOD_WITH_GLOO=1", "--no-build-isolation", HOROVOD]
-        )
-        needs += ["deepctr", "pandas", "scikit-learn", HOROVOD]
-        if desired.runtime_variant == "mpi":
-            pip.append(["mpi4py"])
-            needs.append("mpi4py")
+        needs += ["deepctr", "pandas", "scikit-learn"]
+    if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
+        pip.append(["packaging", "cloudpickle", "pyyaml", "cffi"])
+        pip.append(_horovod(desired.kind))
+        needs.append(HOROVOD)
+    if desired.worker and desired.runtime_variant == "mpi":
+        pip.append(["mpi4py"])
+        needs.append("mpi4py")
     return foreign.Wanted(
         title="OpenEmbedding ({}) for TensorFlow {}".format(package, stack.tensorflow),
         requirements=needs,
@@ -87,6 +85,14 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         folders=[],
         script=SERVER,
     )
+
+
+def _horovod(kind: str) -> List[str]:
+    """What pip is told for Horovod with Gloo, for TensorFlow alone."""
+    without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
+    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if kind == "gpu" else []
+    given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
+    return given + without + gpu + ["--no-build-isolation", HOROVOD]
 
 
 def observe(system: System, os: OsInfo, desired: Desired) -> Runtime:
