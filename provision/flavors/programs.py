@@ -73,7 +73,7 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
     """What all flavors of others have in common: nothing to go on from, no containers, their models."""
     if wanted.on:
         raise TrainingError(
-            f"--on {wanted.on} has images of oe_runtime; flavor {flavor} runs on hosts: leave it out"
+            f"--on {wanted.on} is for oe_runtime; flavor {flavor} runs on hosts: leave it out"
         )
     if wanted.training.model not in models:
         raise TrainingError(
