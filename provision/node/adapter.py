@@ -77,6 +77,10 @@ class Adapter:
             threading.Thread(target=self._watch_port, args=(program.pid,), daemon=True).start()
         while program.poll() is None and not self.asked.wait(POLL):
             pass
+        if self.options.ready_file and program.poll() == 0:
+            # OpenEmbedding's server ends when its last client has: that is no loss of a server.
+            print("the program has ended in order", flush=True)
+            self.asked.wait()
         code = self._end(program)
         reader.join(GRACE)
         return self._result(code)
@@ -85,12 +89,12 @@ class Adapter:
         if self.options.ready_file:
             if os.path.exists(self.options.ready_file):
                 os.unlink(self.options.ready_file)
-            return 0 if self.asked.is_set() else (code if code > 0 else 1)
+            return 0 if self.asked.is_set() else self._failed(_how(code), code)
         if self.asked.is_set():
             self._say("interrupted", step=self.step)
             return INTERRUPTED
         if code:
-            return self._failed("the program ended with exit status {}".format(code), code)
+            return self._failed(_how(code), code)
         if self.options.export and os.path.isdir(self.options.export):
             self._say("export", path=self.options.export)
         self._say("end", steps=self.step, seconds=round(time.time() - self.begun, 1))
@@ -164,6 +168,12 @@ class Adapter:
                     _kill(pid, number)
             time.sleep(0.05)
         return int(program.wait())
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return "the program was killed by signal {}".format(-code)
+    return "the program ended with exit status {}".format(code)
 
 
 def descendants(top: int) -> List[int]:

@@ -514,6 +514,29 @@ class TestDeepRecBuild:
         assert name != deeprec.build_name(Desired(pmem_mode="system-ram"))
 
 
+@pytest.mark.parametrize(("status", "phase"), [(0, "done"), (4, "failed")])
+def test_a_server_that_ends_in_order_is_not_lost(
+    tmp_path: Path, programs: Programs, status: int, phase: str
+) -> None:
+    """OpenEmbedding's ends when its last client has, a moment before that has."""
+    ends = f"\nwhile not os.path.exists(LOG + '.over'):\n    time.sleep(0.02)\nsys.exit({status})\n"
+    server = LISTEN.replace("signal.pause()", f"child.kill(){ends}")
+    worker = KERAS + "open(LOG + '.over', 'w').close()\ntime.sleep(1)\n"
+    programs.add(
+        "python",
+        'if sys.argv[1].endswith("server.py"):\n'
+        + "".join(f"    {line}\n" for line in server.splitlines())
+        + "else:\n"
+        + "".join(f"    {line}\n" for line in worker.splitlines()),
+    )
+    programs.add("horovodrun", "os.execv(sys.argv[3], sys.argv[3:])\n")
+    job = made(tmp_path, inventory(tmp_path))
+    outcome = Supervisor(job, lambda _: None, StopRequest()).run()
+    assert outcome.phase == phase
+    assert phase == "done" or "the program ended with exit status 4" in outcome.message
+    assert_nothing_left(job)
+
+
 def test_adapter_ends_with_its_launcher(tmp_path: Path, programs: Programs) -> None:
     programs.add("python", LISTEN)
     job = made(tmp_path, inventory(tmp_path))
