@@ -222,7 +222,7 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
         if cache := wanted.storage_cache or host.server.storage_cache:
             argv += ["--cache_size", str(max(1, cache >> 20))]
     ready = programs.directory_of(job, host) / "ready" / "server-0.json"
-    options = ["--ready-file", str(ready), "--listens", listens]
+    options = ["--ready-file", str(ready), "--listens", listens, "--storage", where.storage]
     spec = programs.process(
         job, host, "parameter_server", "server-0", options, argv, storage=where.mount, pools=where.path
     )

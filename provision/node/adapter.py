@@ -29,6 +29,7 @@ def _options(argv: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ready-file", help="of a server: written once --listens accepts connections")
     parser.add_argument("--listens", metavar="HOST:PORT", default="")
+    parser.add_argument("--storage", default="dram")
     parser.add_argument("--metrics", help="of a worker: file that events are appended to")
     parser.add_argument("--model", default="")
     parser.add_argument(
@@ -143,10 +144,10 @@ class Adapter:
                 break
             except OSError:
                 time.sleep(POLL)
-        ready = {"pid": os.getpid(), "host": host, "port": int(port), "storage": "", "is_pmem": False}
+        ready = {"pid": os.getpid(), "host": host, "port": int(port), "storage": self.options.storage}
         temporary = self.options.ready_file + ".new"
         with open(temporary, "w") as file:
-            json.dump(dict(ready, program=pid), file)
+            json.dump(dict(ready, is_pmem=False, program=pid), file)
         os.rename(temporary, self.options.ready_file)
 
     def _end(self, program: Any) -> int:
