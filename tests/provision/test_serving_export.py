@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from fake_processes import make_job
-from test_flavors import Programs
+from recorded import Programs
 
 from provision import cli, serving
 from provision.errors import TrainingError
