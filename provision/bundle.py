@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from provision import remote, wheel
+from provision import flavors, remote, wheel
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
 from provision.node import build, families, kernelinstall, packages
@@ -64,6 +64,7 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     ``systems``: what the hosts run, one for all or ``HOST=SYSTEM`` for one; default: what this machine runs.
     Raises OeprovError; ``output`` is then as it was.
     """
+    _only_ours(inventory)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OeprovError(f"{output}: is there already, and not empty")
     making = output.with_name(output.name + ".making")
@@ -81,6 +82,15 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return lines
+
+
+def _only_ours(inventory: Inventory) -> None:
+    """Bundles hold our own runtime; what others need is compiled on the hosts."""
+    if inventory.flavor != flavors.DEFAULT:
+        raise OeprovError(
+            f"runtime_flavor: {inventory.flavor}: a bundle holds oe_runtime only; without a network, name "
+            "runtime_index, runtime_package and runtime_sources on the hosts"
+        )
 
 
 def _assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:
@@ -233,6 +243,7 @@ class Bundle:
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
         """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
+        _only_ours(inventory)
         for path in (self.root / "wheels").glob("*/*/*.whl"):
             there = state_dir.absolute() / path.parent.relative_to(self.root)
             if not there.exists():

@@ -22,6 +22,7 @@ from provision import (
     cli_lab,
     cli_monitoring,
     cli_operations,
+    cli_serving,
     cli_training,
 )
 from provision.cli_options import (
@@ -296,6 +297,7 @@ app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_train
 app.command(rich_help_panel=_PROVISION, epilog=cli_monitoring.MONITORING_EXAMPLES)(cli_monitoring.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=cli_operations.DASHBOARD_EXAMPLES)(cli_operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=cli_operations.REPORT_EXAMPLES)(cli_operations.report)
+app.command(rich_help_panel=_TRAIN, epilog=cli_serving.SERVE_EXAMPLES)(cli_serving.serve_export)
 app.command(rich_help_panel=_TRAIN, epilog=cli_cost.COST_EXAMPLES)(cli_cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=cli_kubernetes.MANIFESTS_EXAMPLES)(cli_kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=cli_checkpoint.RESHARD_EXAMPLES)(cli_checkpoint.reshard)

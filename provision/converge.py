@@ -401,5 +401,6 @@ def _same(before: Look, after: Look) -> bool:
 def _without_runtime(plan: Plan, kind: Kind) -> Plan:
     """The plan without the steps that only training needs: what is left changes the memory's mode."""
     # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
-    dropped = ("install_runtime", "install_packages") if kind is Kind.local else ("install_runtime",)
+    runtime = ("install_runtime", "install_foreign", "get_sources")
+    dropped = (*runtime, "install_packages") if kind is Kind.local else runtime
     return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])

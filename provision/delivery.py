@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import wheel
+from provision import flavors
 from provision.errors import OeprovError, WheelError
 from provision.node.build import WHEEL_WANTED, WHEELS
 
@@ -35,7 +35,7 @@ def with_wheel(
     build = message[len(WHEEL_WANTED) :]
     host = str(variables.get("inventory_hostname", ""))
     try:
-        path = wheel.provide(
+        path = flavors.of(desired["runtime_flavor"]).provide(
             build, state_dir, lambda packed, log: _build(action, variables, desired, packed, log)
         )
         _put(action, path, f"{WHEELS}/{build}")
@@ -66,10 +66,9 @@ def _build(
     action._display.display(f"{host}: builds the runtime for its kind of system; this takes minutes")
     with _Scratch(action) as scratch:
         arguments = {
-            "packed": scratch.put(packed),
+            "packed": scratch.put(packed) if packed.exists() else "",
             "into": f"{scratch.path}/build",
-            "python": desired["runtime_python"],
-            "repositories": desired["runtime_repositories"],
+            "desired": dict(desired),
         }
         result = action._execute_module(
             module_name="oeprov_wheel", module_args=arguments, task_vars=dict(variables), tmp=scratch.path

@@ -7,7 +7,6 @@ the host, so that nobody downstream decides again.
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision import requirements, settings, wheel
+from provision import flavors, settings
 from provision.connection import KEYS, boolean, refusals, ssh_arguments
 from provision.container_settings import ContainerSettings
 from provision.errors import InventoryError
@@ -37,7 +36,6 @@ from provision.settings import (
 
 PARAMETER_SERVERS = "parameter_servers"
 WORKERS = "workers"
-DEFAULT_VENV = "/opt/oeprov/venv"
 
 
 @dataclass(frozen=True)
@@ -100,18 +98,13 @@ class Host:
         values = {name: value for name, value in self.variables().items() if name in Desired._fields}
         values["kernel_version"] = "" if self.kernel.version == "keep" else self.kernel.version
         values["gpu_driver"] = "" if self.gpu.driver == "keep" else self.gpu.driver
-        values["runtime_extra"] = "" if self.runtime.extra == "none" else self.runtime.extra
         values.update(
             host=self.name,
             kind=self.kind.value,
             parameter_server=self.is_parameter_server,
             worker=self.is_worker,
-            runtime_requirements=list(requirements.of_extra(values["runtime_extra"])),
         )
-        if self.kind is not Kind.local:
-            if self.runtime.python != "python3" and not values["runtime_requirements"]:
-                values["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
-            values.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
+        values |= flavors.of(self.runtime.flavor).desired(self)
         if self.removal:
             values.update(
                 remove=True,
@@ -136,6 +129,11 @@ class Inventory:
     training: TrainingSettings
     containers: ContainerSettings
     kubernetes: KubernetesSettings
+
+    @property
+    def flavor(self) -> str:
+        """What trains; the same on all hosts."""
+        return next(iter(self.hosts.values())).runtime.flavor
 
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
@@ -302,14 +300,15 @@ def _final(host: Host, state_dir: Path) -> Host:
     if extra == "auto":
         framework = "tensorflow-gpu" if host.kind is Kind.gpu else "tensorflow"
         extra = framework if host.is_worker else "none"
-    storage = host.server.storage
+    flavor = flavors.of(host.runtime.flavor)
+    storage: str = host.server.storage
     if storage == "auto":
-        storage = "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
+        storage = flavor.storage(mode, host.runtime)
     return replace(
         host,
         pmem=host.pmem.model_copy(update={"mode": mode, "directory": directory}),
         runtime=host.runtime.model_copy(
-            update={"extra": extra, "venv": host.runtime.venv or (sys.prefix if local else DEFAULT_VENV)}
+            update={"extra": extra, "venv": host.runtime.venv or flavor.venv(local, state_dir)}
         ),
         server=host.server.model_copy(
             update={

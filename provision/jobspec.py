@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from provision import placement
+from provision import flavors, placement
 from provision.errors import TrainingError
 from provision.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 from provision.placement import Placement
@@ -142,7 +142,9 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         if not placement.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})
     wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
-    return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+    if cache is not None:
+        wanted = replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+    return flavors.of(inventory.flavor).settle(inventory, wanted)
 
 
 def _cache(inventory: Inventory, wanted: Request, text: str) -> int:

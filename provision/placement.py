@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import containers, units
+from provision import containers, share, units
 from provision.errors import TrainingError
 from provision.jobs import SERVERS, WORKERS, Job, ProcessSpec
 from provision.node import numa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
+ADAPTER = "adapter.py"  # of provision/node
 WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
@@ -185,7 +186,7 @@ def place(
     counts = {host.name: wanted.servers or host.server.count for host in servers}
     total = sum(counts.values())
     processes: list[ProcessSpec] = []
-    prepared = {host.name: _prepared(job, host) for host in inventory.hosts.values()}
+    prepared = {host.name: prepared_for(job, host) for host in inventory.hosts.values()}
     tls = _tls(wanted.training, servers)
     for host in servers:
         for number in range(counts[host.name]):
@@ -204,7 +205,8 @@ def place(
             )
             processes.append(spec)
             if on_host(host):
-                prepared[host.name]["units"].append(_started(job, host, spec, where, number, fresh=fresh))
+                port = host.server.port + number if host.server.port else 0
+                prepared[host.name]["units"].append(server_start(job, host, spec, where, port, fresh=fresh))
             elif where.mount:
                 prepared[host.name]["storage_directory"] = where.mount
     wire = any(on_host(host) for host in servers)
@@ -214,7 +216,8 @@ def place(
     return Placement(processes, prepared)
 
 
-def _prepared(job: Job, host: Host) -> dict[str, Any]:
+def prepared_for(job: Job, host: Host) -> dict[str, Any]:
+    """A host's ``oeprov_job`` before any unit was added."""
     if on_host(host):
         directory = str(units.job_directory(job.id))
         return {"directory": directory, "user": units.USER, "units": [], "storage_directory": ""}
@@ -281,8 +284,8 @@ def _server(
     )
 
 
-def _started(
-    job: Job, host: Host, spec: ProcessSpec, where: Place, number: int, *, fresh: bool
+def server_start(
+    job: Job, host: Host, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
 ) -> dict[str, Any]:
     """What the host's module needs to start the server's unit; see provision/node/job.py."""
     scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
@@ -295,10 +298,17 @@ def _started(
         "directories": [scratch, *([where.path] if where.path else [])],
         "mount": where.mount,
         "needs": needs,
+        "files": _files(spec),
         "address": host.server.host,
-        "port": host.server.port + number if host.server.port else 0,
+        "port": port,
         "fresh": fresh,
     }
+
+
+def _files(spec: ProcessSpec) -> dict[str, str]:
+    """What a unit needs beside the job: how a program of others becomes a process of it."""
+    adapter = share.node_package() / ADAPTER
+    return {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {}
 
 
 def _tls(training: TrainingSettings, servers: Sequence[Host]) -> str:
@@ -397,15 +407,17 @@ def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
     """What the worker's host needs to start its unit, once the servers' endpoints are in ``argv``."""
-    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS)
+    own = [spec.pools] if spec.pools else []
+    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
     return {
         "name": spec.name,
         "role": spec.role,
         "unit": spec.unit,
         "text": text,
-        "directories": [],
-        "mount": "",
+        "directories": own,
+        "mount": spec.storage,
         "needs": [argv[0]],
+        "files": _files(spec),
         "address": "",
         "port": 0,
     }

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from provision.container_settings import ContainerSettings
 from provision.kubernetes.settings import KubernetesSettings
+from provision.runtime_settings import RuntimeSettings as RuntimeSettings
 from provision.setting_types import Port, Size, Switch, Text
 from provision.setting_types import Settings as _Settings
 from provision.setting_types import parse_size as parse_size
@@ -138,40 +139,6 @@ class PmemSettings(_Settings):
         default=30,
         ge=1,
         description="fsdax: seconds that a boot waits for the device before it goes on without it.",
-    )
-
-
-class RuntimeSettings(_Settings):
-    """The Python environment that training runs in."""
-
-    prefix: ClassVar[str] = "runtime_"
-    venv: Text = Field(
-        default="",
-        description="The environment's directory; default: /opt/oeprov/venv, and on kind local the "
-        "environment that oeprov itself runs in.",
-    )
-    python: Text = Field(default="python3", description="Interpreter that makes the environment.")
-    extra: Literal["auto", "none", "tensorflow", "tensorflow-gpu", "torch"] = Field(
-        default="auto",
-        description="Framework to install with oeprov. auto: tensorflow on workers (tensorflow-gpu on kind "
-        "gpu), none on hosts that are parameter servers only.",
-    )
-    index: Text = Field(
-        default="",
-        pattern=r"^(/.*|https?://.*)?$",
-        description="Where pip gets packages: the address of an index, or a directory of wheels on the host; "
-        "default: as pip is configured there (PyPI).",
-    )
-    packages: list[Text] = Field(
-        default=[], description="System packages to install beyond those that oeprov knows it needs."
-    )
-    repositories: dict[str, Text] = Field(
-        default={},
-        description="Where system packages come from, for sites with mirrors: name -> address, and after a "
-        "space that of the signing key, or 'unsigned'. epel, crb, scl, nvidia take the place of those that "
-        "EL hosts get packages from, archive of all of the distribution's own, kernel of the kernel's; other "
-        "names are used too. For apt, name -> a line of sources.list. A directory of packages on the host is "
-        "taken for either.",
     )
 
 
@@ -422,6 +389,8 @@ PREFIXES: tuple[str, ...] = tuple(model.prefix for model in MODELS)
 KNOWN: tuple[str, ...] = tuple(name for model in MODELS for name in model.variables())
 JOB_WIDE: tuple[str, ...] = (
     "oeprov_cluster",
+    "runtime_flavor",
+    "runtime_variant",
     *TrainingSettings.variables(),
     *ContainerSettings.variables(),
     *KubernetesSettings.variables(),

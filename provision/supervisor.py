@@ -133,7 +133,7 @@ class Supervisor:
         specs = [spec for spec in self.spec.processes if spec.role == "worker"]
         self.children = [child for child in self.children if child not in self.workers]
         self.workers = []
-        words = {SERVERS: endpoints, WORKERS: _free_endpoints(len(specs))}
+        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(specs))}
         for spec in specs:
             argv = [words.get(word, word) for word in spec.argv]
             worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv)
@@ -210,7 +210,9 @@ class Supervisor:
             if saved.get("path"):
                 return Outcome("interrupted", f"stopped at step {saved.get('step')}, which is saved", 130)
             if not failed:
-                return Outcome("interrupted", "stopped before the first step", 130)
+                step = saved.get("step")
+                words = f"after step {step}; nothing is saved" if step else "before the first step"
+                return Outcome("interrupted", f"stopped {words}", 130)
             message = f"stopped without a new checkpoint: the worker {failed[0].how_it_ended()}"
             return Outcome("interrupted", message, 130)
         # Who was lost says more than who lost it.
@@ -434,7 +436,7 @@ class Supervisor:
         )
 
 
-def _free_endpoints(count: int) -> str:
+def free_endpoints(count: int) -> str:
     """Free ports of this machine, as far as one can know before they are taken."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from provision import containers, fleet, jobs, jobspec, placement, playbook
+from provision import containers, flavors, fleet, jobs, jobspec, placement, playbook
 from provision.child import TICK, StopRequest
 from provision.converge import look
 from provision.ending import last_screen, result, resume_command, state_flag
@@ -134,7 +134,7 @@ def _old(
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
     shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
-    planned = placement.place(job, inventory, states, wanted)
+    planned = flavors.of(inventory.flavor).place(job, inventory, states, wanted)
     others = _other_servers(job, spec, planned)
     if others:
         for item in spec.processes:
@@ -175,7 +175,7 @@ def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
 
 def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
     """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
-    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory)[0])
+    flavors.of(inventory.flavor).check_data(inventory, wanted)
     if wanted.on:
         containers.check(inventory, wanted.on)
     found = look(inventory)
@@ -206,7 +206,7 @@ def _place(
     fresh: bool,
 ) -> Placement:
     """Decide what runs where and write the job file."""
-    placed = placement.place(job, inventory, states, wanted, fresh=fresh)
+    placed = flavors.of(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
     spec = jobspec.build(job, inventory, placed, wanted, now)
     jobspec.check_storage_is_free(spec, state_dir)
     job.write_spec(spec)

@@ -94,7 +94,13 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
 
 
 def worker_unit(
-    job: str, name: str, argv: Sequence[str], environment: Mapping[str, str], *, seconds: float
+    job: str,
+    name: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float,
+    writable: Sequence[str] = (),
 ) -> str:
     """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
     unit = [
@@ -104,7 +110,7 @@ def worker_unit(
     ]
     service = [
         "Type=exec",
-        *_common(job, []),
+        *_common(job, writable),
         *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
         f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
         f"SuccessExitStatus={INTERRUPTED}",

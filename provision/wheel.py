@@ -46,6 +46,7 @@ _OLD_TOOLS = ("exceptiongroup", "tomli", "typing-extensions")
 _TIMEOUT = 3600
 
 # Builds a wheel on a host: (archive of sources and build tools, path for the log) → where the wheel is now.
+# Another flavor's sources come from its own repository: then the archive is not there.
 Elsewhere = Callable[[Path, Path], Path]
 
 
@@ -115,6 +116,24 @@ def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
                 _build_there(root, build, into, log, elsewhere)
             into.rename(directory)
     log.unlink(missing_ok=True)
+    return next(directory.glob("*.whl"))
+
+
+def provide_theirs(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
+    """The same for a wheel of another flavor, which a host builds; one process at a time, whoever asks."""
+    directory = state_dir.absolute() / "wheels" / build
+    log = state_dir.absolute() / "logs" / f"wheel-{build}.log"
+    for path in (directory.parent, log.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    with _lock(directory.with_name(build + ".lock")):
+        if found := _only_wheel(directory):
+            return found
+        with _scratch(directory.with_name(".making-" + build)) as scratch:
+            into = scratch / "wheel"
+            into.mkdir()
+            made = elsewhere(scratch / "nothing", log)
+            made.rename(into / made.name)
+            into.rename(directory)
     return next(directory.glob("*.whl"))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from provision import jobspec, placement
+from provision import flavors, jobspec, placement
 from provision.errors import TrainingError
 from provision.jobspec import LaunchOptions, Request
 from provision.kubernetes.settings import KubernetesSettings
@@ -59,6 +59,12 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
 
     ``name``: of all objects; default: the option's, else the model's.
     """
+    if inventory.flavor != flavors.DEFAULT:
+        raise TrainingError(
+            f"runtime_flavor: {inventory.flavor} runs on hosts; on Kubernetes there is oe_runtime only: "
+            "leave "
+            "--on away, or set runtime_flavor: oe_runtime"
+        )
     wanted = jobspec.request(inventory, options)
     settings = inventory.kubernetes
     if wanted.workers:

@@ -6,6 +6,7 @@ from . import (
     bootloader,
     daxctl,
     directory,
+    foreign,
     gpu,
     gpucheck,
     ipmctl,
@@ -26,6 +27,7 @@ ACTIONS: Dict[str, Action] = {}
 for _part in (
     packages,
     runtime,
+    foreign,
     directory,
     kernel,
     bootloader,

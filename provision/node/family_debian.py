@@ -23,6 +23,12 @@ FAMILY = Family(
         "venv": "python3-venv",
         "numpy": "python3-numpy",
         "libstdc++": "libstdc++6",
+        "own-python": "python3-venv python3-dev",
+        "toolchain": "build-essential cmake",
+        "git": "git",
+        "mpi": "mpich libmpich-dev",
+        "tbb": "libtbb2",
+        "containers": "docker.io",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
         "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",
     },
@@ -35,5 +41,5 @@ FAMILY = Family(
     ),
     time_service="systemd-timesyncd",
     pythons={"11": "3.9", "12": "3.11", "13": "3.13"},
-    lacks={"11": ["cxl"], "13": ["memkind", "ipmctl"]},
+    lacks={"11": ["cxl"], "12": ["tbb"], "13": ["memkind", "ipmctl", "tbb"]},
 )

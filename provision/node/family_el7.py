@@ -16,6 +16,11 @@ FAMILY = family_el8.FAMILY._replace(
         numpy="",
         build="devtoolset-11-gcc-c++ pkgconfig cmake3 ninja-build openssl11-devel libpmem-devel asio-devel "
         "json-devel xxhash-devel",
+        **{
+            "own-python": "python3 python3-devel",
+            "toolchain": "devtoolset-11-gcc-c++ make cmake3",
+            "containers": "docker",
+        },
     ),
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
@@ -46,7 +51,7 @@ FAMILY = family_el8.FAMILY._replace(
             url=family_el8.NVIDIA + "rhel7/$basearch/", key=family_el8.NVIDIA + "rhel7/x86_64/D42D0685.pub"
         ),
     },
-    comes_from={"build": ["scl", "epel"], "ipmctl": ["epel"]},
+    comes_from={"build": ["scl", "epel"], "toolchain": ["scl", "epel"], "ipmctl": ["epel"]},
     compilers="/opt/rh/devtoolset-11/root/usr/bin",
     gone=_VAULT + "7.9.2009/os/$basearch/",
 )

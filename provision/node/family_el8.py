@@ -25,6 +25,12 @@ FAMILY = Family(
         "venv": "python3.11",  # python3 is 3.6
         "numpy": "python3.11-numpy",
         "libstdc++": "libstdc++",
+        "own-python": "python36 python36-devel",
+        "toolchain": "gcc-c++ make cmake",
+        "git": "git",
+        "mpi": "mpich mpich-devel",
+        "tbb": "tbb",
+        "containers": "podman podman-docker",
         # EL's own compiler, 8.5, knows too little of C++17.
         "build": "gcc-toolset-13-gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel openssl-devel "
         "libpmem-devel asio-devel json-devel xxhash-devel",

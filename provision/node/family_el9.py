@@ -12,6 +12,7 @@ FAMILY = _EL8._replace(
     packages=dict(
         _EL8.packages,
         build=_EL8.packages["build"].replace("gcc-toolset-13-gcc-c++", "gcc-c++"),
+        **{"own-python": "python3 python3-devel"},
     ),
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),

@@ -31,5 +31,5 @@ FAMILY = family_debian.FAMILY._replace(
         signed=True,
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
-    lacks={"20.04": ["cxl"], "22.04": ["cxl"]},
+    lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"]},
 )

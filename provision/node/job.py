@@ -32,9 +32,10 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
     ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
-    (files that must be there), address and port (of a server; port 0: any, which it keeps when systemd starts
-    it again), fresh (what an earlier run left in its directories goes first). Gives ``servers``, the ready
-    files' content with each server's name. CommandError says why not; then nothing of them is left behind.
+    (files that must be there), files (to write: name in the job's directory -> text), address and port (of a
+    server; port 0: any, which it keeps when systemd starts it again), fresh (what an earlier run left in its
+    directories goes first). Gives ``servers``, the ready files' content with each server's name. CommandError
+    says why not; then nothing of them is left behind.
     """
     with _alone(system):
         return _start(system, args)
@@ -204,6 +205,8 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     for item in units:
         system.remove(ready[item["unit"]])
         system.write(systemd.path(item["unit"]), item["text"])
+        for name, text in item.get("files", {}).items():
+            system.write(os.path.join(directory, name), text)
     lasting = [item["unit"] for item in units if item["role"] == "parameter_server"]
     if lasting:
         system.check(["systemctl", "enable", "--no-reload", "--quiet"] + lasting)

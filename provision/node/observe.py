@@ -13,6 +13,7 @@ from . import (
     directory,
     families,
     filesystem,
+    flavors,
     gpu,
     inuse,
     ipmctl,
@@ -23,7 +24,6 @@ from . import (
     packages,
     pmem,
     removal,
-    runtime,
 )
 from .command import System
 from .state import OsInfo, State, Tools
@@ -67,12 +67,7 @@ def observe(system: System, desired: Desired) -> State:
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
         packages=packages.observe(system, os, packages.needed(desired, os)),
-        runtime=runtime.observe(
-            system,
-            desired.runtime_venv,
-            desired.runtime_requirements,
-            "" if desired.kind == "local" else build.python_of(os, desired),
-        ),
+        runtime=flavors.of(desired).observe(system, os, desired),
     )
     if desired.pmem_mode == "directory":
         state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])

@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any, Dict, List
 
-from . import families, repositories
+from . import families, flavor_needs, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
@@ -24,16 +24,8 @@ _UPDATE_PAUSE = 15.0
 
 def _needs(desired: Desired) -> List[str]:
     """What the host must have, in a fixed order; each family has its own names for it."""
-    needs: List[str] = []
-    if desired.parameter_server or desired.kind != "local":
-        # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
-        needs.append("libpmem")
+    needs = flavor_needs.needs(desired)
     if desired.kind != "local":
-        needs.append("libstdc++")
-        if desired.runtime_python == "python3":
-            needs.append("venv")
-            if not desired.runtime_requirements:
-                needs.append("numpy")  # with a framework, pip brings the version that it wants
         if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
         if desired.kind == "cxl":
@@ -157,6 +149,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
 _WITHOUT = {
     "memkind": "storage pmem_memkind cannot be had; dram puts servers on the memory node all the same",
     "ipmctl": "goals can be set on another system, or with ipmctl from elsewhere",
+    "tbb": "an archive of OpenEmbedding that was linked against libtbb.so.2 does not start",
     "cxl": "daxctl does what oeprov needs; cxl list, for looking, would have to come from elsewhere",
 }
 

@@ -7,7 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import bootloader, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal, runtime
+from . import bootloader, flavors, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -22,14 +22,14 @@ def make_plan(state: State, desired: Desired) -> Plan:
     """
     if desired.remove:
         return _removal(state, desired)
-    part = pmem.plan(state, desired)
+    part, flavor = pmem.plan(state, desired), flavors.of(desired)
     steps = packages.plan(state, desired)
     if desired.kind == "local":
-        steps += part.before + runtime.plan(state, desired)
+        steps += part.before + flavor.plan(state, desired)
     else:
-        steps += runtime.plan(state, desired) + _steps(state, desired, part)
-    notes, problems = list(part.notes), list(part.problems)
-    problems += packages.problems(state, desired) + runtime.problems(state, desired)
+        steps += flavor.plan(state, desired) + _steps(state, desired, part)
+    notes, problems = part.notes + flavor.notes(state, desired), list(part.problems)
+    problems += packages.problems(state, desired) + flavor.problems(state, desired)
     if desired.kind != "local":
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)

@@ -11,6 +11,8 @@ from .step import Plan, Step
 _ROLES: Dict[str, str] = {
     "install_packages": "runtime",
     "install_runtime": "runtime",
+    "install_foreign": "runtime",
+    "get_sources": "runtime",
     "set_saved_default": "kernel",
     "install_kernel": "kernel",
     "edit_boot_arguments": "kernel",
@@ -22,7 +24,15 @@ _ROLES: Dict[str, str] = {
     "check_gpu": "gpu",
 }
 # What runs on a host goes on undisturbed: these can be done on all hosts at once.
-_PREPARING = ("install_packages", "install_runtime", "set_saved_default", "install_kernel", "make_directory")
+_PREPARING = (
+    "install_packages",
+    "install_runtime",
+    "install_foreign",
+    "get_sources",
+    "set_saved_default",
+    "install_kernel",
+    "make_directory",
+)
 
 
 def role_of(step: Step) -> str:

@@ -25,7 +25,11 @@ _PROBE = r"""
 import json, sys
 out = {"python": "%d.%d.%d" % sys.version_info[:3], "distributions": {}, "missing": [], "oeprov": ""}
 try:
-    from importlib.metadata import PackageNotFoundError, version
+    try:
+        from importlib.metadata import PackageNotFoundError, version
+    except ImportError:  # Python 3.6 and 3.7, with frameworks as old
+        from pkg_resources import DistributionNotFound as PackageNotFoundError, get_distribution
+        version = lambda name: get_distribution(name).version
     from pip._vendor.packaging.requirements import Requirement
 except ImportError as error:
     out["error"] = str(error)
@@ -106,7 +110,7 @@ def _probe(system: System, found: Runtime, requirements: List[str]) -> Runtime:
     return parse_probe(found.venv, result.out, found.writable)
 
 
-class _Stamp(NamedTuple):
+class Stamp(NamedTuple):
     """What oeprov wrote into an environment; ``made``: it made the environment, which it may then empty."""
 
     wheel: str = ""
@@ -114,14 +118,15 @@ class _Stamp(NamedTuple):
     finished: bool = True
 
 
-def _read_stamp(system: System, venv: str) -> _Stamp:
+def _read_stamp(system: System, venv: str) -> Stamp:
     try:
-        return _Stamp(**json.loads(system.read(os.path.join(venv, STAMP))))
+        return Stamp(**json.loads(system.read(os.path.join(venv, STAMP))))
     except (ValueError, TypeError):
-        return _Stamp()
+        return Stamp()
 
 
-def _write_stamp(system: System, venv: str, stamp: _Stamp) -> None:
+def write_stamp(system: System, venv: str, stamp: Stamp) -> None:
+    """Write down what oeprov did in an environment."""
     system.write(os.path.join(venv, STAMP), json.dumps(stamp._asdict(), sort_keys=True) + "\n")
 
 
@@ -142,7 +147,7 @@ def _installed(system: System, venv: str) -> Dict[str, Any]:
     return {"python": version, "oeprov": next((item.group(1) for item in found if item), "")}
 
 
-def _why_again(runtime: Runtime) -> str:
+def why_again(runtime: Runtime) -> str:
     """Why an environment that oeprov made must be made again; empty when it need not."""
     if not runtime.exists or not runtime.made:
         return ""
@@ -161,8 +166,8 @@ def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
     """Why the environment is not what is wanted; empty when it is."""
     if not runtime.exists:
         return "there is no Python environment at {}".format(runtime.venv)
-    if _why_again(runtime):
-        return _why_again(runtime)
+    if why_again(runtime):
+        return why_again(runtime)
     if needs_oeprov and runtime.oeprov and _lacks_wheel(runtime, build):
         if runtime.wheel and key_of(runtime.wheel) != key_of(build):
             return "the runtime in {} was built for {}".format(runtime.venv, key_of(runtime.wheel))
@@ -214,7 +219,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     if not why:
         return []
     offline = not local and not desired.runtime_requirements  # such a host needs nothing from PyPI
-    create = not runtime.exists or bool(_why_again(runtime)) or (offline and runtime.made)
+    create = not runtime.exists or bool(why_again(runtime)) or (offline and runtime.made)
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
     wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
@@ -230,7 +235,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
         Step(
             id="runtime",
             what="install {} in {}".format(
-                ", ".join((["oeprov"] if wheel else []) + [_bare(name) for name in names]) or "Python", venv
+                ", ".join((["oeprov"] if wheel else []) + [bare(name) for name in names]) or "Python", venv
             ),
             why=why,
             commands=commands,
@@ -259,7 +264,7 @@ def _applies(requirement: str, architecture: str) -> bool:
     return match is None or not architecture or (match.group(1) == "==") == (match.group(2) == architecture)
 
 
-def _bare(requirement: str) -> str:
+def bare(requirement: str) -> str:
     """The requirement without its marker."""
     return requirement.split(";")[0].strip()
 
@@ -274,7 +279,7 @@ def problems(state: State, desired: Desired) -> List[str]:
                 state.os.cpu_level, CPU_LEVEL
             )
         )
-    if desired.kind != "local" and (not runtime.exists or _why_again(runtime)):
+    if desired.kind != "local" and (not runtime.exists or why_again(runtime)):
         found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
@@ -291,7 +296,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     elif runtime.exists and runtime.missing and not runtime.writable:
         found.append(
             "runtime_venv {}: may not be written by this user, and it lacks {}".format(
-                runtime.venv, ", ".join(_bare(name) for name in runtime.missing)
+                runtime.venv, ", ".join(bare(name) for name in runtime.missing)
             )
         )
     return found
@@ -335,12 +340,12 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if before.error and not before.made:
         raise CommandError("{}: cannot be used: {}".format(venv, before.error))
     offline = args["offline"]
-    create = not before.exists or bool(_why_again(before)) or (offline and before.made)
+    create = not before.exists or bool(why_again(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
     # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
     made = before.made or create
     if build:
-        _write_stamp(system, venv, _Stamp(before.wheel, made, False))
+        write_stamp(system, venv, Stamp(before.wheel, made, False))
     if create:
         empty(system, venv)
         system.check(_make(python, venv, offline), timeout=600)
@@ -354,7 +359,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if build:
         _check(system, venv)
         os.sync()
-        _write_stamp(system, venv, _Stamp(build, made, True))
+        write_stamp(system, venv, Stamp(build, made, True))
         shutil.rmtree(system.path(WHEELS), ignore_errors=True)
     names = (["oeprov"] if wheel else []) + requirements
     return Applied(True, "installed {} in {}".format(", ".join(names) or "Python", venv))

@@ -223,6 +223,8 @@ class Runtime(NamedTuple):
     wheel: str = ""  # which build of oeprov's wheel was put into it; empty: none
     made: bool = False  # oeprov made it, and may make it again
     unfinished: bool = False  # an installation began and did not end
+    sources: str = ""  # revision of another flavor's sources that are there; empty: none
+    image: str = ""  # why the image that it is built in cannot be had; empty: it can, or nobody asked
 
 
 class Gpu(NamedTuple):

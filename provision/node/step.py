@@ -75,6 +75,15 @@ class Desired(NamedTuple):
     remove_jobs: str = ""  # directory of jobs
     remove_known: bool = False  # whether the journal says which kernel arguments there were before oeprov
     remove_arguments_before: List[str] = []  # those
+    runtime_flavor: str = "oe_runtime"  # what trains; see flavors.py
+    runtime_package: str = ""  # of another flavor: what pip installs, "" for its own choice
+    runtime_tensorflow: str = ""
+    runtime_repository: str = ""
+    runtime_revision: str = ""
+    runtime_sources: str = ""  # directory that has its sources; "" where oeprov gets them
+    runtime_variant: str = "horovod"
+    runtime_image: str = ""
+    runtime_image_check: bool = True
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
     gpu_persistence: bool = True
 

@@ -19,6 +19,7 @@ COMMANDS = [
     ["status"],
     ["logs"],
     ["stop"],
+    ["serve-export"],
     ["inventory"],
     ["inventory", "check"],
     ["inventory", "show"],

@@ -11,24 +11,21 @@ module: oeprov_wheel
 short_description: Build the runtime of oeprov as a wheel
 description:
   - Installs compilers and libraries from the distribution, and builds. Nothing comes from PyPI.
+  - Another flavor's wheel is built as its own documents say, in a container.
   - Used by C(oeprov_converge) where no wheel for the host's kind of system is had.
 options:
   packed:
-    description: Tar archive with C(source) and C(tools) on the host.
+    description: Tar archive with C(source) and C(tools) on the host; empty for another flavor's wheel.
     type: path
-    required: true
+    default: ""
   into:
     description: Directory to build in; emptied first.
     type: path
     required: true
-  python:
-    description: Interpreter that the wheel is for.
-    type: str
-    default: python3
-  repositories:
-    description: Where packages come from, as the variable C(runtime_repositories) says.
+  desired:
+    description: What is wanted of the host; its flavor, interpreter and repositories count.
     type: dict
-    default: {}
+    required: true
 author: oeprov
 """
 
@@ -37,6 +34,7 @@ EXAMPLES = r"""
   oeprov_wheel:
     packed: /root/build.tar.gz
     into: /root/build
+    desired: "{{ oeprov_plan.desired }}"
 """
 
 RETURN = r"""
@@ -53,7 +51,7 @@ log:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import build
+from ansible.module_utils.node import flavors
 from ansible.module_utils.node.command import CommandError, System
 from ansible.module_utils.node.observe import observe_os
 from ansible.module_utils.node.step import Desired
@@ -63,18 +61,15 @@ def main():
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
-            "packed": {"type": "path", "required": True},
+            "packed": {"type": "path", "default": ""},
             "into": {"type": "path", "required": True},
-            "python": {"type": "str", "default": "python3"},
-            "repositories": {"type": "dict", "default": {}},
+            "desired": {"type": "dict", "required": True},
         }
     )
     system, into = System(), module.params["into"]
-    host = observe_os(system)
-    python = build.python_of(host, Desired(runtime_python=module.params["python"]))
     try:
-        given = module.params["repositories"]
-        path = build.make(system, host, python, module.params["packed"], into, given)
+        flavor = flavors.of(Desired.from_dict(module.params["desired"]))
+        path = flavor.make(system, observe_os(system), module.params)
     except CommandError as error:
         log = system.read(os.path.join(into, "log")).splitlines()
         module.fail_json(msg=str(error), log="\n".join(log[-200:]))

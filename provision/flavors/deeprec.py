@@ -1,0 +1,178 @@
+"""DeepRec as it is: stand-alone training by its model zoo's scripts, under our launch, status, logs, stop.
+
+Its rows lie in the training process: in DRAM, in a pool on a file system with DAX (PMEM_LIBPMEM) or on memory
+nodes (PMEM_MEMKIND). So the worker's host is the one with persistent memory, and no servers are started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from provision import placement, units, wheel
+from provision.errors import TrainingError
+from provision.flavors import programs
+from provision.jobs import Job
+from provision.node import numa
+from provision.placement import Placement
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.jobspec import Request
+    from provision.node.state import State
+    from provision.runtime_settings import RuntimeSettings
+
+provide = wheel.provide_theirs
+# Lines of its scripts: "loss = 0.5, steps = 100, …" and "steps = 100, loss = 0.5 (1.2 sec)".
+PROGRESS = r"(?=.*\bsteps = (?P<step>\d+))(?=.*\bloss = (?P<loss>[\d.]+(?:e[+-]?\d+)?))"
+GIB = 1 << 30
+
+
+class Script(NamedTuple):
+    """One script of the model zoo."""
+
+    path: str
+    optimizers: Mapping[str, str]  # ours -> its; none: it has one only
+    storage: bool  # takes --ev_storage
+    flags: Mapping[str, str]  # by our settings' names
+
+
+_FLAGS = {
+    "batch_size": "--batch_size",
+    "steps": "--steps",
+    "keep_checkpoints": "--keep_checkpoint_max",
+    "checkpoint_steps": "--save_steps",
+}
+SCRIPTS = {
+    "wdl": Script(
+        "modelzoo/features/embedding_variable/wide_and_deep/train.py",
+        {},
+        True,
+        {**_FLAGS, "learning_rate": "--deep_learning_rate"},
+    ),
+    "dlrm": Script(
+        "modelzoo/dlrm/train.py",
+        {
+            "adam": "adam",
+            "adamasync": "adamasync",
+            "adagraddecay": "adagraddecay",
+            "adagrad": "adagrad",
+            "sgd": "gradientdescent",
+        },
+        False,
+        {
+            **_FLAGS,
+            "learning_rate": "--learning_rate",
+            "seed": "--seed",
+            "interaction": "--interaction_op",
+        },
+    ),
+}
+
+
+def venv(local: bool, state_dir: Path) -> str:
+    """See ``Flavor``."""
+    return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
+
+
+def storage(mode: str, _settings: RuntimeSettings) -> str:
+    """See ``Flavor``."""
+    return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
+
+
+def desired(_host: Host) -> dict[str, Any]:
+    """See ``Flavor``."""
+    return {"runtime_extra": "", "runtime_requirements": []}
+
+
+def settle(inventory: Inventory, wanted: Request) -> Request:
+    """See ``Flavor``."""
+    wanted = programs.settled(inventory, wanted, "deeprec", list(SCRIPTS))
+    hosts, training = placement.worker_hosts(inventory), wanted.training
+    script = SCRIPTS[training.model]
+    total = sum(wanted.workers or host.worker.count for host in hosts)
+    if total != 1:
+        raise TrainingError(
+            f"{total} workers: flavor deeprec trains in one process, on the host that has the memory; use "
+            "--limit and --workers 1 (on Kubernetes, DeepRec's own TFJob trains on several)"
+        )
+    if script.optimizers and training.optimizer not in script.optimizers:
+        raise TrainingError(
+            f"--optimizer: found {training.optimizer!r}; DeepRec's script of {training.model} has "
+            f"{', '.join(script.optimizers)}"
+        )
+    found = placement.storage_of(hosts[0], wanted)
+    if found != "dram" and not script.storage:
+        named = ", ".join(name for name, item in SCRIPTS.items() if item.storage)
+        raise TrainingError(
+            f"--storage: found {found!r}; DeepRec's script of {training.model} keeps rows in DRAM: use "
+            f"--storage dram, or --model {named}"
+        )
+    if found in placement.POOLS and not hosts[0].server.storage_size:
+        raise TrainingError(
+            f"host {hosts[0].name}: storage {found}: DeepRec sets all of its pool aside at once: say how "
+            "much with "
+            "parameter_server_storage_size"
+        )
+    return replace(wanted, training=training.model_copy(update={"export": False}))
+
+
+def check_data(inventory: Inventory, wanted: Request) -> None:
+    """See ``Flavor``: a directory with train.csv and eval.csv."""
+    host, data = placement.worker_hosts(inventory)[0], wanted.training.data
+    shape = "a directory with train.csv and eval.csv, Criteo's 40 columns with commas"
+    if not data or data.startswith("generate:"):
+        raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {shape}")
+    if placement.on_host(host):
+        if not Path(data).is_absolute():
+            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
+        return
+    missing = [name for name in ("train.csv", "eval.csv") if not (Path(data) / name).is_file()]
+    if missing:
+        raise TrainingError(f"--data: {data} has no {missing[0]}; DeepRec's scripts read {shape}")
+
+
+def place(
+    job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request, *, fresh: bool = True
+) -> Placement:
+    """See ``Flavor``."""
+    host, training = placement.worker_hosts(inventory)[0], wanted.training
+    state, script = states.get(host.name), SCRIPTS[wanted.training.model]
+    run = programs.directory_of(job, host) / "run"
+    prepared = {item.name: placement.prepared_for(job, item) for item in inventory.hosts.values()}
+    argv = [programs.program(host, "python"), f"{programs.sources_of(host)}/{script.path}"]
+    argv += ["--data_location", training.data, "--output_dir", str(run), "--checkpoint", str(run / "model")]
+    values = training.model_dump(mode="json")
+    argv += [word for name, flag in script.flags.items() for word in (flag, str(values[name]))]
+    if script.optimizers:
+        argv += ["--optimizer", script.optimizers[training.optimizer]]
+    if training.precision == "bfloat16":
+        argv.append("--bf16")
+    where = units.Place()
+    if script.storage:
+        where = placement.place_of(host, state, wanted, job.id, "worker-0", 0)
+        argv += ["--ev_storage", where.storage]
+    if where.path:
+        size = max(1, host.server.storage_size // GIB)
+        argv += ["--ev_storage_path", where.path + "/", "--ev_storage_size_gb", str(size)]
+        if not placement.on_host(host):
+            prepared[host.name]["storage_directory"] = where.mount
+    environment = programs.environment(host)
+    environment.setdefault("LD_LIBRARY_PATH", "/usr/local/lib")
+    if where.storage == "pmem_memkind" and state is not None:
+        # Never a constant: which nodes have no CPUs differs from host to host.
+        environment[units.NODES] = ",".join(str(node.id) for node in numa.cpuless(state))
+    spec = programs.process(
+        job,
+        host,
+        "worker",
+        "worker-0",
+        programs.worker_options(job, host, training.model, PROGRESS),
+        [*argv, *host.runtime.arguments],
+        environment=environment,
+        storage=where.mount,
+        pools=where.path,
+    )
+    return Placement([spec], prepared)

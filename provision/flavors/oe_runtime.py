@@ -1,0 +1,53 @@
+"""oeprov's own runtime."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provision import placement, requirements, wheel
+from provision.settings import Kind
+
+if TYPE_CHECKING:
+    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.jobspec import Request
+    from provision.runtime_settings import RuntimeSettings
+
+_VENV = "/opt/oeprov/venv"
+place = placement.place
+provide = wheel.provide
+
+
+def venv(local: bool, _state_dir: Path) -> str:
+    """See ``Flavor``."""
+    return sys.prefix if local else _VENV
+
+
+def storage(mode: str, _settings: RuntimeSettings) -> str:
+    """See ``Flavor``."""
+    return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
+
+
+def desired(host: Host) -> dict[str, Any]:
+    """See ``Flavor``."""
+    extra = "" if host.runtime.extra == "none" else host.runtime.extra
+    needs = list(requirements.of_extra(extra))
+    found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
+    if host.kind is not Kind.local:
+        if host.runtime.python != "python3" and not needs:
+            found["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
+        found.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
+    return found
+
+
+def settle(_inventory: Inventory, wanted: Request) -> Request:
+    """See ``Flavor``."""
+    return wanted
+
+
+def check_data(inventory: Inventory, wanted: Request) -> None:
+    """See ``Flavor``."""
+    from provision import jobspec
+
+    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory)[0])

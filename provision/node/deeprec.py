@@ -1,0 +1,231 @@
+"""DeepRec as it is: its wheel, built in its developer image as documented, and its model zoo's scripts.
+
+The build is that of docs/docs_zh/Embedding-on-PMEM.md of its repository: memkind from source, libpmem,
+``./configure`` with persistent memory, and bazel with the flags of fsdax or of KMEM DAX.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+from typing import Any, Dict, List
+
+from . import families, foreign, numa, repositories
+from .command import CommandError, System
+from .packages import apply as install_packages
+from .state import OsInfo, Runtime, State
+from .step import Desired, Step
+
+IMAGE = "registry.cn-shanghai.aliyuncs.com/pai-dlc-share/deeprec-developer:deeprec-dev-cpu-py36-ubuntu18.04"
+REPOSITORY = "https://github.com/DeepRec-AI/DeepRec.git"
+MEMKIND = "https://github.com/memkind/memkind.git"
+REVISION = "main"
+SCRIPT = "modelzoo/dlrm/train.py"
+_BAZEL = [
+    "bazel",
+    "build",
+    "--cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0",
+    "--host_cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0",
+    "-c",
+    "opt",
+    "--copt=-L/usr/local/lib",
+]
+# What its storage is linked against, by how persistent memory is used.
+_LINKED = {"fsdax": ["--copt=-lpmem", "--copt=-lmemkind"], "kmem": ["--copt=-lmemkind"]}
+# C library of systems that are older than the image's; programs run on the same or a newer one.
+_OLD = {"CentOS 7": "2.17"}
+_IMAGES = {"ubuntu18.04": "2.27", "ubuntu20.04": "2.31", "ubuntu22.04": "2.35"}
+_HOURS = 6 * 3600
+
+
+def memory(desired: Desired) -> str:
+    """Which of the two builds the host needs; that for fsdax serves DRAM too."""
+    return "kmem" if desired.pmem_mode == "system-ram" else "fsdax"
+
+
+def image_of(desired: Desired) -> str:
+    """The developer image."""
+    return desired.runtime_image or IMAGE
+
+
+def python_in(image: str) -> str:
+    """``3.6`` of an image whose name says ``py36``; empty when it does not say."""
+    match = re.search(r"py(\d)(\d+)", image)
+    return "{}.{}".format(match.group(1), match.group(2)) if match else ""
+
+
+def build_name(desired: Desired) -> str:
+    """What a wheel is bound to; see ``build.py``."""
+    inputs = [repository(desired), revision(desired), image_of(desired), memory(desired), MEMKIND]
+    digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
+    plain = re.sub(r"[^\w.]+", "_", revision(desired))
+    return "deeprec-{}-{}-{}".format(plain, memory(desired), digest)
+
+
+def repository(desired: Desired) -> str:
+    """Where its sources come from."""
+    return desired.runtime_repository or REPOSITORY
+
+
+def revision(desired: Desired) -> str:
+    """Which of them."""
+    return desired.runtime_revision or REVISION
+
+
+def wanted(desired: Desired) -> foreign.Wanted:
+    """What this host's environment is to have."""
+    build = "" if desired.runtime_package else build_name(desired)
+    return foreign.Wanted(
+        title="DeepRec ({})".format(desired.runtime_package or revision(desired)),
+        requirements=["tensorflow<2"],
+        package=desired.runtime_package or build,
+        pip=[["--upgrade", "pip", "setuptools<60", "wheel"], ["pandas", foreign.WHEEL]],
+        check=["-c", "import tensorflow"],
+        repository=repository(desired),
+        revision=revision(desired),
+        folders=["modelzoo"],
+        script=SCRIPT,
+        build=build,
+    )
+
+
+def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
+    """The environment, the sources, and whether the image can be had where it is needed."""
+    found = foreign.look(system, os_info, desired, wanted(desired))
+    if (found.exists and not found.unfinished) or desired.runtime_package or not desired.runtime_image_check:
+        return found
+    return found._replace(image=missing_image(system, image_of(desired)))
+
+
+def missing_image(system: System, image: str) -> str:
+    """Why the image cannot be had; empty when it can, or when there is nobody to ask."""
+    engine = system.which("docker")
+    if not engine or system.run(["docker", "image", "inspect", image]).ok:
+        return ""
+    asked = system.run(["docker", "manifest", "inspect", image], timeout=60)
+    return "" if asked.ok else asked.explain()
+
+
+def plan(state: State, desired: Desired) -> List[Step]:
+    """Steps for the environment and the scripts."""
+    return foreign.plan(state, desired, wanted(desired))
+
+
+def problems(state: State, desired: Desired) -> List[str]:
+    """Why DeepRec cannot run on this host, and what would."""
+    found = foreign.problems(state, desired, wanted(desired))
+    if state.runtime.exists and not state.runtime.made:
+        return found
+    image, python = image_of(desired), foreign.version_of(state, desired)
+    right = python_in(desired.runtime_package or image)
+    if python and right and python != right:
+        found.append(
+            "runtime_python {} is Python {}, and DeepRec's wheel is for {}: set runtime_python to the "
+            "path of a "
+            "Python {}, or runtime_image to a developer image with py{}".format(
+                desired.runtime_python, python, right, right, python.replace(".", "")
+            )
+        )
+    family = families.of(state.os)
+    old = _OLD.get(family.name, "") if family is not None else ""
+    new = next((version for name, version in _IMAGES.items() if name in image), "")
+    if old and new and not desired.runtime_package:
+        found.append(
+            "{} has C library {}, and what is built in {} wants {}: use EL 8 or later, or Ubuntu 18.04 or "
+            "later, or name a wheel for it as runtime_package".format(
+                families.title(state.os), old, image, new
+            )
+        )
+    if state.runtime.image:
+        found.append(
+            "runtime_image {}: cannot be had ({}): name an image that the registry has, or a wheel as "
+            "runtime_package; runtime_image_check: false leaves the question out".format(
+                image, state.runtime.image
+            )
+        )
+    return found
+
+
+def notes(state: State, desired: Desired) -> List[str]:
+    """What is worth knowing of it."""
+    if desired.runtime_package or (state.runtime.exists and state.runtime.wheel == build_name(desired)):
+        return []
+    return [
+        "DeepRec's wheel is built once, on one of the hosts, in a container of {}: that takes an hour and "
+        "more, and 20 GB".format(image_of(desired))
+    ]
+
+
+def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
+    """The whole build below ``into``; ``nodes`` are the host's memory nodes without CPUs."""
+    image, source = image_of(desired), os.path.join(into, "DeepRec")
+    mounts = ["-v", into + ":/work"]
+    if desired.pmem_mode == "fsdax":
+        mount = desired.pmem_mount_prefix + "0"
+        mounts += ["-v", "{}:{}".format(mount, mount)]
+    return [
+        ["docker", "pull", image],
+        ["git", "clone", repository(desired), source],
+        ["git", "-C", source, "checkout", "--detach", revision(desired)],
+        ["git", "clone", MEMKIND, os.path.join(into, "memkind")],
+        ["docker", "run", "--rm", "--privileged"]
+        + mounts
+        + [image, "/bin/bash", "-ec", script(desired, nodes)],
+    ]
+
+
+def script(desired: Desired, nodes: List[int]) -> str:
+    """What runs in the container."""
+    kmem = memory(desired) == "kmem" and nodes
+    bazel = (
+        _BAZEL
+        + _LINKED[memory(desired)]
+        + ["--config=opt", "//tensorflow/tools/pip_package:build_pip_package"]
+    )
+    lines = [
+        "apt-get update",
+        "apt-get install -y libpmem-dev gzip numactl gdb autoconf",
+        "pip install pandas numpy==1.16.0",
+        "cd /work/memkind",
+        "./autogen.sh",
+        "./configure",
+        "make -j",
+        "make install",
+        "cd /work/DeepRec",
+        "export LD_LIBRARY_PATH=/usr/local/lib:$LD_LIBRARY_PATH",
+        "export MEMKIND_DAX_KMEM_NODES=" + ",".join(map(str, nodes)) if kmem else "",
+        # Its question "Do you wish to build TensorFlow with PMEM support?"; the others get their defaults.
+        "export TF_ENABLE_PMEM=1",
+        "yes '' | ./configure",
+        " ".join(shlex.quote(word) for word in bazel),
+        "./bazel-bin/tensorflow/tools/pip_package/build_pip_package /work/wheels",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
+    """Builds the wheel on this host and gives its path; ``args``: ``into`` and ``desired``."""
+    desired, into = Desired.from_dict(args["desired"]), args["into"]
+    needs = ["git"] + ([] if system.which("docker") else ["containers"])
+    names = [name for need in needs for name in families.names(os_info, need)]
+    use = repositories.use(os_info, desired.runtime_repositories, [])
+    install_packages(system, os_info.package_manager, names, use)
+    why = missing_image(system, image_of(desired)) if desired.runtime_image_check else ""
+    if why:
+        raise CommandError("runtime_image {}: cannot be had ({})".format(image_of(desired), why))
+    shutil.rmtree(system.path(into), ignore_errors=True)
+    os.makedirs(system.path(into))
+    log = os.path.join(into, "log")
+    nodes = [node.id for node in numa.observe_nodes(system) if node.size and not node.cpus]
+    for argv in commands(desired, into, nodes):
+        result = system.run(argv, timeout=_HOURS)
+        with open(system.path(log), "a") as file:
+            file.write("$ {}\n{}{}".format(" ".join(argv), result.out, result.err))
+        if not result.ok:
+            raise CommandError(result.explain())
+    wheels = os.path.join(into, "wheels")
+    found = [name for name in system.list(wheels) if name.endswith(".whl")]
+    if not found:
+        raise CommandError("the build ended well, but {} has no wheel".format(wheels))
+    return os.path.join(wheels, found[0])

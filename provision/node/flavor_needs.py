@@ -1,0 +1,49 @@
+"""What each flavor of the runtime needs of the system's packages, in the words of ``family.py``."""
+
+from typing import Callable, Dict, List
+
+from .step import Desired
+
+DEFAULT = "oe_runtime"
+
+
+def _oe_runtime(desired: Desired) -> List[str]:
+    found = []
+    if desired.parameter_server or desired.kind != "local":
+        # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
+        found.append("libpmem")
+    if desired.kind != "local":
+        found.append("libstdc++")
+        if desired.runtime_python == "python3":
+            found.append("venv")
+            if not desired.runtime_requirements:
+                found.append("numpy")  # with a framework, pip brings the version that it wants
+    return found
+
+
+def _openembedding(desired: Desired) -> List[str]:
+    # Its operations, and Horovod's, are compiled on the host against the TensorFlow that is there.
+    found = ["own-python"] if desired.runtime_python == "python3" else []
+    found += ["toolchain"] + ([] if desired.runtime_sources else ["git"])
+    if desired.worker and desired.runtime_variant == "mpi":
+        found.append("mpi")
+    if desired.runtime_package and desired.pmem_mode == "fsdax":
+        found.append("tbb")  # of an archive with persistent memory
+    return found
+
+
+def _deeprec(desired: Desired) -> List[str]:
+    found = ["own-python"] if desired.runtime_python == "python3" else []
+    return found + ["libpmem", "memkind"] + ([] if desired.runtime_sources else ["git"])
+
+
+_NEEDS: Dict[str, Callable[[Desired], List[str]]] = {
+    DEFAULT: _oe_runtime,
+    "openembedding": _openembedding,
+    "deeprec": _deeprec,
+}
+
+
+def needs(desired: Desired) -> List[str]:
+    """What the host must have for what trains on it, in a fixed order."""
+    return _NEEDS[desired.runtime_flavor](desired)

@@ -1,0 +1,56 @@
+"""What trains on a host: each flavor says what it needs there, looks, plans, and says what is in the way."""
+
+from typing import Any, Callable, Dict, List, NamedTuple
+
+from . import build, deeprec, openembedding, runtime
+from .command import CommandError, System
+from .flavor_needs import DEFAULT
+from .state import OsInfo, Runtime, State
+from .step import Desired, Step
+
+
+class Flavor(NamedTuple):
+    """One flavor, as observing and planning see it."""
+
+    observe: Callable[[System, OsInfo, Desired], Runtime]
+    plan: Callable[[State, Desired], List[Step]]
+    problems: Callable[[State, Desired], List[str]]
+    notes: Callable[[State, Desired], List[str]]
+    make: Callable[[System, OsInfo, Dict[str, Any]], str]  # builds its wheel on this host; its path
+
+
+def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
+    python = "" if desired.kind == "local" else build.python_of(os, desired)
+    return runtime.observe(system, desired.runtime_venv, desired.runtime_requirements, python)
+
+
+def _make(system: System, os: OsInfo, args: Dict[str, Any]) -> str:
+    desired = Desired.from_dict(args["desired"])
+    python = build.python_of(os, desired)
+    return build.make(system, os, python, args["packed"], args["into"], desired.runtime_repositories)
+
+
+def _makes_none(_system: System, _os: OsInfo, args: Dict[str, Any]) -> str:
+    raise CommandError("flavor {} has no wheel of its own".format(args["desired"]["runtime_flavor"]))
+
+
+def _nothing(_state: State, _desired: Desired) -> List[str]:
+    return []
+
+
+_FLAVORS: Dict[str, Flavor] = {
+    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing, _make),
+    "openembedding": Flavor(
+        openembedding.observe,
+        openembedding.plan,
+        openembedding.problems,
+        openembedding.notes,
+        _makes_none,
+    ),
+    "deeprec": Flavor(deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make),
+}
+
+
+def of(desired: Desired) -> Flavor:
+    """The flavor that the inventory asks for."""
+    return _FLAVORS[desired.runtime_flavor]

@@ -1,0 +1,223 @@
+"""The environments of other people's runtimes, and their sources, which have the scripts that are run.
+
+Each flavor says what is ``Wanted``; here that is compared with a host, planned and done.
+"""
+
+import os
+import re
+import shutil
+from typing import Any, Dict, List, NamedTuple
+
+from . import families
+from .build import minor, wheel_file
+from .command import CommandError, System
+from .runtime import Stamp, bare, empty, interpreter, observe, why_again, write_stamp
+from .state import OsInfo, Runtime, State
+from .step import Action, Applied, Desired, Step
+
+REVISION = ".oeprov-revision"
+WHEEL = "{package}"  # a word for pip that stands for the package, or for the wheel that is brought
+_HOURS = 6 * 3600
+
+
+class Wanted(NamedTuple):
+    """An environment of a flavor, as one host is to have it."""
+
+    title: str
+    requirements: List[str]  # that must be satisfied in it
+    package: str  # what was installed, for the stamp: another one means another environment
+    pip: List[List[str]]  # what pip is told, one call each; {venv} is the environment
+    check: List[str]  # words after the environment's interpreter, which must succeed
+    repository: str
+    revision: str
+    folders: List[str]  # of the sources that are needed; none: all
+    script: str  # a file that the sources have
+    build: str = ""  # of a wheel that is brought to the host; see build.py
+
+
+def sources_of(desired: Desired) -> str:
+    """Where the flavor's sources are on the host."""
+    return desired.runtime_sources or desired.runtime_venv + "-sources"
+
+
+def look(system: System, os_info: OsInfo, desired: Desired, wanted: Wanted) -> Runtime:
+    """The environment and its sources as they are."""
+    found = observe(system, desired.runtime_venv, wanted.requirements, desired.runtime_python)
+    there = sources_of(desired)
+    has = system.exists(os.path.join(there, wanted.script))
+    revision = system.read(os.path.join(there, REVISION)).strip() or "given"
+    return found._replace(sources=revision if has else "")
+
+
+def version_of(state: State, desired: Desired) -> str:
+    """``3.8`` of the Python that the environment has, or will have; empty: not known."""
+    runtime = state.runtime
+    if runtime.exists and runtime.python and not why_again(runtime):
+        return minor(runtime.python)
+    if runtime.base:
+        return minor(runtime.base)
+    found = re.search(r"(\d+\.\d+)$", desired.runtime_python)
+    if found:
+        return found.group(1)
+    return minor(state.os.python) if desired.runtime_python == "python3" else ""
+
+
+def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
+    """A step for the environment and one for the sources, as far as they are not there."""
+    steps, runtime, venv = [], state.runtime, desired.runtime_venv
+    why = _why(runtime, venv, wanted)
+    if why:
+        create = _again(runtime, wanted.package)
+        args = dict(
+            wanted._asdict(),
+            venv=venv,
+            python=desired.runtime_python,
+            create=create,
+            index=desired.runtime_index,
+        )
+        steps.append(
+            Step(
+                id="runtime",
+                what="install {} in {}".format(wanted.title, venv),
+                why=why,
+                commands=([["rm", "-rf", venv]] if create and runtime.exists else []) + _commands(args),
+                action="install_foreign",
+                args=args,
+            )
+        )
+    if not desired.runtime_sources and runtime.sources != wanted.revision:
+        args = {
+            "into": sources_of(desired),
+            "repository": wanted.repository,
+            "revision": wanted.revision,
+            "folders": wanted.folders,
+        }
+        steps.append(
+            Step(
+                id="sources",
+                what="get {} of {}".format(wanted.revision, wanted.repository),
+                why="its scripts are what training runs"
+                if not runtime.sources
+                else "{} is there".format(runtime.sources),
+                commands=_clone(args),
+                action="get_sources",
+                args=args,
+            )
+        )
+    return steps
+
+
+def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
+    """Why the environment or the sources cannot be had."""
+    runtime, found = state.runtime, []
+    if runtime.error and not runtime.made:
+        found.append("runtime_venv {}: cannot be used: {}".format(desired.runtime_venv, runtime.error))
+    elif not runtime.exists and not runtime.base and not state.assumed:
+        found.append(
+            "runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)
+        )
+    elif runtime.exists and not runtime.made and _why(runtime, desired.runtime_venv, wanted):
+        found.append(
+            "runtime_venv {}: oeprov did not make it, and it lacks {}; install that there, or name a "
+            "directory "
+            "that is not there yet".format(desired.runtime_venv, ", ".join(map(bare, runtime.missing)))
+        )
+    if state.os.architecture not in ("", "x86_64"):
+        found.append(
+            "{} is {}: {} is built for x86-64 only; flavor oe_runtime builds here".format(
+                families.title(state.os), state.os.architecture, wanted.title
+            )
+        )
+    if desired.runtime_sources and not runtime.sources and not state.assumed:
+        found.append(
+            "runtime_sources {}: has no {}; name a checkout of {}, or leave it out".format(
+                desired.runtime_sources, wanted.script, wanted.repository
+            )
+        )
+    return found
+
+
+def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
+    if not runtime.exists:
+        return "there is no Python environment at {}".format(venv)
+    if runtime.made and why_again(runtime):
+        return why_again(runtime)
+    if runtime.made and runtime.wheel != wanted.package:
+        return "{} has {} instead".format(venv, runtime.wheel or "something else")
+    if runtime.missing:
+        return "{} lacks {}".format(venv, ", ".join(map(bare, runtime.missing)))
+    return ""
+
+
+def _again(runtime: Runtime, package: str) -> bool:
+    """Whether the environment must be made anew; else pip adds what is missing."""
+    return not runtime.exists or bool(why_again(runtime)) or (runtime.made and runtime.wheel != package)
+
+
+def _commands(args: Dict[str, Any]) -> List[List[str]]:
+    venv = args["venv"]
+    pip = [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"]
+    if args["index"].startswith("/"):
+        pip += ["--no-index", "--find-links", args["index"]]
+    elif args["index"]:
+        pip += ["--index-url", args["index"]]
+    commands = [[args["python"], "-m", "venv", venv]] if args["create"] else []
+    for words in args["pip"]:
+        given = [word for word in words if "=" in word and word.split("=")[0].isupper()]
+        package = args.get("wheel") or (
+            "<wheel of {}>".format(args["title"]) if args["build"] else args["package"]
+        )
+        rest = [package if word == WHEEL else word for word in words if word not in given]
+        commands.append((["env"] + given if given else []) + pip + rest)
+    return commands
+
+
+def _clone(args: Dict[str, Any]) -> List[List[str]]:
+    into, folders = args["into"], args["folders"]
+    sparse = ["--filter=blob:none", "--sparse"] if folders else []
+    commands = [["git", "clone", "--no-checkout"] + sparse + [args["repository"], into]]
+    commands += [["git", "-C", into, "sparse-checkout", "set"] + folders] if folders else []
+    return commands + [["git", "-C", into, "checkout", "--detach", args["revision"]]]
+
+
+def _install(system: System, args: Dict[str, Any]) -> Applied:
+    venv = args["venv"]
+    before = observe(system, venv, args["requirements"], args["python"])
+    if (before.exists or before.error) and not before.made:
+        raise CommandError("{}: oeprov did not make it".format(venv))
+    if not _why(before, venv, Wanted(**{name: args[name] for name in Wanted._fields})):
+        return Applied(False, "{} has all that is needed".format(venv))
+    wheel = wheel_file(system, args["build"]) if args["build"] else ""
+    # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
+    write_stamp(system, venv, Stamp("", True, False))
+    args = dict(args, create=_again(before, args["package"]), wheel=wheel)
+    if args["create"]:
+        empty(system, venv)
+    for argv in _commands(args):
+        system.check(argv, timeout=_HOURS)
+    system.check([system.path(interpreter(venv))] + args["check"], timeout=600)
+    os.sync()
+    write_stamp(system, venv, Stamp(args["package"], True, True))
+    if wheel:
+        shutil.rmtree(system.path(os.path.dirname(wheel)), ignore_errors=True)
+    return Applied(True, "installed {} in {}".format(args["title"], venv))
+
+
+def _get_sources(system: System, args: Dict[str, Any]) -> Applied:
+    into = args["into"]
+    mark = os.path.join(into, REVISION)
+    if system.read(mark).strip() == args["revision"]:
+        return Applied(False, "the sources are there")
+    if system.exists(into) and not system.exists(mark):
+        raise CommandError("{}: is there, and oeprov did not make it; move it away".format(into))
+    fresh = into + ".oeprov-new"  # what an interrupted run left there is of no use
+    system.check(["rm", "-rf", fresh])
+    for argv in _clone(dict(args, into=fresh)):
+        system.check(argv, timeout=_HOURS)
+    system.write(os.path.join(fresh, REVISION), args["revision"] + "\n")
+    system.check(["rm", "-rf", into])
+    system.check(["mv", fresh, into])
+    return Applied(True, "got {}".format(args["revision"]))
+
+
+ACTIONS: Dict[str, Action] = {"install_foreign": _install, "get_sources": _get_sources}

@@ -1,0 +1,183 @@
+"""OpenEmbedding as it is: its package, the TensorFlow that it takes, Horovod and DeepCTR, and its scripts.
+
+Versions are those that its documents name (documents/en/pmem.md, README.md) and what these turned out to need
+when they were installed.
+"""
+
+import re
+from typing import List, NamedTuple
+
+from . import foreign
+from .command import System
+from .state import OsInfo, Runtime, State
+from .step import Desired, Step
+
+PACKAGE = "openembedding==0.1.2"
+REPOSITORY = "https://github.com/4paradigm/OpenEmbedding.git"
+REVISION = "v0.1.2"
+SERVER = "test/benchmark/server.py"
+HOROVOD = "horovod==0.28.1"
+_PYPI = re.compile(r"[A-Za-z0-9._-]+\s*([=<>!~].*)?")
+
+
+class Stack(NamedTuple):
+    """A TensorFlow that OpenEmbedding is known to be built against, and what goes with it."""
+
+    tensorflow: str
+    pythons: List[str]  # that TensorFlow has wheels for
+    pins: List[str]  # without which pip takes versions that came later and exclude this TensorFlow
+
+
+STACKS = [
+    Stack(
+        "2.2.0",
+        ["3.6", "3.7", "3.8"],
+        ["numpy<1.19", "h5py<2.11", "protobuf<3.21", "pandas<1.2", "scikit-learn<1.1"],
+    ),
+    Stack(
+        "2.5.1",
+        ["3.6", "3.7", "3.8", "3.9"],
+        ["numpy~=1.19.2", "protobuf<3.21", "pandas<1.3", "scikit-learn<1.1"],
+    ),
+]
+
+
+def stack_of(desired: Desired, python: str) -> Stack:
+    """The wanted one, or the newest that runs on this Python; the last one where none does."""
+    fitting = [item for item in STACKS if desired.runtime_tensorflow in ("", item.tensorflow)]
+    running = [item for item in fitting if python in item.pythons]
+    return (running or fitting or STACKS)[-1]
+
+
+def wanted(desired: Desired, python: str) -> foreign.Wanted:
+    """What this host's environment is to have."""
+    stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
+    framework = "tensorflow" if desired.kind == "gpu" else "tensorflow-cpu"
+    pypi = bool(_PYPI.fullmatch(package))
+    pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
+    tensorflow = "{}=={}".format(framework, stack.tensorflow)
+    pip = [
+        ["--upgrade", "pip", "setuptools<60", "wheel"],
+        [tensorflow, "pybind11", "psutil"] + pins,
+        # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
+        ["--no-build-isolation", package],
+    ]
+    needs = [package if pypi else "openembedding", "psutil", tensorflow]
+    if desired.worker:
+        # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
+        pip.append(["--no-deps", "deepctr==0.9.3"])
+        needs += ["deepctr", "pandas", "scikit-learn"]
+    if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
+        pip.append(["packaging", "cloudpickle", "pyyaml", "cffi"])
+        pip.append(_horovod(desired.kind))
+        needs.append(HOROVOD)
+    if desired.worker and desired.runtime_variant == "mpi":
+        pip.append(["mpi4py"])
+        needs.append("mpi4py")
+    return foreign.Wanted(
+        title="OpenEmbedding ({}) for TensorFlow {}".format(package, stack.tensorflow),
+        requirements=needs,
+        package="{} {}".format(package, tensorflow),
+        pip=pip,
+        check=["-c", "import openembedding.tensorflow"],
+        repository=desired.runtime_repository or REPOSITORY,
+        revision=desired.runtime_revision or REVISION,
+        folders=[],
+        script=SERVER,
+    )
+
+
+def _horovod(kind: str) -> List[str]:
+    """What pip is told for Horovod with Gloo, for TensorFlow alone."""
+    without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
+    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if kind == "gpu" else []
+    given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
+    return given + without + gpu + ["--no-build-isolation", HOROVOD]
+
+
+def observe(system: System, os: OsInfo, desired: Desired) -> Runtime:
+    """The environment and the sources as they are."""
+    state = State(os=os, runtime=Runtime(venv=desired.runtime_venv))
+    base = foreign.look(system, os, desired, wanted(desired, foreign.version_of(state, desired)))
+    python = foreign.version_of(state._replace(runtime=base), desired)
+    right = wanted(desired, python)
+    # Which requirements are right is known only once the Python is.
+    found = foreign.look(system, os, desired, right)
+    return found if found.made or not found.exists else _theirs(system, os, desired, found)
+
+
+def _theirs(system: System, os: OsInfo, desired: Desired, found: Runtime) -> Runtime:
+    """An environment that somebody else made: what it has need not be what oeprov would take."""
+    needs = [item for item in wanted(desired, "").requirements if not item.startswith("tensorflow")]
+    names = [re.split("[=<>]", item)[0] for item in needs]
+    loose = wanted(desired, "")._replace(requirements=names)
+    return foreign.look(system, os, desired, loose)._replace(base=found.base)
+
+
+def plan(state: State, desired: Desired) -> List[Step]:
+    """Steps for the environment and the scripts."""
+    return foreign.plan(state, desired, wanted(desired, foreign.version_of(state, desired)))
+
+
+def problems(state: State, desired: Desired) -> List[str]:
+    """Why OpenEmbedding cannot run on this host, and what would."""
+    python = foreign.version_of(state, desired)
+    found = foreign.problems(state, desired, wanted(desired, python))
+    theirs = state.runtime.exists and not state.runtime.made
+    return found if theirs else found + _versions(state, desired, python)
+
+
+def _versions(state: State, desired: Desired, python: str) -> List[str]:
+    """Versions that exclude each other."""
+    asked = desired.runtime_tensorflow
+    fitting = [item for item in STACKS if asked in ("", item.tensorflow)]
+    known = "; ".join(
+        "TensorFlow {} (Python {} to {})".format(item.tensorflow, item.pythons[0], item.pythons[-1])
+        for item in STACKS
+    )
+    if not fitting:
+        return [
+            "runtime_tensorflow: found {!r}; OpenEmbedding is known to be built against: {}; with "
+            "another one, make the environment yourself and name it as runtime_venv".format(asked, known)
+        ]
+    if not python or any(python in item.pythons for item in fitting):
+        return []
+    good = sorted({version for item in fitting for version in item.pythons})
+    why = "runtime_python {} is Python {}".format(desired.runtime_python, python)
+    others = [item.tensorflow for item in STACKS if python in item.pythons]
+    cure = "set runtime_python to the path of a Python {} to {} (pyenv, conda, your site's)".format(
+        good[0], good[-1]
+    )
+    if others:
+        cure = "set runtime_tensorflow: {!r}, or {}".format(others[-1], cure)
+    return [
+        "{}, for which {}: {}; flavor oe_runtime runs on Python 3.10 and later".format(
+            why,
+            "there is no TensorFlow {}".format(asked)
+            if asked
+            else "there is no TensorFlow that OpenEmbedding is built against",
+            cure,
+        )
+    ]
+
+
+def notes(state: State, desired: Desired) -> List[str]:
+    """What is worth knowing of it."""
+    found = (
+        ["OpenEmbedding's connections are neither encrypted nor authenticated"]
+        if desired.kind != "local"
+        else []
+    )
+    if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
+        found.append(
+            "{} from PyPI was built without persistent memory: rows stay in DRAM unless runtime_package "
+            "names an archive such as openembedding-0.1.2-pmem.tar.gz".format(
+                desired.runtime_package or PACKAGE
+            )
+        )
+    return found
+
+
+def has_no_pmem(package: str) -> bool:
+    """Whether it is PyPI's package, whose core was built without PMDK."""
+    return bool(_PYPI.fullmatch(package or PACKAGE))
