@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,21 @@ from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
 
-__all__ = ["TRANSFERS", "Client", "Group", "Pulled"]
+__all__ = ["TRANSFERS", "Client", "Group", "Pairs", "Pulled"]
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
+
+
+class Pairs(NamedTuple):
+    """The distinct (lookup, row) pairs of a group, ordered by lookup; int32 arrays."""
+
+    rows: NDArray[np.int32]  # pair -> row of the group
+    sizes: NDArray[np.int32]  # lookup -> its pairs
+    of_ids: NDArray[np.int32]  # the pair of each id: all lookups of the first example, then of the next
+    # Both have an element for each id, ordered by pair, then by example.
+    examples: NDArray[np.int32]
+    pairs: NDArray[np.int32]
 
 
 class Client:
@@ -163,6 +174,14 @@ class Client:
         """
         self._core.refresh(pulled, staleness)
 
+    def pairs(self, group: Group) -> Pairs:
+        """The distinct pairs of a lookup and a row in a group whose lookups all have as many ids.
+
+        For functions of an embedding that differ from lookup to lookup. Raises ``SpecError`` for other
+        groups.
+        """
+        return Pairs(*self._core.pairs(group))
+
     def follow(self, pulled: Pulled, before: Pulled) -> None:
         """Say that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
 
@@ -174,17 +193,18 @@ class Client:
         self,
         thread: Executor,
         pulled: Pulled,
-        gradients: Sequence[NDArray[Any]],
+        gradients: Sequence[NDArray[Any] | None],
         learning_rate: float | Sequence[float],
         *,
         summed: bool = False,
+        of_rows: Sequence[NDArray[Any] | None] = (),
     ) -> None:
         """``push`` in another thread, after the last one there. Every other request waits for it.
 
         What it raises, the next request does, or the next push.
         """
         self.settle()
-        self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed)
+        self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed, of_rows)
 
     def settle(self) -> None:
         """Wait for ``push_later``; raises what it raised."""
@@ -199,34 +219,44 @@ class Client:
     def push(
         self,
         pulled: Pulled,
-        gradients: Sequence[NDArray[Any]],
+        gradients: Sequence[NDArray[Any] | None],
         learning_rate: float | Sequence[float],
         *,
         summed: bool = False,
+        of_rows: Sequence[NDArray[Any] | None] = (),
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
 
         Its dtype is that of ``groups[i].rows``; another one is refused.
 
         Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
-        ``gradients[i]`` has the shape of ``groups[i].rows``. ``learning_rate`` is one number, or one per
+        ``gradients[i]`` has the shape of ``groups[i].rows``. Such may also come beside them, as
+        ``of_rows[i]``, which the sum then begins with; None stands in the place of the one that is missing.
+        Where all lookups of a group have as many ids, ``gradients[i]`` may have the shape ``(ids of each,
+        lookups, dim)`` instead. ``learning_rate`` is one number, or one per
         group. Returns when every server has applied its part, or, of several synchronous workers
         (``Worker``), has taken it; when it raises, some may have and others not, so go on from the last
         checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
         """
         self.settle()
-        self._push(pulled, gradients, learning_rate, summed)
+        self._push(pulled, gradients, learning_rate, summed, of_rows)
 
     def _push(
         self,
         pulled: Pulled,
-        gradients: Sequence[NDArray[Any]],
+        gradients: Sequence[NDArray[Any] | None],
         learning_rate: float | Sequence[float],
         summed: bool,
+        of_rows: Sequence[NDArray[Any] | None],
     ) -> None:
+        if summed:
+            gradients, of_rows = [None] * len(gradients), gradients
         rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
-        arrays = [np.ascontiguousarray(gradient) for gradient in gradients]
-        self._core.push(pulled, arrays, [float(rate) for rate in rates], summed)
+        of_ids, of_rows = (
+            [None if part is None else np.ascontiguousarray(part) for part in parts]
+            for parts in (gradients, of_rows)
+        )
+        self._core.push(pulled, of_ids, of_rows, [float(rate) for rate in rates])
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
+from oe_runtime.keras import by_row
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.model import Distributed, DistributedModel
@@ -103,6 +104,7 @@ def distributed_model(
     else:
         new = _in_place(model, replace)
     _warn_of_hidden_embeddings(new, sparse_as_dense_size)
+    by_row.take_over(new)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
     new._workers = workers if workers is not None and workers.count > 1 else None
     new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import tensorflow as tf
+
+# The lookups that a tensor is the answer to, side by side and of one id an example, by graph and operation.
+Answers = dict[tuple[int, str], tuple[int, ...]]
 
 
 class Feed(Protocol):
@@ -21,6 +25,22 @@ class Feed(Protocol):
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Returns the embeddings of `ids` as they come from servers, of shape ids.shape + (dim,)."""
+        ...
+
+    def product(self, inputs: Any, kernel: Any) -> Any:
+        """Returns inputs @ kernel if there is a shorter way to it, else None."""
+        ...
+
+    def joined(self, inputs: Sequence[Any], axis: int) -> Any:
+        """Returns the concatenation of lookups if it is there already, else None."""
+        ...
+
+
+class Products(Protocol):
+    """Knows a shorter way to products of embeddings; see `oe_runtime.keras.by_row`."""
+
+    def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
+        """Returns inputs @ kernel, or None."""
         ...
 
 
@@ -59,14 +79,34 @@ class Collect:
         self.answers.append(answer)
         return answer
 
+    def product(self, _inputs: Any, _kernel: Any) -> Any:
+        """None: there are no rows yet."""
+        return None
+
+    def joined(self, _inputs: Sequence[Any], _axis: int) -> Any:
+        """None: there are no rows yet."""
+        return None
+
 
 class Supply:
-    """Answers the lookups, in the order `Collect` saw them, with rows[i] of shape (number of ids, dim)."""
+    """Answers the lookups, in the order `Collect` saw them, with rows[i] of shape (number of ids, dim).
 
-    def __init__(self, layers: Sequence[Any], rows: Sequence[Any]) -> None:
+    `together`: by lookups, of one id an example, their rows side by side, (examples, lookups, dim).
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        rows: Sequence[Any],
+        together: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
+        products: Products | None = None,
+    ) -> None:
         self._layers = layers
         self._rows = rows
         self._next = 0
+        self._products = products
+        self._together = together
+        self._answers: Answers = {}
 
     def part(self, cut: Callable[[Any], Any]) -> Supply:
         """The same for a part of the batch, which `cut` takes from the rows of a lookup."""
@@ -89,4 +129,31 @@ class Supply:
             shape = tf.concat([tf.shape(ids), [layer.output_dim]], 0)
         rows = tf.reshape(rows, shape)
         rows.set_shape((*ids.shape, layer.output_dim))
+        if ids.shape.rank and all(n == 1 for n in ids.shape[1:]):
+            self._note(rows, (self._next - 1,))
         return rows
+
+    def joined(self, inputs: Sequence[Any], axis: int) -> Any:
+        """Returns the concatenation of `inputs` if they are all lookups of tables of one dim, else None."""
+        if tf.executing_eagerly() or not all(isinstance(t, tf.Tensor) for t in inputs):
+            return None
+        known = [self._answers.get((id(t.graph), t.op.name), ()) for t in inputs]
+        whole = self._together.get(tuple(lookup for lookups in known for lookup in lookups))
+        rank = inputs[0].shape.rank
+        if whole is None or not all(known) or len(inputs) < 2 or axis % rank not in (1, rank - 1):
+            return None
+        if axis % rank == rank - 1:
+            shape = [-1, *inputs[0].shape[1:-1], whole.shape[1] * whole.shape[2]]
+        else:
+            shape = [-1, whole.shape[1], *inputs[0].shape[2:]]
+        result = tf.reshape(whole, shape)
+        self._note(result, tuple(lookup for lookups in known for lookup in lookups))
+        return result
+
+    def _note(self, answer: Any, lookups: tuple[int, ...]) -> None:
+        if not tf.executing_eagerly():
+            self._answers[id(answer.graph), answer.op.name] = lookups
+
+    def product(self, inputs: Any, kernel: Any) -> Any:
+        """Returns inputs @ kernel if it can be had without the rows of every example, else None."""
+        return None if self._products is None else self._products.product(self._answers, inputs, kernel)

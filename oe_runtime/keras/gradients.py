@@ -27,13 +27,26 @@ class RowGroup:
     sizes: Any  # (lookups,): ids of each
     layers: Sequence[Any]  # the layer of each lookup
     lookups: Sequence[Any]  # the gathered rows of each lookup, (ids, dim)
+    together: Any  # the same side by side, (examples, lookups, dim); None where they differ in length
+
+    def of_ids(self, of_lookups: Sequence[Any], of_together: Any) -> Any:
+        """From gradients of `lookups` and of `together` to one of all ids; None if there is none of either.
+
+        Of shape (ids, dim), or (examples, lookups, dim).
+        """
+        if all(g is None for g in of_lookups):
+            return of_together
+        parts = [tf.zeros_like(r) if g is None else g for r, g in zip(self.lookups, of_lookups, strict=True)]
+        return tf.concat(parts, 0) if of_together is None else tf.stack(parts, 1) + of_together
 
     def tables(self) -> list[Any]:
         """The layers, each once: one a table."""
         return list(dict.fromkeys(self.layers))
 
     def sum(self, gradients: Any) -> Any:
-        """From a gradient for each id to one for each row."""
+        """From a gradient for each id (`of_ids`) to one for each row."""
+        if gradients.shape.rank == 3:
+            gradients = tf.reshape(tf.transpose(gradients, [1, 0, 2]), [-1, gradients.shape[2]])
         return tf.math.unsorted_segment_sum(gradients, self.inverse, tf.shape(self.rows)[0])
 
     def split(self, values: Any) -> list[Any]:

@@ -24,6 +24,7 @@ class Gradients(NamedTuple):
     dense: Sequence[Any]  # one for each trainable variable
     rows: list[Any]  # one for each group: of the rows themselves, as by regularizers
     lookups: list[list[Any]]  # one for each lookup of each group: (ids, dim)
+    together: list[tuple[Any, ...]]  # of each group that has some: (examples, lookups, dim)
 
 
 # (model, the rows of all lookups, trained groups, (x, y, sample_weight), a factor of the gradients)
@@ -78,6 +79,7 @@ def accumulated(
         [None if g is None else next(summed) for g in first.dense],
         [None if g is None else next(summed) for g in first.rows],
         [[None if g is None else next(whole) for g in group] for group in first.lookups],
+        first.together,  # of no group: parts are cut from lookups
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oe_runtime.client import Client, Pulled
+from oe_runtime.client import Client, Pairs, Pulled
+from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.feed import Supply, feeding
 from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, needs_sums, regularization
@@ -89,7 +90,8 @@ class Steps:
 
     def _plan(self, program: _Program, tensors: list[Any]) -> Prepared:
         connection = self._client.connection
-        return Prepared(program, tensors, program.plan(self._client, tensors), connection)
+        pulls = program.plan(self._client, tensors)
+        return Prepared(program, tensors, pulls, program.pairs(self._client, pulls), connection)
 
     def refresh(self, prepared: Prepared, staleness: int = 0) -> None:
         """Brings the rows of a batch up to date, but for that many pushes."""
@@ -102,14 +104,14 @@ class Steps:
         Returns Keras's logs, or the model's outputs.
         """
         program = prepared.program
-        result = program.run(prepared.pulls, prepared.tensors)
+        result = program.run(prepared)
         if program.body is not TRAIN:
             return result
-        logs, rate, gradients = result
-        if gradients:
-            arrays = [to_numpy(g) for g in gradients]
+        logs, rate, *gradients = result
+        if gradients[0]:
+            of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)
-            push(prepared.pulls[0], arrays, float(rate), summed=program.sums)
+            push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows)
         return logs
 
     def _build(self, x: Any, tensors: Sequence[Any]) -> None:
@@ -154,6 +156,9 @@ class Prepared:
     program: _Program
     tensors: list[Any]
     pulls: list[Pulled]
+    pairs: list[
+        list[Any]
+    ]  # of each group, the tensors of its Pairs: empty ones where there is no use of them
     connection: int  # the client's, over which the pulls were made
 
 
@@ -190,8 +195,6 @@ class _Program:
         lookups = range(len(self._plan.layers))
         # Frozen tables are pulled by themselves, because all that a pull brought is pushed.
         self._trained = [i for i in lookups if self._plan.layers[i].trainable]
-        # Whether the gradients that a training step returns are by row, not by id.
-        self.sums = needs_sums(model.optimizer, [self._plan.layers[i] for i in self._trained])
         frozen = [i for i in lookups if not self._plan.layers[i].trainable]
         self._pulls = [pulled for pulled in (self._trained, frozen) if pulled]
         self._tables = [
@@ -200,6 +203,7 @@ class _Program:
         ]
         self._function: Any = None
         self._sizes: tuple[list[list[int]], list[Any]] = ([], [])
+        self._paired: set[int] | None = None  # the groups whose pairs the function uses, once it is known
 
     def accepts(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether tensors of these shapes fit the compiled function."""
@@ -220,19 +224,35 @@ class _Program:
         ids = self._plan.ids(tensors[: self._inputs])
         return [client.plan(ids, tables) for tables in self._tables]
 
-    def run(self, pulls: Sequence[Any], tensors: Sequence[Any]) -> Any:
-        """Runs the compiled function on pulled rows and the batch."""
+    def pairs(self, client: Client, pulls: Sequence[Pulled]) -> list[list[Any]]:
+        """The pairs of all groups that need them (`by_row`)."""
         groups = [group for pulled in pulls for group in pulled.groups]
+        if self._paired is None:
+            model = self._model
+            possible = not self._eager and not model.xla and model._micro_batches == 1
+            wanted = {g for g, group in enumerate(groups) if possible and by_row.wants_pairs(model, group)}
+        else:
+            wanted = self._paired
+        return [
+            [tf.constant(part) for part in client.pairs(group)] if g in wanted else _no_pairs()
+            for g, group in enumerate(groups)
+        ]
+
+    def run(self, prepared: Prepared) -> Any:
+        """Runs the compiled function on pulled rows and the batch."""
+        groups = [group for pulled in prepared.pulls for group in pulled.groups]
         if self._function is None:
-            self._function = self._compile(pulls)
+            self._function = self._compile(prepared)
         rows = [to_tensor(group.rows) for group in groups]
         inverses = [to_tensor(group.inverse) for group in groups]
         sizes = [group.sizes for group in groups]
         if self._sizes[0] != sizes:  # seldom: at the last, smaller batch
             self._sizes = (sizes, [tf.constant(part, tf.int32) for part in sizes])
-        return self._function(*rows, *inverses, *self._sizes[1], *tensors)
+        pairs = [part for parts in prepared.pairs for part in parts]
+        return self._function(*rows, *inverses, *self._sizes[1], *pairs, *prepared.tensors)
 
-    def _compile(self, pulls: Sequence[Any]) -> Any:
+    def _compile(self, prepared: Prepared) -> Any:
+        pulls = prepared.pulls
         model, body, layers, data, present = (
             self._model,
             self.body,
@@ -246,7 +266,11 @@ class _Program:
             for lookups, pulled in zip(self._pulls, pulls, strict=True)
             for group in pulled.groups
         ]
-        n = len(groups)
+        n, m = len(groups), len(Pairs._fields)
+        whole = model._micro_batches == 1
+        parts = [part for pulled in pulls for part in pulled.groups]
+        even = [g for g, part in enumerate(parts) if whole and _even(part.sizes)]
+        paired = [g for g, parts in enumerate(prepared.pairs) if int(tf.size(parts[1]))]
         trained = len(pulls[0].groups) if self._trained else 0
 
         def function(*flat: Any) -> Any:
@@ -257,15 +281,23 @@ class _Program:
                 # The positions are split, not the gathered rows: those would be copied once more.
                 for lookup, part in zip(lookups, tf.split(inverse, sizes, num=len(lookups)), strict=True):
                     rows[lookup] = tf.gather(unique, part)
-            batch = iter(flat[3 * n :])
+            every_pair = [Pairs(*flat[k : k + m]) for k in range(3 * n, (3 + m) * n, m)]
+            batch = iter(flat[(3 + m) * n :])
             values = keras.tree.pack_sequence_as(data, [next(batch) if p else None for p in present])
-            row_groups = [
-                RowGroup(unique, inverse, sizes, [layers[i] for i in lookups], [rows[i] for i in lookups])
-                for (_, lookups), unique, inverse, sizes in zip(
-                    groups[:trained], flat, flat[n:], flat[2 * n :], strict=False
-                )
-            ]
-            return body(model, Supply(layers, rows), row_groups, values)
+            row_groups = []
+            for k, (_, lookups) in enumerate(groups):
+                unique, inverse, sizes = flat[k], flat[n + k], flat[2 * n + k]
+                together = _together(unique, inverse, len(lookups)) if k in even else None
+                of_group = [layers[i] for i in lookups], [rows[i] for i in lookups]
+                row_groups.append(RowGroup(unique, inverse, sizes, *of_group, together))
+            products = by_row.Products(
+                {g: by_row.PairedGroup(row_groups[g], every_pair[g], groups[g][1]) for g in paired}
+            )
+            together = {tuple(groups[k][1]): row_groups[k].together for k in even}
+            supply = Supply(layers, rows, together, products)
+            result = body(model, supply, row_groups[:trained], values)
+            self._paired = products.used
+            return result
 
         if self._eager:
             return function
@@ -273,8 +305,24 @@ class _Program:
             *(unique for unique, _ in groups),
             *(tf.TensorSpec([None], tf.int32) for _ in groups),
             *(tf.TensorSpec([len(lookups)], tf.int32) for _, lookups in groups),
+            *(tf.TensorSpec([None], tf.int32) for _ in range(m * n)),
             *self.specs,
         )
+
+
+def _even(sizes: Sequence[int]) -> bool:
+    return len(set(sizes)) == 1 and len(sizes) > 1
+
+
+def _together(rows: Any, inverse: Any, lookups: int) -> Any:
+    """(examples, lookups, dim) of as many ids each."""
+    whole = tf.gather(rows, tf.transpose(tf.reshape(inverse, [lookups, -1])))
+    whole.set_shape((None, lookups, rows.shape[1]))
+    return whole
+
+
+def _no_pairs() -> list[Any]:
+    return [tf.constant([], tf.int32)] * len(Pairs._fields)
 
 
 def _gradients(
@@ -283,48 +331,60 @@ def _gradients(
     """Forward and backward, with the gradients times `share`."""
     x, y, sample_weight = data
     rows, lookups = [group.rows for group in groups], [group.lookups for group in groups]
+    together = [() if group.together is None else (group.together,) for group in groups]
     with tf.GradientTape() as tape:
-        tape.watch([rows, lookups])
+        tape.watch([rows, lookups, together])
         with feeding(supply):
             y_pred = _forward(model)(x)
         loss = _loss(model, groups, x, y, y_pred, sample_weight, training=True)
         _track(model, loss, x)
-    # Rows are gathered for the lookups before the tape: only regularizers see them directly.
-    sources = [model.trainable_variables, rows, lookups]
+    # Lookups are gathered before the tape: of the rows there is what regularizers and `by_row` see directly.
+    sources = [model.trainable_variables, rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
 
 
 def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
-    """Updates the dense variables; returns (logs, learning rate, a gradient for each group)."""
+    """Updates the dense variables; returns (logs, learning rate, gradients of ids, gradients of rows).
+
+    There is one of each for every group, or None where there is the other.
+    """
     x, y, sample_weight = data
-    parts = model._micro_batches
-    backward = _gradients if parts == 1 else partial(accumulated, _gradients, parts)
-    y_pred, dense, of_rows, of_lookups = backward(model, supply, groups, data)
+    count = model._micro_batches
+    backward = _gradients if count == 1 else partial(accumulated, _gradients, count)
+    y_pred, dense, direct_gradients, of_lookups, of_together = backward(model, supply, groups, data)
     dense = [each_row_once(gradient) for gradient in dense]
-    lookups = [group.lookups for group in groups]
+    rows = [group.rows for group in groups]
     variables = model.trainable_variables
     optimizer = model.optimizer
-    gradients: Sequence[Any] = [
-        tf.concat([tf.zeros_like(r) if g is None else g for r, g in zip(*group, strict=True)], 0)
-        for group in zip(lookups, of_lookups, strict=True)
+    of_ids = [
+        group.of_ids(parts, next(iter(whole), None))
+        for group, parts, whole in zip(groups, of_lookups, of_together, strict=True)
+    ]
+    of_rows: Sequence[Any] = [  # something for each group
+        tf.zeros_like(r) if direct is None and ids is None else direct
+        for r, direct, ids in zip(rows, direct_gradients, of_ids, strict=True)
     ]
     if needs_sums(optimizer, [layer for group in groups for layer in group.layers]):
         sums = [
-            group.sum(g) if direct is None else group.sum(g) + direct
-            for group, g, direct in zip(groups, gradients, of_rows, strict=True)
+            tf.add_n([t for t in (None if g is None else group.sum(g), direct) if t is not None])
+            for group, g, direct in zip(groups, of_ids, of_rows, strict=True)
         ]
-        dense, gradients = clip(optimizer, dense, groups, sums)
+        dense, of_rows = clip(optimizer, dense, groups, sums)
+        of_ids = [None] * len(groups)
     if model._workers is not None:
         examples = tf.shape(keras.tree.flatten(x)[0])[0]
         zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
-        dense, gradients = weighted_mean(model._workers, zeros, gradients, examples)
+        there = [g for g in (*of_ids, *of_rows) if g is not None]
+        dense, weighted = weighted_mean(model._workers, zeros, there, examples)
+        shares = iter(weighted)
+        of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
     # The rate of this step: applying the gradients moves the schedule on.
     rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float64)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
         optimizer.iterations.assign_add(1)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, gradients
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, of_ids, of_rows
 
 
 def _forward(model: Any) -> Any:

@@ -130,6 +130,46 @@ def test_gradients_that_are_summed_already(servers):
 
 
 @pytest.mark.parametrize("servers", [1, 3])
+def test_gradients_of_rows_and_of_ids_by_example(servers):
+    client = Client.in_process(servers=servers)
+    tables = [client.create_table(TableSpec(n, 2, optimizer=SGD, initializer=ZEROS)) for n in "ab"]
+    ids = np.array([4, 9, 4])
+    pulled = client.pull([ids], [(table, 0) for table in tables])
+    (group,) = pulled.groups
+    of_ids = np.arange(12, dtype=np.float32).reshape(6, 2)
+    of_rows = 100 * (1 + np.arange(8, dtype=np.float32).reshape(4, 2))
+    by_example = of_ids.reshape(2, 3, 2).transpose(1, 0, 2)
+    wanted = of_rows.copy()
+    np.add.at(wanted, group.inverse, of_ids)
+    client.push(pulled, [by_example], 1.0, of_rows=[of_rows])
+    for table, inverse in zip(tables, np.split(group.inverse, 2), strict=True):
+        assert np.array_equal(client.pull_rows(table, ids), -wanted[inverse])
+    client.push(pulled, [None], 1.0, of_rows=[-wanted])
+    assert not any(client.pull_rows(table, ids).any() for table in tables)
+    with pytest.raises(SpecError, match=r"of 3 lookups; the group has 2"):
+        client.push(pulled, [of_ids.reshape(2, 3, 2)], 1.0)
+    with pytest.raises(SpecError, match="group 0 has no gradients"):
+        client.push(pulled, [None], 1.0)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_pairs_of_lookup_and_row(servers):
+    client = Client.in_process(servers=servers)
+    table = client.create_table(TableSpec("t", 2))
+    ids = [np.array([7, 5, 7, 6]), np.array([5, 5, 9, 7])]
+    (group,) = client.pull(ids, [(table, 0), (table, 1)]).groups
+    pairs = client.pairs(group)
+    assert pairs.sizes.tolist() == [3, 3]
+    assert pairs.of_ids.reshape(4, 2).tolist() == [[0, 3], [1, 3], [0, 4], [2, 5]]
+    assert np.array_equal(pairs.rows[pairs.of_ids.reshape(4, 2).T.ravel()], group.inverse)
+    assert pairs.pairs.tolist() == [0, 0, 1, 2, 3, 3, 4, 5]
+    assert pairs.examples.tolist() == [0, 2, 1, 3, 0, 1, 2, 3]
+    (uneven,) = client.pull([ids[0], ids[1][:2]], [(table, 0), (table, 1)]).groups
+    with pytest.raises(SpecError, match="different numbers of ids"):
+        client.pairs(uneven)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
 def test_a_gradient_that_is_not_finite_changes_no_table_of_the_push(servers):
     client = Client.in_process(servers=servers)
     tables = [client.create_table(TableSpec(n, dim, optimizer=SGD)) for n, dim in (("a", 1), ("b", 2))]

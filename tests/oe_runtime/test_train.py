@@ -145,12 +145,12 @@ def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: st
 
     import oe_runtime.keras as embed
     from oe_runtime import Client
-    from oe_runtime.training.trainee import _served_embedding
+    from oe_runtime.training.trainee import _SERVED_ROWS, _served_embedding
 
     tables = []
     for layer in (None, _served_embedding):
-        plain = models.build(name, [30, 64, 500] + [10] * 23, 4, hidden=(8,), seed=3, embedding=layer)
-        model = embed.distributed_model(plain, Client.in_process())
+        plain = models.build(name, [1, 64, 500] + [1] * 23, 4, hidden=(8,), seed=3, embedding=layer)
+        model = embed.distributed_model(plain, Client.in_process(), sparse_as_dense_size=_SERVED_ROWS)
         model.compile(keras.optimizers.Adagrad(0.05), "binary_crossentropy")
         tables.append((model.tables, [(v.path, np.asarray(v).tolist()) for v in model.weights]))
     assert tables[0] == tables[1]

@@ -84,22 +84,59 @@ void CheckDtype(const Client& client, const PulledBatch& pulled, size_t g, const
                   tables + ")");
 }
 
-void Push(Client& client, PulledBatch& pulled, const std::vector<py::array>& gradients,
-          const std::vector<double>& learning_rates, bool summed) {
+// Views of arrays of which some may be None; `kept` has those that are not contiguous in a copy.
+std::vector<GradientView> ViewsOf(const Client& client, const PulledBatch& pulled,
+                                  const std::vector<py::object>& gradients, std::vector<py::array>* kept) {
   std::vector<GradientView> views;
-  std::vector<py::array> arrays;
   for (size_t g = 0; g < gradients.size(); ++g) {
-    CheckDtype(client, pulled, g, gradients[g]);
-    arrays.push_back(py::array::ensure(gradients[g], py::array::c_style));
-    if (gradients[g].ndim() != 2) {
-      throw SpecError("gradients of group " + std::to_string(g) + " have " +
-                      std::to_string(gradients[g].ndim()) + " dimensions; expected two");
+    views.emplace_back();
+    if (gradients[g].is_none()) continue;
+    const auto array = gradients[g].cast<py::array>();
+    CheckDtype(client, pulled, g, array);
+    const bool by_example = array.ndim() == 3;
+    if (array.ndim() != 2 && !by_example) {
+      throw SpecError("gradients of group " + std::to_string(g) + " have " + std::to_string(array.ndim()) +
+                      " dimensions; expected two, or three (examples, lookups, dim)");
     }
-    views.push_back({arrays[g].data(), static_cast<size_t>(gradients[g].shape(0)),
-                     static_cast<size_t>(gradients[g].shape(1))});
+    const bool known = g < pulled.plan.groups.size();
+    if (by_example && known && static_cast<size_t>(array.shape(1)) != pulled.plan.groups[g].lookups.size()) {
+      throw SpecError("gradients of group " + std::to_string(g) + " are of " +
+                      std::to_string(array.shape(1)) + " lookups; the group has " +
+                      std::to_string(pulled.plan.groups[g].lookups.size()));
+    }
+    kept->push_back(py::array::ensure(array, py::array::c_style));
+    const auto dim = static_cast<size_t>(array.shape(array.ndim() - 1));
+    const auto examples = static_cast<size_t>(array.shape(0));
+    views[g] = {kept->back().data(), by_example ? examples * static_cast<size_t>(array.shape(1)) : examples,
+                dim, by_example};
   }
+  return views;
+}
+
+void Push(Client& client, PulledBatch& pulled, const std::vector<py::object>& of_ids,
+          const std::vector<py::object>& of_rows, const std::vector<double>& learning_rates) {
+  std::vector<py::array> kept;
+  const std::vector<GradientView> ids = ViewsOf(client, pulled, of_ids, &kept);
+  const std::vector<GradientView> rows = ViewsOf(client, pulled, of_rows, &kept);
   const py::gil_scoped_release release;
-  client.Push(pulled, views, learning_rates, summed);
+  client.Push(pulled, ids, learning_rates, rows);
+}
+
+py::array_t<int32_t> ArrayOf(std::vector<int32_t>&& numbers) {
+  auto* owner = new std::vector<int32_t>(std::move(numbers));
+  const py::capsule capsule(owner, [](void* pointer) { delete static_cast<std::vector<int32_t>*>(pointer); });
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(owner->size()), owner->data(), capsule);
+}
+
+py::tuple PairsOf(Client& client, const GroupView& group) {
+  Pairs pairs;
+  {
+    const py::gil_scoped_release release;
+    pairs = client.PairsOf(group.group());
+  }
+  return py::make_tuple(ArrayOf(std::move(pairs.rows)), ArrayOf(std::move(pairs.sizes)),
+                        ArrayOf(std::move(pairs.of_ids)), ArrayOf(std::move(pairs.examples)),
+                        ArrayOf(std::move(pairs.pairs)));
 }
 
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
@@ -204,8 +241,8 @@ void BindClient(py::module_& module) {
       .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))
       .def("refresh", &Client::Refresh, Release(), py::arg("pulled"), py::arg("staleness"))
       .def("follow", &Client::Follow, Release(), py::arg("pulled"), py::arg("before"))
-      .def("push", &Push, py::arg("pulled"), py::arg("gradients"), py::arg("learning_rates"),
-           py::arg("summed"))
+      .def("pairs", &PairsOf, py::arg("group"))
+      .def("push", &Push, py::arg("pulled"), py::arg("of_ids"), py::arg("of_rows"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))
       .def("save",

@@ -24,15 +24,18 @@ struct SumWork {
 };
 
 template <typename T>
-void SumTable(const PlannedGroup& group, size_t table, const void* of_ids, std::byte* of_rows,
+void SumTable(const PlannedGroup& group, size_t table, const GradientView& of_ids, std::byte* of_rows,
               uint8_t* seen) {
-  const auto* gradients = static_cast<const T*>(of_ids);
+  const auto* gradients = static_cast<const T*>(of_ids.data);
   auto* sums = reinterpret_cast<T*>(of_rows);
   const size_t dim = group.dim;
-  for (const PlannedLookup& lookup : group.lookups) {
+  const size_t lookups = group.lookups.size();
+  for (size_t l = 0; l < lookups; ++l) {
+    const PlannedLookup& lookup = group.lookups[l];
     if (lookup.table != table) continue;
-    SumByRow(gradients + lookup.offset * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums,
-             seen);
+    const size_t first = of_ids.by_example ? l : lookup.offset;
+    SumByRow(gradients + first * dim, group.inverse.data() + lookup.offset, lookup.size, dim, sums, seen,
+             of_ids.by_example ? lookups : 1);
   }
 }
 
@@ -229,28 +232,16 @@ void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> befor
   batch->before = std::move(before);
 }
 
-void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& gradients,
-                  const std::vector<double>& learning_rates, bool summed) {
+void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
+                  const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows) {
   const BatchPlan& plan = pulled.plan;
   if (pulled.client != this) throw SpecError("this batch was pulled by another client");
-  if (gradients.size() != plan.groups.size()) {
-    throw SpecError(std::to_string(gradients.size()) + " gradients for " +
-                    std::to_string(plan.groups.size()) + " groups");
-  }
+  CheckShapes(plan, of_ids, of_rows);
   std::vector<double> rates = learning_rates;
   if (rates.size() == 1) rates.resize(plan.groups.size(), rates[0]);
   if (rates.size() != plan.groups.size()) {
     throw SpecError(std::to_string(rates.size()) + " learning rates for " +
                     std::to_string(plan.groups.size()) + " groups");
-  }
-  for (size_t g = 0; g < gradients.size(); ++g) {
-    const PlannedGroup& group = plan.groups[g];
-    const size_t expected = summed ? group.rows : group.inverse.size();
-    if (gradients[g].rows != expected || gradients[g].dim != group.dim) {
-      throw SpecError("gradients of group " + std::to_string(g) + " have shape (" +
-                      std::to_string(gradients[g].rows) + ", " + std::to_string(gradients[g].dim) +
-                      "); expected (" + std::to_string(expected) + ", " + std::to_string(group.dim) + ")");
-    }
   }
   std::vector<Buffer> sums;
   std::vector<std::byte*> places;
@@ -260,8 +251,9 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& gradient
     const size_t bytes = plan.groups[g].rows * plan.groups[g].row_bytes();
     sums.emplace_back(bytes);
     places.push_back(sums.back().as<std::byte>());
-    if (summed && bytes > 0) std::memcpy(places[g], gradients[g].data, bytes);
-    if (!summed) seen[g].resize(plan.groups[g].rows);
+    const bool begun = !of_rows.empty() && of_rows[g].given();
+    if (begun && bytes > 0) std::memcpy(places[g], of_rows[g].data, bytes);
+    seen[g].resize(plan.groups[g].rows, begun ? 1 : 0);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
   std::vector<TableSpec> tables;
@@ -274,7 +266,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& gradient
     const PlannedGroup& group = plan.groups[g];
     const PlannedTable& planned = group.tables[work[i].table];
     const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
-    if (!summed) sum(group, work[i].table, gradients[g].data, places[g], seen[g].data());
+    if (of_ids[g].given()) sum(group, work[i].table, of_ids[g], places[g], seen[g].data());
     if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "oe_runtime/core/client/backend.h"
+#include "oe_runtime/core/client/gradients.h"
+#include "oe_runtime/core/client/pairs.h"
 #include "oe_runtime/core/client/plan.h"
 #include "oe_runtime/core/wire/buffer.h"
 
@@ -35,12 +37,6 @@ struct PulledBatch {
   // Set by Follow: the batch that will be pushed before this one is used, and the rows that both have.
   std::shared_ptr<const PulledBatch> before;
   Overlap shared;
-};
-
-struct GradientView {
-  const void* data = nullptr;  // rows x dim floats, or doubles for a group of float64 tables
-  size_t rows = 0;
-  size_t dim = 0;
 };
 
 // Thread-safe: requests of several threads go out one after the other.
@@ -69,12 +65,14 @@ class Client {
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
   void Refresh(PulledBatch* batch, uint64_t staleness = 0);
   void Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before);
-  // gradients: one per group, a row for each of the group's ids, or (`summed`) for each of its rows.
+  Pairs PairsOf(const PlannedGroup& group) { return FindPairs(group, &pool_); }
+  // A row's gradient is that of `of_rows` and of all its ids in the order of their positions; a view may be
+  // missing where there is the other.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
   // otherwise it throws, and some may have; none has after GradientError. With several workers, synchronous:
   // every server has its part, and applies it once it has the other workers' (server/workers.h).
-  void Push(PulledBatch& pulled, const std::vector<GradientView>& gradients,
-            const std::vector<double>& learning_rates, bool summed = false);
+  void Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
+            const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows = {});
   // The rows of the keys as they come, duplicates included, into out[n * dim], doubles of a float64 table.
   void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
 

@@ -12,12 +12,13 @@ constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its n
 
 // kDim is 0 where the compiler shall not know it.
 template <size_t kDim, typename T>
-void SumFixed(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* sums, uint8_t* seen) {
+void SumFixed(const T* gradients, const int32_t* rows, size_t n, size_t dim, size_t step, T* sums,
+              uint8_t* seen) {
   const size_t size = kDim == 0 ? dim : kDim;
   for (size_t i = 0; i < n; ++i) {
     const auto row = static_cast<size_t>(rows[i]);
     T* __restrict to = sums + row * size;
-    const T* __restrict from = gradients + i * size;
+    const T* __restrict from = gradients + i * step * size;
     if (seen[row] != 0) {
       for (size_t d = 0; d < size; ++d) to[d] += from[d];
     } else {
@@ -28,22 +29,22 @@ void SumFixed(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* 
 }
 
 template <typename T>
-void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, T* sums, uint8_t* seen) {
+void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, size_t step, T* sums, uint8_t* seen) {
   switch (dim) {
     case 1:
-      return SumFixed<1>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<1>(gradients, rows, n, dim, step, sums, seen);
     case 8:
-      return SumFixed<8>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<8>(gradients, rows, n, dim, step, sums, seen);
     case 9:
-      return SumFixed<9>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<9>(gradients, rows, n, dim, step, sums, seen);
     case 16:
-      return SumFixed<16>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<16>(gradients, rows, n, dim, step, sums, seen);
     case 32:
-      return SumFixed<32>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<32>(gradients, rows, n, dim, step, sums, seen);
     case 64:
-      return SumFixed<64>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<64>(gradients, rows, n, dim, step, sums, seen);
     default:
-      return SumFixed<0>(gradients, rows, n, dim, sums, seen);
+      return SumFixed<0>(gradients, rows, n, dim, step, sums, seen);
   }
 }
 
@@ -117,13 +118,14 @@ void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, st
   }
 }
 
-void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen) {
-  Sum(gradients, rows, n, dim, sums, seen);
+void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen,
+              size_t step) {
+  Sum(gradients, rows, n, dim, step, sums, seen);
 }
 
-void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums,
-              uint8_t* seen) {
-  Sum(gradients, rows, n, dim, sums, seen);
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums, uint8_t* seen,
+              size_t step) {
+  Sum(gradients, rows, n, dim, step, sums, seen);
 }
 
 }  // namespace oe

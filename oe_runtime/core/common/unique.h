@@ -22,9 +22,11 @@ void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, st
 
 // sums[rows[i] * dim ...] += gradients[i * dim ...], in the order of the positions, so that the same batch
 // gives the same bits on every run and for every number of servers and threads. A row that is not in `seen`,
-// one byte a row, is set and not read, and is in it afterwards.
-void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen);
-void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums,
-              uint8_t* seen);
+// one byte a row, is set and not read, and is in it afterwards. With `step`, the gradients of successive
+// positions lie so many gradients apart.
+void SumByRow(const float* gradients, const int32_t* rows, size_t n, size_t dim, float* sums, uint8_t* seen,
+              size_t step = 1);
+void SumByRow(const double* gradients, const int32_t* rows, size_t n, size_t dim, double* sums, uint8_t* seen,
+              size_t step = 1);
 
 }  // namespace oe
