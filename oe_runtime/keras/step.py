@@ -316,7 +316,9 @@ def _even(sizes: Sequence[int]) -> bool:
 
 def _together(rows: Any, inverse: Any, lookups: int) -> Any:
     """(examples, lookups, dim) of as many ids each."""
-    whole = tf.gather(rows, tf.transpose(tf.reshape(inverse, [lookups, -1])))
+    # Not tf.transpose: of int32, oneDNN complains about it on stderr where there is no AVX-512.
+    by_example = tf.stack(tf.split(inverse, lookups), axis=1)
+    whole = tf.gather(rows, by_example)
     whole.set_shape((None, lookups, rows.shape[1]))
     return whole
 

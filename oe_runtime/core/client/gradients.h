@@ -1,5 +1,5 @@
-// What a batch's training gives for the rows of its groups.
-#pragma once
+#ifndef OE_CORE_CLIENT_GRADIENTS_H_
+#define OE_CORE_CLIENT_GRADIENTS_H_
 
 #include <cstddef>
 #include <vector>
@@ -7,6 +7,8 @@
 #include "oe_runtime/core/client/plan.h"
 
 namespace oe {
+
+// What a batch's training gives for the rows of its groups.
 
 struct GradientView {
   const void* data = nullptr;  // rows x dim floats, or doubles for a group of float64 tables
@@ -24,3 +26,5 @@ void CheckShapes(const BatchPlan& plan, const std::vector<GradientView>& of_ids,
                  const std::vector<GradientView>& of_rows);
 
 }  // namespace oe
+
+#endif  // OE_CORE_CLIENT_GRADIENTS_H_

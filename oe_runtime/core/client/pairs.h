@@ -1,6 +1,5 @@
-// The distinct (lookup, row) pairs of a group: what a function of an embedding that differs from lookup to
-// lookup, such as its part of a dense layer, has to be computed for.
-#pragma once
+#ifndef OE_CORE_CLIENT_PAIRS_H_
+#define OE_CORE_CLIENT_PAIRS_H_
 
 #include <cstdint>
 #include <vector>
@@ -9,6 +8,9 @@
 #include "oe_runtime/core/server/thread_pool.h"
 
 namespace oe {
+
+// The distinct (lookup, row) pairs of a group: what a function of an embedding that differs from lookup to
+// lookup, such as its part of a dense layer, has to be computed for.
 
 // Of a group whose lookups all have as many ids, one for each example. Pairs are ordered by lookup, then by
 // first occurrence.
@@ -25,3 +27,5 @@ struct Pairs {
 Pairs FindPairs(const PlannedGroup& group, ThreadPool* pool);
 
 }  // namespace oe
+
+#endif  // OE_CORE_CLIENT_PAIRS_H_

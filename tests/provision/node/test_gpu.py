@@ -12,7 +12,7 @@ from provision.node import cuda, gpu, gpucheck, packages, roles
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
 
-SAMPLES = json.loads(Path(__file__).parent.joinpath("samples", "gpu.json").read_text())
+SAMPLES = json.loads(Path(__file__).parent.joinpath("gpu_samples.json").read_text())
 T4 = SAMPLES["T4"]
 DEVICE = "0000:00:07.0"
 
