@@ -1,13 +1,20 @@
-"""How a run of the tests ends."""
+"""How a run of the tests begins and ends."""
 
 import gc
 import os
+import signal
 import sys
 import threading
 
 import pytest
 
 _LEFT = pytest.StashKey[list[threading.Thread]]()
+
+
+def pytest_configure() -> None:
+    """Started in the background of a shell, the tests and all that they start would ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
