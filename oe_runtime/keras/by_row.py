@@ -89,7 +89,7 @@ class Products:
         self.used: set[int] = set()
 
     def product(self, answers: feed.Answers, inputs: Any, kernel: Any) -> Any:
-        """inputs @ kernel, or None where it is not the sum over one whole group or more."""
+        """inputs @ kernel, or None where its lookups are not those of one whole group or more, each once."""
         if not isinstance(inputs, tf.Tensor) or tf.executing_eagerly() or inputs.shape.rank != 2:
             return None
         parts = _parts(inputs, answers)
@@ -102,7 +102,7 @@ class Products:
             if all(lookup in found for lookup in paired.lookups) and paired.group.rows.dtype == inputs.dtype
         }
         summed = {lookup for paired in groups.values() for lookup in paired.lookups}
-        if not summed or len(found) < sum(isinstance(part, int) for part in parts):
+        if not summed or summed != set(found) or len(found) < sum(isinstance(part, int) for part in parts):
             return None
         kernel = tf.convert_to_tensor(kernel)
         if kernel.dtype != inputs.dtype:

@@ -92,3 +92,22 @@ def test_layers_that_see_something_else_are_as_they_were():
     x = np.arange(20).reshape(10, 2)
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
     assert [program._paired for program in model._steps._programs.values()] == [set()]
+
+
+@pytest.mark.parametrize("dims", [(32, 32, 64), (32, 32, 8)], ids=["a part of a group", "a small dim"])
+def test_a_layer_that_sees_other_lookups_too_is_as_it_was(dims):
+    """Beside a whole group of two fields of 32: one of the two fields of another dim."""
+    ids = [keras.Input((1,), dtype="int64", name=name) for name in "abcd"]
+    tables = [
+        keras.layers.Embedding(ROWS, dim, "uniform", name=f"table_{name}")
+        for name, dim in zip("abcd", (*dims, dims[-1]), strict=True)
+    ]
+    flat = [keras.layers.Flatten()(t(i)) for t, i in zip(tables, ids, strict=True)]
+    hidden = keras.layers.Dense(64)(keras.layers.Concatenate()(flat[:3]))
+    stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([hidden, flat[3]])))
+    model = embed.distributed_model(stock, Client.in_process())
+    model.compile("sgd", "binary_crossentropy")
+    for name, table in model._tables().items():
+        stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
+    x = [np.arange(20)[:, None] % n for n in (3, 5, 7, 9)]
+    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
