@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
     """The page. ``hosts`` as ``hostview`` describes them; ``runs``: of how many jobs curves are shown."""
     there = jobs.all_jobs(state_dir)[-_MOST_JOBS:]
     listed = [_job(job) for job in reversed(there)]
-    shown = [page for job in reversed(there) if (page := run_page(job))][:runs] if runs else []
+    shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
     environment = Environment(
         loader=PackageLoader("provision", "templates"),
         autoescape=True,
