@@ -63,7 +63,8 @@ for p in $enough; do
   [ "$(cat "$venv/.setup-$p" 2>/dev/null)" != "$digest" ] || exit 0
 done
 echo "setup: building and installing into $venv (profile $profile)"
-"$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12'
+# setuptools and wheel: what builds those dependencies that PyPI has as sources only.
+"$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12' setuptools wheel
 "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
 case $extras in
   # Its dependency, tensorflow, would put the same files a second time over those of tensorflow-cpu.
