@@ -67,8 +67,8 @@ struct RemoteOptions {
   WorkerSpec worker;             // which of the job's workers this is
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
   bool read_only = false;        // the servers refuse whatever would change something
-  // Whether rows and gradients lie in memory that servers of this host see too, where that can be had; not with
-  // TlsMode::kOn, which wants everything encrypted.
+  // Whether rows and gradients lie in memory that servers of this host see too, where that can be had; not
+  // with TlsMode::kOn, which wants everything encrypted.
   bool share_memory = true;
   double timeout = 60;  // seconds that a server may take to answer, besides waiting for other workers
   // Whether checkpoints travel over the connections, between directories that only one side each can see.

@@ -205,7 +205,8 @@ void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
   }
   std::vector<Buffer> rows;
   rows.reserve(shared.plan.groups.size());
-  for (const PlannedGroup& group : shared.plan.groups) rows.push_back(backend_->NewBuffer(group.rows * group.row_bytes()));
+  for (const PlannedGroup& group : shared.plan.groups)
+    rows.push_back(backend_->NewBuffer(group.rows * group.row_bytes()));
   PullInto(shared.plan, &rows);
   for (size_t g = 0; g < rows.size(); ++g) {
     const size_t bytes = shared.plan.groups[g].row_bytes();

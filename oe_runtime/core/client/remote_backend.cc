@@ -84,7 +84,8 @@ class RemoteBackend : public Backend {
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
     if (options.read_only && worker_.of > 1) throw SpecError("a worker cannot be read-only");
     SayHello(options);
-    const bool local = std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->nonce; });
+    const bool local =
+        std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->nonce; });
     if (local && options.share_memory && options.tls != TlsMode::kOn) arena_ = SharedArena::Create();
   }
 
@@ -421,8 +422,8 @@ class RemoteBackend : public Backend {
   asio::io_context io_{1};
   Exchanger exchanger_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::shared_ptr<SharedArena> arena_;  // where rows and gradients lie; nullptr if no server can see it
-  size_t shared_ = 0;                   // how much of it the servers were told of
+  std::shared_ptr<SharedArena> arena_;       // where rows and gradients lie; nullptr if no server can see it
+  size_t shared_ = 0;                        // how much of it the servers were told of
   std::map<std::string, TableSpec> tables_;  // that this client created, by name
   std::optional<ServerLost> lost_;           // what every later request gets too
   bool closed_ = false;

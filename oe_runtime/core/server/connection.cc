@@ -43,7 +43,8 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false, nullptr, 0},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false, nullptr,
+               0},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);

@@ -28,7 +28,11 @@ namespace oe {
 // What the connections of one server share.
 struct ConnectionContext {
   ConnectionContext(const ServerLimits& of_server, unsigned serving)
-      : limits(of_server), request_bytes(limits.bytes), reply_bytes(limits.bytes), shared_bytes(limits.bytes), slots(serving) {}
+      : limits(of_server),
+        request_bytes(limits.bytes),
+        reply_bytes(limits.bytes),
+        shared_bytes(limits.bytes),
+        slots(serving) {}
 
   const ServerLimits limits;
   Jobs* jobs = nullptr;
@@ -117,7 +121,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Session session_;
   std::optional<Nonce> nonce_;  // that was offered
   std::unique_ptr<SharedMapping> shared_;
-  std::vector<Budget::Share> shared_shares_;  // of it, as it grew
+  std::vector<Budget::Share> shared_shares_;     // of it, as it grew
   std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
   bool parked_ = false;
   bool may_have_files_ = false;  // in the scratch directory

@@ -28,8 +28,8 @@ void CheckMay(const Session& session, Op op);
 // Workers::Ready for what the request is; true for clients that are no workers. Throws as Serve does.
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
 
-// How many bytes the reply to a pull will have, without what goes to shared memory; 0 for other requests, of which most have short ones. Throws
-// as Serve does.
+// How many bytes the reply to a pull will have, without what goes to shared memory; 0 for other requests, of
+// which most have short ones. Throws as Serve does.
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 
 // Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be

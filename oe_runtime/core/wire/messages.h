@@ -11,8 +11,8 @@
 
 namespace oe {
 
-// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, and with a server
-// that would share memory {nonce} (wire/shared_memory.h).
+// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, and with a
+// server that would share memory {nonce} (wire/shared_memory.h).
 struct Hello {
   uint16_t version = 0;
   std::string token;

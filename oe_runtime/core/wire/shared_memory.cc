@@ -134,7 +134,8 @@ void SharedArena::Give(uint8_t* block, size_t bytes) noexcept {
   if (::getpid() != process_) return;
   const auto begin = static_cast<size_t>(block - data_);
   const size_t end = begin + RoundUp(std::max<size_t>(bytes, 1), kPage);
-  auto next = std::find_if(free_.begin(), free_.end(), [&](const Range& range) { return range.begin >= end; });
+  auto next =
+      std::find_if(free_.begin(), free_.end(), [&](const Range& range) { return range.begin >= end; });
   const bool joins_next = next != free_.end() && next->begin == end;
   const bool joins_last = next != free_.begin() && (next - 1)->end == begin;
   if (joins_last && joins_next) {
@@ -178,8 +179,7 @@ ShareRequest SharedArena::Show(size_t connection, const Nonce& nonce) {
 std::unique_ptr<SharedMapping> SharedMapping::Open(const ShareRequest& request, const Nonce& nonce) {
   if (request.size < kNonceBytes || request.size > SharedArena::kMost) return nullptr;
   if (request.nonce_at > kNonceBytes - sizeof(Nonce)) return nullptr;
-  const std::string path =
-      "/proc/" + std::to_string(request.process) + "/fd/" + std::to_string(request.file);
+  const std::string path = "/proc/" + std::to_string(request.process) + "/fd/" + std::to_string(request.file);
   // Nothing but such memory is opened: to open a device can do things.
   std::array<char, sizeof kLink> link{};
   const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());

@@ -35,7 +35,7 @@ Buffer SampleBatch() {
   const std::vector<uint64_t> first = {1, 2, std::numeric_limits<uint64_t>::max()};
   const std::vector<uint64_t> second = {7};
   Buffer head;
-  EncodeBatch({{0, 0, 0.5}, {4, 0, 0.25}, {2, 1, 1.0}}, {{first.data(), 3}, {second.data(), 1}}, &head);
+  EncodeBatch({{0, 0, 0.5}, {4, 0, 0.25, 4096}, {2, 1, 1.0}}, {{first.data(), 3}, {second.data(), 1}}, &head);
   return head;
 }
 
@@ -171,6 +171,8 @@ TEST(BatchTest, RoundTrip) {
   EXPECT_EQ(view.entries[1].table, 4U);
   EXPECT_EQ(view.entries[1].block, 0U);
   EXPECT_EQ(view.entries[1].learning_rate, 0.25);
+  EXPECT_EQ(view.entries[1].place, 4096U);
+  EXPECT_EQ(view.entries[2].place, BatchEntry::kInline);
   ASSERT_EQ(view.blocks.size(), 2U);
   EXPECT_EQ(view.blocks[0].size, 3U);
   EXPECT_EQ(view.blocks[0].keys[2], std::numeric_limits<uint64_t>::max());
@@ -199,7 +201,7 @@ TEST(BatchTest, CountsThatWouldOverflowAreRefused) {
   EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError);
   for (const uint64_t size : {uint64_t{5}, uint64_t{1} << 61, ~uint64_t{0}}) {
     head = SampleBatch();
-    set(8 + 3 * 16, size, 8);  // keys of the first block; times 8 it may wrap around
+    set(8 + 3 * 24, size, 8);  // keys of the first block; times 8 it may wrap around
     EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError) << size;
   }
 }
