@@ -81,7 +81,7 @@ TEST(FrameTest, HeaderRoundTrip) {
 
 TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
   const HeaderBytes bytes = EncodeHeader({Op::kPull, 0x0102, 0x0304});
-  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 4, 0, 3, 0, 2, 1, 0, 0,
+  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 5, 0, 3, 0, 2, 1, 0, 0,
                               0,   0,   0,   0,    4, 3, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(bytes, wanted);
 }
@@ -96,7 +96,7 @@ TEST(FrameTest, AnotherVersionIsNamed) {
   HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
   bytes[4] = 9;
   EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
-            "the peer speaks protocol version 9, this side 4; install the same oe_runtime on both hosts");
+            "the peer speaks protocol version 9, this side 5; install the same oe_runtime on both hosts");
 }
 
 TEST(FrameTest, UnknownOperation) {
