@@ -4,7 +4,8 @@
 
 A batch is 4096 examples of 26 fields with skewed ids (each field has its own range of keys in one hash
 table, as many as Criteo's). Keys count ids, duplicates included, because that is what a trainer has. Servers
-are real processes on this machine and share its cores with the client.
+are real processes on this machine and share its cores with the client. With --tls off, rows and gradients
+lie in memory that both see, and in a second run they are sent.
 """
 
 from __future__ import annotations
@@ -120,10 +121,15 @@ def main() -> None:
     with oe.Client.in_process() as client:
         add("in process", client)
     for servers in options.servers:
+        what = f"loopback, {servers} server{'s' if servers > 1 else ''}"
         for tls in options.tls:
-            with running(servers, tls) as endpoints, oe.Client(endpoints, token=TOKEN, tls=tls) as client:
-                what = f"loopback, {servers} server{'s' if servers > 1 else ''}"
-                add(what + (", TLS" if tls == "on" else ""), client)
+            for share in (True, False) if tls == "off" else (False,):
+                by = "TLS" if tls == "on" else "shared memory" if share else "sockets"
+                with (
+                    running(servers, tls) as endpoints,
+                    oe.Client(endpoints, token=TOKEN, tls=tls, share_memory=share) as client,
+                ):
+                    add(f"{what}, {by}", client)
     Console().print(table)
 
 

@@ -42,6 +42,7 @@ class Client:
         job: str,
         worker: str,
         read_only: bool,
+        share_memory: bool,
     ) -> Client: ...
     @property
     def servers(self) -> int: ...

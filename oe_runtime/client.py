@@ -56,6 +56,7 @@ class Client:
         job: str = "",
         worker: Worker | None = None,
         read_only: bool = False,
+        share_memory: bool = True,
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -70,7 +71,9 @@ class Client:
         and checkpoints of its own. ``worker`` says which one of several that train the job this is; each has
         its own rank and its own part of every batch. With ``read_only`` the servers refuse, with SpecError,
         whatever would change something: ``create_table`` opens those that exist, and only pulls, lists and
-        figures are answered. Raises ``ServerLost``, ``AuthError``,
+        figures are answered. Rows and gradients lie in memory that servers on this host see too, instead of
+        crossing a connection, where both run as the same user, outside containers of their own and without
+        ``tls="on"``; ``share_memory=False`` sends them all the same. Raises ``ServerLost``, ``AuthError``,
         ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
         expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
         needs one.
@@ -92,6 +95,7 @@ class Client:
             job,
             worker.to_json() if worker else "",
             read_only,
+            share_memory,
         )
         self._core = self._connect()
         self._tables = 0

@@ -78,6 +78,12 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
     page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
     page.one(
+        "oe_sharing_connections",
+        "gauge",
+        "Connections whose rows and gradients lie in memory that both sides see.",
+        connections["sharing_memory"],
+    )
+    page.one(
         "oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"]
     )
     page.add(

@@ -27,7 +27,9 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         written to the pool)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
-    connections         open, accepted, encrypted, refused.REASON (core/server/refusals.h lists the reasons)
+    connections         open, accepted, encrypted, sharing_memory (so many clients on this host have rows and
+                        gradients in memory that the server sees too) and shared_bytes of them,
+                        refused.REASON (core/server/refusals.h lists the reasons)
     queue               requests that wait to be served, bytes of requests and replies under way, and how
                         many are waiting_for_memory
     workers[]           of each job that several workers train: job, of (so many), mode, connected, lost,

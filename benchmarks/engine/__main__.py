@@ -127,6 +127,7 @@ class Report:
                 if not other.startswith("ours"):
                     for ours in ("ours", "ours, array"):
                         self.compare(runs, ours, other)
+            self.compare(runs, "ours", "ours, TCP")
             self.compare(runs, "ours", "ours, TLS")
 
     def compare_maps(self, line: dict[str, Any]) -> None:
@@ -251,6 +252,7 @@ def _steps(keep: Keep, options: argparse.Namespace) -> None:
                 partial(contenders.ours, setup, "loopback"),
                 partial(contenders.openembedding, setup),
                 partial(contenders.sockets, setup),
+                partial(contenders.ours, setup, "loopback", share=False),
                 partial(contenders.ours, setup, "loopback", tls="on"),
             ]
             if options.only != "in-process":

@@ -111,10 +111,11 @@ def _family(pid: int) -> list[int]:
     return family
 
 
-def ours(setup: Setup, where: str, index: str = "hash", tls: str = "off") -> Contender:
-    """This engine."""
-    asked = {"where": where, "tls": tls, "index": index, **vars(setup)}
+def ours(setup: Setup, where: str, index: str = "hash", tls: str = "off", share: bool = True) -> Contender:
+    """This engine; ``share``: with memory that client and server share."""
+    asked = {"where": where, "tls": tls, "share": share, "index": index, **vars(setup)}
     name = "ours" + (", array" if index == "array" else "") + (", TLS" if tls == "on" else "")
+    name += "" if share else ", TCP"
     return Contender(name, (sys.executable, str(HERE / "ours.py"), dumps(asked)))
 
 

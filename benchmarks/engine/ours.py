@@ -1,6 +1,6 @@
 """This engine, driven by lines on standard input (contenders.py): in process, or over loopback to a server.
 
-python ours.py '{"where": "loopback", "tls": "off", "index": "hash", "dim": 9, "rows": 1000,
+python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "hash", "dim": 9, "rows": 1000,
                  "optimizer": "adagrad"}'
 """
 
@@ -23,7 +23,7 @@ TOKEN = "a token for the servers of a benchmark"  # noqa: S105
 
 
 @contextmanager
-def _client(where: str, tls: str) -> Iterator[oe.Client]:
+def _client(where: str, tls: str, share: bool) -> Iterator[oe.Client]:
     if where == "in process":
         with oe.Client.in_process() as client:
             yield client
@@ -41,7 +41,7 @@ def _client(where: str, tls: str) -> Iterator[oe.Client]:
                     sys.exit("the server ended before it listened")
                 time.sleep(0.01)
             port = json.loads(Path(folder, "ready").read_text())["port"]
-            with oe.Client([f"127.0.0.1:{port}"], token=TOKEN, tls=tls) as client:
+            with oe.Client([f"127.0.0.1:{port}"], token=TOKEN, tls=tls, share_memory=share) as client:
                 yield client
         finally:
             server.terminate()
@@ -58,7 +58,7 @@ def main() -> None:
         optimizer={"name": asked["optimizer"]},
         **({"index": "array", "input_dim": rows} if asked["index"] == "array" else {}),
     )
-    with _client(asked["where"], asked["tls"]) as client:
+    with _client(asked["where"], asked["tls"], asked["share"]) as client:
         lookups = [(client.create_table(spec), 0)]
         for begin in range(0, rows, 200_000):
             pulled = client.pull([np.arange(begin, min(begin + 200_000, rows))], lookups)

@@ -81,6 +81,7 @@ def test_the_page_tells_what_the_server_did(tmp_path, storage):
         assert plain["oe_pulled_keys_total"] == stats["pulls"]["keys"] > 0
         assert plain["oe_received_bytes_total"] == stats["traffic"]["bytes_in"]
         assert plain["oe_open_connections"] == 1
+        assert plain["oe_sharing_connections"] == stats["connections"]["sharing_memory"]
         assert plain["oe_queued_requests"] == plain["oe_requests_in_flight_bytes"] == 0
         assert samples["oe_refusals_total", frozenset({("reason", "foreign")})] == 1
         assert samples["oe_refusals_total", frozenset({("reason", "token")})] == 0
@@ -118,7 +119,7 @@ def test_names_of_tables_are_escaped():
         "pulls": {"requests": 1, "keys": 2},
         "pushes": {"requests": 1, "keys": 2},
         "traffic": {"requests": 1, "bytes_in": 2, "bytes_out": 3},
-        "connections": {"open": 1, "accepted": 1, "refused": {"token": 2}},
+        "connections": {"open": 1, "sharing_memory": 0, "accepted": 1, "refused": {"token": 2}},
         "queue": {"requests": 0, "bytes": 0, "waiting_for_memory": 0},
         "workers": [],
         "times": {

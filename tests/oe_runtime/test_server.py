@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -212,10 +214,10 @@ def test_a_listener_that_never_says_a_word():
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"OEP\n\x04\x00\x01\x00" + bytes(16),  # version 4
-        b"OEP\n\x04\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
-        b"OEP\n\x04\x00\x01\x00\x05" + bytes(15),  # to request 5
-        b"OEP\n\x04\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
-        b"OEP\n\x04\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
+        b"OEP\n\x05\x00\x03\x00\x01" + bytes(15),  # the reply to a pull
+        b"OEP\n\x05\x00\x01\x00\x05" + bytes(15),  # to request 5
+        b"OEP\n\x05\x00\x01\x00\x01" + bytes(7) + b"\xff" * 8,  # endless
+        b"OEP\n\x05\x00\x01\x00\x01" + bytes(7) + b"\x02" + bytes(7) + b"{]",  # not JSON
     ],
 )
 def test_a_peer_that_talks_nonsense(reply):
@@ -275,6 +277,56 @@ def test_kill_in_the_middle_is_told_at_once(start):
         client.stats()
     assert servers.servers[0].process.poll() is None
     killer.join()
+
+
+def large_pull(client):
+    """A batch that is large enough to lie in shared memory."""
+    table = client.create_table(TableSpec("large", 16))
+    return client.pull([np.arange(20_000)], [(table, 0)])
+
+
+def shared_bytes(client):
+    """Of all clients of the server."""
+    return client.stats()["servers"][0]["connections"]["shared_bytes"]
+
+
+def test_shared_memory_outlives_the_server_that_wrote_it(start):
+    servers = start(1)
+    client = Client(servers.endpoints, timeout=120)
+    pulled = large_pull(client)
+    rows = pulled.groups[0].rows.copy()
+    assert shared_bytes(client) > rows.nbytes
+    servers.servers[0].process.kill()
+    with pytest.raises(ServerLost, match=servers.endpoints[0]):
+        client.push(pulled, [rows], 0.1)
+    assert np.array_equal(pulled.groups[0].rows, rows)
+    client.close()
+    kept = pulled.groups[0].rows
+    del pulled, client
+    assert np.array_equal(kept, rows)
+
+
+def test_the_memory_of_a_killed_client_is_let_go(start):
+    servers = start(1)
+    with Client(servers.endpoints) as client:
+        table = client.create_table(TableSpec("large", 16))
+        code = (
+            "import os, signal, sys, numpy as np, oe_runtime as oe\n"
+            f"client = oe.Client({servers.endpoints})\n"
+            "lookups = [(client.create_table(oe.TableSpec('large', 16)), 0)]\n"
+            "pulled = client.pull([np.arange(20_000)], lookups)\n"
+            "client.push(pulled, [np.ones((20_000, 16), np.float32)], 0.1)\n"
+            "connections = client.stats()['servers'][0]['connections']\n"
+            "assert connections['sharing_memory'] == 1, connections\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        deadline = time.monotonic() + 60
+        while shared_bytes(client) > 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert client.pull_rows(table, np.array([5])).shape == (1, 16)
 
 
 def test_a_stopped_server_is_lost_after_the_timeout(start):

@@ -173,13 +173,14 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
                                 double timeout, unsigned threads, bool wire_checkpoints,
                                 const std::string& tls, const std::string& job, const std::string& worker,
-                                bool read_only) {
+                                bool read_only, bool share_memory) {
   RemoteOptions options;
   options.endpoints = endpoints;
   options.token = token;
   options.job = job;
   if (!worker.empty()) options.worker = WorkerSpecFromJsonText(worker);
   options.read_only = read_only;
+  options.share_memory = share_memory;
   options.tls = ParseTlsMode(tls);
   options.timeout = timeout;
   options.wire_checkpoints = wire_checkpoints;
@@ -229,7 +230,7 @@ void BindClient(py::module_& module) {
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
                   py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"),
-                  py::arg("worker"), py::arg("read_only"))
+                  py::arg("worker"), py::arg("read_only"), py::arg("share_memory"))
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/wire/buffer.h"
 #include "oe_runtime/core/wire/messages.h"
 #include "oe_runtime/core/wire/tls_mode.h"
 #include "oe_runtime/core/wire/worker_spec.h"
@@ -31,6 +32,8 @@ class Backend {
   virtual uint32_t servers() const = 0;
   // The table's id on each server.
   virtual std::vector<uint32_t> CreateTable(const TableSpec& spec) = 0;
+  // Memory for values of batches, which suits the way that they take.
+  virtual Buffer NewBuffer(size_t bytes) { return Buffer(bytes); }
   // One batch per server. Returns when every server has answered.
   virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
@@ -64,6 +67,9 @@ struct RemoteOptions {
   WorkerSpec worker;             // which of the job's workers this is
   TlsMode tls = TlsMode::kAuto;  // auto: encrypted, but for servers on loopback
   bool read_only = false;        // the servers refuse whatever would change something
+  // Whether rows and gradients lie in memory that servers of this host see too, where that can be had; not
+  // with TlsMode::kOn, which wants everything encrypted.
+  bool share_memory = true;
   double timeout = 60;  // seconds that a server may take to answer, besides waiting for other workers
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;

@@ -163,7 +163,7 @@ std::shared_ptr<PulledBatch> Client::Plan(const std::vector<IdsView>& ids,
   pulled->client = this;
   pulled->plan = MakePlan(tables, ids, lookups, servers_, &pool_);
   for (const PlannedGroup& group : pulled->plan.groups) {
-    pulled->rows.emplace_back(group.rows * group.row_bytes());
+    pulled->rows.push_back(backend_->NewBuffer(group.rows * group.row_bytes()));
   }
   return pulled;
 }
@@ -205,7 +205,8 @@ void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
   }
   std::vector<Buffer> rows;
   rows.reserve(shared.plan.groups.size());
-  for (const PlannedGroup& group : shared.plan.groups) rows.emplace_back(group.rows * group.row_bytes());
+  for (const PlannedGroup& group : shared.plan.groups)
+    rows.push_back(backend_->NewBuffer(group.rows * group.row_bytes()));
   PullInto(shared.plan, &rows);
   for (size_t g = 0; g < rows.size(); ++g) {
     const size_t bytes = shared.plan.groups[g].row_bytes();
@@ -249,7 +250,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
   std::vector<SumWork> work;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const size_t bytes = plan.groups[g].rows * plan.groups[g].row_bytes();
-    sums.emplace_back(bytes);
+    sums.push_back(backend_->NewBuffer(bytes));
     places.push_back(sums.back().as<std::byte>());
     const bool begun = !of_rows.empty() && of_rows[g].given();
     if (begun && bytes > 0) std::memcpy(places[g], of_rows[g].data, bytes);
@@ -295,7 +296,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   std::vector<ServerBatch> batches(servers_);
   for (uint32_t s = 0; s < servers_; ++s) {
     const size_t bytes = parts[s].size() * row_bytes;
-    rows.emplace_back(bytes);
+    rows.push_back(backend_->NewBuffer(bytes));
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     batches[s].entries = {{server_ids_[table][s], 0, 0.0}};
     batches[s].blocks = {{parts[s].data(), parts[s].size()}};

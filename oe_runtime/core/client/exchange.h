@@ -6,11 +6,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/stream.h"
 
 namespace oe {
@@ -20,6 +22,9 @@ struct Peer {
   Peer(asio::io_context* io, std::string name) : endpoint(std::move(name)), stream(io) {}
   std::string endpoint;  // "host:port", as the user gave it
   Stream stream;
+  // What this server offered in its reply to the hello, and how much of the client's memory it sees.
+  std::optional<Nonce> nonce;
+  size_t shared = 0;
 };
 
 // What goes to one server and where its reply goes.

@@ -84,6 +84,9 @@ class RemoteBackend : public Backend {
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
     if (options.read_only && worker_.of > 1) throw SpecError("a worker cannot be read-only");
     SayHello(options);
+    const bool local =
+        std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->nonce; });
+    if (local && options.share_memory && options.tls != TlsMode::kOn) arena_ = SharedArena::Create();
   }
 
   uint32_t servers() const override { return static_cast<uint32_t>(peers_.size()); }
@@ -98,26 +101,37 @@ class RemoteBackend : public Backend {
     return ids;
   }
 
+  Buffer NewBuffer(size_t bytes) override { return {bytes, arena_}; }
+
   void Pull(const std::vector<ServerBatch>& batches) override {
+    Share();
     std::vector<Buffer> heads(batches.size());
     std::vector<Call> calls(batches.size());
     for (size_t s = 0; s < batches.size(); ++s) {
-      EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
+      const std::vector<BatchEntry> entries = Placed(batches[s], peers_[s]->shared);
+      EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       calls[s].exact = true;
-      for (const auto& [data, size] : Pieces(batches[s])) calls[s].into.push_back(asio::buffer(data, size));
+      for (const auto& [data, size] : Pieces(batches[s], entries)) {
+        calls[s].into.push_back(asio::buffer(data, size));
+      }
     }
     Run(Op::kPull, &calls, patience_);
     RaiseErrors(calls, false);
   }
 
   void Push(const std::vector<ServerBatch>& batches) override {
+    Share();
     std::vector<Buffer> heads(batches.size());
     std::vector<Call> calls(batches.size());
     for (size_t s = 0; s < batches.size(); ++s) {
-      EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
+      // What the server keeps until other workers have pushed must be its own.
+      const std::vector<BatchEntry> entries = Placed(batches[s], worker_.of > 1 ? 0 : peers_[s]->shared);
+      EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
-      for (const auto& [data, size] : Pieces(batches[s])) calls[s].body.push_back(asio::buffer(data, size));
+      for (const auto& [data, size] : Pieces(batches[s], entries)) {
+        calls[s].body.push_back(asio::buffer(data, size));
+      }
       for (size_t i = 0; i < batches[s].counts.size(); ++i) {
         if (batches[s].counts[i] == nullptr) continue;
         const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
@@ -229,13 +243,50 @@ class RemoteBackend : public Backend {
   }
 
  private:
-  // Parts that lie one after the other in memory, as those of one group do, become one.
-  static std::vector<std::pair<std::byte*, size_t>> Pieces(const ServerBatch& batch) {
+  // Tells servers on this host where the shared memory is, if it is new or has grown.
+  void Share() {
+    if (arena_ == nullptr || arena_->size() == shared_) return;
+    shared_ = arena_->size();
+    std::vector<std::string> bodies(peers_.size());
+    std::vector<Call> calls(peers_.size());
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      calls[i].skip = !peers_[i]->nonce || i >= SharedArena::kMostNonces;
+      if (calls[i].skip) continue;
+      bodies[i] = EncodeShareRequest(arena_->Show(i, *peers_[i]->nonce));
+      calls[i].body = {View(bodies[i])};
+    }
+    Run(Op::kShare, &calls, timeout_);
+    RaiseErrors(calls, false);
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      if (calls[i].skip) continue;
+      if (ParseReply(i, calls[i]) == true) {
+        peers_[i]->shared = shared_;
+      } else {
+        peers_[i]->nonce.reset();  // what it has it keeps
+      }
+    }
+  }
+
+  // The entries, with the places of those values that lie in the first `shared` bytes of the shared memory.
+  std::vector<BatchEntry> Placed(const ServerBatch& batch, size_t shared) const {
+    std::vector<BatchEntry> entries = batch.entries;
+    if (arena_ == nullptr || shared == 0) return entries;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const std::optional<uint64_t> place = arena_->PlaceOf(batch.values[i]);
+      if (place && batch.bytes[i] > 0 && *place + batch.bytes[i] <= shared) entries[i].place = *place;
+    }
+    return entries;
+  }
+
+  // What crosses the socket. Parts that lie one after the other in memory, as those of one group do, become
+  // one.
+  static std::vector<std::pair<std::byte*, size_t>> Pieces(const ServerBatch& batch,
+                                                           const std::vector<BatchEntry>& entries) {
     std::vector<std::pair<std::byte*, size_t>> pieces;
     const std::byte* end = nullptr;
     for (size_t i = 0; i < batch.values.size(); ++i) {
       const size_t bytes = batch.bytes[i];
-      if (bytes == 0) continue;
+      if (bytes == 0 || entries[i].place != BatchEntry::kInline) continue;
       if (!pieces.empty() && batch.values[i] == end) {
         pieces.back().second += bytes;
       } else {
@@ -281,6 +332,7 @@ class RemoteBackend : public Backend {
     RaiseErrors(calls, false);
     for (size_t i = 0; i < peers_.size(); ++i) {
       const json reply = ParseReply(i, calls[i]);
+      peers_[i]->nonce = NonceOf(reply, *peers_[i]);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {
@@ -292,6 +344,16 @@ class RemoteBackend : public Backend {
                       std::to_string(count) + ", but it stands at place " + std::to_string(i) + " of " +
                       std::to_string(peers_.size()) + "; give all servers, in the order of their index");
     }
+  }
+
+  // Of a server that may be on this host: a connection from an address to itself does not leave it.
+  static std::optional<Nonce> NonceOf(const json& hello, Peer& peer) {
+    const json nonce = hello.value("nonce", json());
+    asio::error_code error;
+    const tcp::endpoint here = peer.stream.socket().local_endpoint(error);
+    const tcp::endpoint there = peer.stream.socket().remote_endpoint(error);
+    if (error || here.address() != there.address() || !nonce.is_string()) return std::nullopt;
+    return ParseNonce(nonce.get<std::string>());
   }
 
   void Run(Op op, std::vector<Call>* calls, double timeout) {
@@ -360,6 +422,8 @@ class RemoteBackend : public Backend {
   asio::io_context io_{1};
   Exchanger exchanger_;
   std::vector<std::unique_ptr<Peer>> peers_;
+  std::shared_ptr<SharedArena> arena_;       // where rows and gradients lie; nullptr if no server can see it
+  size_t shared_ = 0;                        // how much of it the servers were told of
   std::map<std::string, TableSpec> tables_;  // that this client created, by name
   std::optional<ServerLost> lost_;           // what every later request gets too
   bool closed_ = false;

@@ -4,6 +4,7 @@
 
 #include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/wire/messages.h"
+#include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/worker_spec.h"
 
 namespace oe {
@@ -23,6 +24,12 @@ void ParseBody(Op op, Bytes body) {
     case Op::kError:
       Require(EncodeError(ParseError(body)) == text);
       return;
+    case Op::kShare: {
+      const ShareRequest request = ParseShareRequest(body);
+      Require(EncodeShareRequest(request) == text);
+      Require(SharedMapping::Open(request, {}) == nullptr);  // there is no such memory in this process
+      return;
+    }
     case Op::kKeys:
       Require(EncodeKeysRequest(ParseKeysRequest(body)) == text);
       return;
@@ -63,13 +70,14 @@ void FuzzFrame(const uint8_t* data, size_t size) {
 std::vector<std::pair<std::string, std::string>> FrameSeeds() {
   const std::vector<uint64_t> keys = {1, 2, ~uint64_t{0}};
   Buffer batch;
-  EncodeBatch({{0, 0, 0.0}, {1, 1, 0.5}, {2, 0, 0.5}}, {{keys.data(), 3}, {keys.data(), 1}}, &batch);
+  EncodeBatch({{0, 0, 0.0}, {1, 1, 0.5}, {2, 0, 0.5, 4096}}, {{keys.data(), 3}, {keys.data(), 1}}, &batch);
   const std::string pull = TextOf(batch);
   const std::vector<std::pair<Op, std::string>> frames = {
       {Op::kHello, EncodeHello({kProtocolVersion, "a token", "a-job", ToJsonText(WorkerSpec())})},
       {Op::kError, EncodeError({ErrorCode::kSpec, "the field 'dim' is missing"})},
       {Op::kPull, pull},
-      {Op::kPush, pull + std::string(7 * sizeof(float), '\1')},
+      {Op::kPush, pull + std::string(4 * sizeof(float), '\1')},
+      {Op::kShare, EncodeShareRequest({1, 5, uint64_t{1} << 24, 16})},
       {Op::kKeys, EncodeKeysRequest({1, 2})},
       {Op::kReadFile, EncodeFileChunk({"server-0-of-1.t.oet", 4096, 512})},
       {Op::kWriteFile, EncodeFileChunk({"server-0-of-1.t.oet", 0, 4}) + "data"},

@@ -50,6 +50,9 @@ void FuzzRequest(const uint8_t* data, size_t size) {
   Workers* const workers = &fixture->job->workers;
   std::array<Session, 2> sessions = {Session{&fixture->store, &fixture->scratch, 1, workers, false},
                                      Session{&fixture->store, &fixture->scratch, 2, workers, false}};
+  std::vector<std::byte> shared(256);  // with a fence behind it under the sanitizers
+  sessions[0].shared = shared.data();
+  sessions[0].shared_size = shared.size();
   Buffer reply;
   while (size >= 3) {
     Session& session = sessions[data[0] >= kOther ? 1 : 0];
@@ -116,9 +119,10 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
   const auto worker = [](uint32_t rank, bool synchronous, bool stop_when_lost) {
     return ToJsonText({rank, 2, synchronous, std::nullopt, stop_when_lost, 1.0});
   };
-  const auto batch = [](uint32_t table, const std::vector<uint64_t>& keys, double rate) {
+  const auto batch = [](uint32_t table, const std::vector<uint64_t>& keys, double rate,
+                        uint64_t place = BatchEntry::kInline) {
     Buffer head;
-    EncodeBatch({{table, 0, rate}}, {{keys.data(), keys.size()}}, &head);
+    EncodeBatch({{table, 0, rate, place}}, {{keys.data(), keys.size()}}, &head);
     return std::string(reinterpret_cast<const char*>(head.data()), head.size());
   };
   const std::string spec =
@@ -130,6 +134,8 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
       {"pull", request(Op::kPull, batch(0, {1, 2, 3}, 0))},
       {"push", request(Op::kPush, batch(1, {1, 2}, 0.5) + std::string(24, '\0')) +
                    request(Op::kKeys, EncodeKeysRequest({1, 0}))},
+      {"shared", request(Op::kPull, batch(1, {1, 2}, 0, 64)) + request(Op::kPush, batch(1, {1, 2}, 0.5, 64)) +
+                     request(Op::kPull, batch(1, {1, 2}, 0))},
       {"receive", request(Op::kReceive, receive) +
                       request(Op::kWriteFile, EncodeFileChunk({"server-0-of-1.a.oet", 0, 4}) + "data") +
                       request(Op::kRestore, "{}") + request(Op::kDrop, "")},

@@ -43,7 +43,8 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false, nullptr,
+               0},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   context_->open.fetch_add(1);
@@ -52,6 +53,7 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
 Connection::~Connection() {
   if (session_.worker) session_.workers->End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
+  if (shared_ != nullptr) context_->sharing.fetch_sub(1);
   context_->open.fetch_sub(1);
 }
 
@@ -237,6 +239,10 @@ void Connection::Answer() {
       SetReply(context_->stats());
       return Reply(Op::kStats, false);
     }
+    if (header_.op == Op::kShare) {
+      SetReply(Share(ParseShareRequest({body_.data(), body_.size()})) ? "true" : "false");
+      return Reply(Op::kShare, false);
+    }
     const bool ready =
         Ready(session_, header_.op, {body_.data(), body_.size()},
               [self = shared_from_this()](const std::exception_ptr& error) {
@@ -362,8 +368,26 @@ void Connection::Hello() {
   greeted_ = true;
   deadline_.cancel();
   Watch();
-  SetReply(context_->hello);
+  nlohmann::json reply = context_->hello;
+  if (context_->shares) nonce_ = NewNonce();
+  if (nonce_) reply["nonce"] = NonceText(*nonce_);
+  SetReply(reply.dump());
   Reply(Op::kHello, false);
+}
+
+bool Connection::Share(const ShareRequest& request) {
+  const uint64_t before = session_.shared_size;
+  if (!nonce_ || request.size < before) return false;
+  auto more = context_->shared_bytes.Try(request.size - before);
+  if (!more) return false;
+  std::unique_ptr<SharedMapping> mapping = SharedMapping::Open(request, *nonce_);
+  if (mapping == nullptr) return false;
+  if (shared_ == nullptr) context_->sharing.fetch_add(1);
+  shared_ = std::move(mapping);
+  shared_shares_.push_back(std::move(*more));
+  session_.shared = shared_->data();
+  session_.shared_size = shared_->size();
+  return true;
 }
 
 void Connection::Refuse(Refusal why, ErrorCode code, const std::string& message) {

@@ -9,7 +9,10 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "oe_runtime/core/common/histogram.h"
 #include "oe_runtime/core/server/budget.h"
@@ -17,6 +20,7 @@
 #include "oe_runtime/core/server/limits.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/stream.h"
 
 namespace oe {
@@ -24,22 +28,29 @@ namespace oe {
 // What the connections of one server share.
 struct ConnectionContext {
   ConnectionContext(const ServerLimits& of_server, unsigned serving)
-      : limits(of_server), request_bytes(limits.bytes), reply_bytes(limits.bytes), slots(serving) {}
+      : limits(of_server),
+        request_bytes(limits.bytes),
+        reply_bytes(limits.bytes),
+        shared_bytes(limits.bytes),
+        slots(serving) {}
 
   const ServerLimits limits;
   Jobs* jobs = nullptr;
   Scratch* scratch = nullptr;  // may be nullptr
   TlsContext* tls = nullptr;   // nullptr: connections are not encrypted
   std::string token;
-  std::string hello;                   // the reply to a good hello
+  nlohmann::json hello;                // the reply to a good hello
+  bool shares = false;                 // whether clients of this host may share memory
   std::function<std::string()> stats;  // the reply to kStats
   std::function<void()> on_shutdown;   // a client asked the server to end, and was answered
 
   Budget request_bytes;
   Budget reply_bytes;
+  Budget shared_bytes;            // of clients' memory
   Budget slots;                   // requests that are served at once
   std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> open{0};
+  std::atomic<uint64_t> sharing{0};  // connections that share memory
   std::atomic<uint64_t> accepted{0};
   Refusals refusals;
   std::atomic<uint64_t> requests{0};   // that were read whole
@@ -92,6 +103,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ServeOne(Budget::Share slot);
   void AnswerFailure();
   void Hello();
+  // Looks at the client's memory, instead of what it had before; whether it has it.
+  bool Share(const ShareRequest& request);
   void SetReply(const std::string& text);
   void Reply(Op op, bool last);
   void Refuse(Refusal why, ErrorCode code, const std::string& message);
@@ -106,6 +119,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Stream stream_;
   ConnectionContext* const context_;
   Session session_;
+  std::optional<Nonce> nonce_;  // that was offered
+  std::unique_ptr<SharedMapping> shared_;
+  std::vector<Budget::Share> shared_shares_;     // of it, as it grew
   std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
   bool parked_ = false;
   bool may_have_files_ = false;  // in the scratch directory

@@ -57,8 +57,8 @@ class Server::Impl {
     context_.token = options.token;
     context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
                                     {"storage", options.storage.type},       {"is_pmem", storage_->is_pmem()},
-                                    {"checkpoint_dir", scratch_ != nullptr}, {"pid", getpid()}}
-                         .dump();
+                                    {"checkpoint_dir", scratch_ != nullptr}, {"pid", getpid()}};
+    context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
       const uint64_t one = 1;
@@ -92,6 +92,8 @@ class Server::Impl {
     stats["connections"] = {{"open", context_.open.load()},
                             {"accepted", context_.accepted.load()},
                             {"encrypted", encrypted()},
+                            {"sharing_memory", context_.sharing.load()},
+                            {"shared_bytes", context_.shared_bytes.used()},
                             {"refused", std::move(refused)}};
     stats["queue"] = {
         {"requests", context_.queued.load(std::memory_order_relaxed)},

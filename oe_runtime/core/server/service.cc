@@ -3,6 +3,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 namespace oe {
 namespace {
@@ -31,21 +32,46 @@ std::string AbsolutePath(const json& value) {
   return directory;
 }
 
-// How many bytes of rows the entries have together; bounded, so that it can neither overflow nor exhaust the
-// memory.
-size_t CountBytes(const Store& store, const BatchView& batch) {
+// Where the values of an entry lie in the client's memory.
+std::byte* SharedValues(const Session& session, const BatchEntry& entry, uint64_t bytes) {
+  const size_t unit = session.store->IsFloat64(entry.table) ? sizeof(double) : sizeof(float);
+  if (entry.place % unit != 0 || bytes > session.shared_size || entry.place > session.shared_size - bytes) {
+    throw ProtocolError("a batch with values at place " + std::to_string(entry.place) +
+                        " of shared memory of " + std::to_string(session.shared_size) + " bytes");
+  }
+  return session.shared + entry.place;
+}
+
+// How many bytes of rows the entries have in the message or its reply; bounded, together with those in shared
+// memory, so that they can neither overflow nor exhaust the memory.
+size_t CountBytes(const Session& session, const BatchView& batch) {
+  const Store& store = *session.store;
   uint64_t bytes = 0;
+  uint64_t in_line = 0;
   for (const BatchEntry& entry : batch.entries) {
-    const uint64_t of_row = store.WireBytes(entry.table);
-    if (bytes % sizeof(double) != 0 && store.IsFloat64(entry.table)) {
-      throw ProtocolError("a batch with rows of a float64 table behind others");
-    }
-    bytes += batch.blocks[entry.block].size * of_row;
+    const uint64_t of_entry = batch.blocks[entry.block].size * store.WireBytes(entry.table);
+    bytes += of_entry;
     if (bytes > kMaxBody) {
       throw ProtocolError("a batch of more than " + std::to_string(kMaxBody) + " bytes of rows");
     }
+    if (entry.place != BatchEntry::kInline) {
+      (void)SharedValues(session, entry, of_entry);
+      continue;
+    }
+    if (in_line % sizeof(double) != 0 && store.IsFloat64(entry.table)) {
+      throw ProtocolError("a batch with rows of a float64 table behind others");
+    }
+    in_line += of_entry;
   }
-  return static_cast<size_t>(bytes);
+  return static_cast<size_t>(in_line);
+}
+
+// Where the values of an entry are; those in the message or its reply come one after the other.
+template <typename Byte>
+Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& block, Byte** next) {
+  const uint64_t bytes = block.size * session.store->WireBytes(entry.table);
+  if (entry.place != BatchEntry::kInline) return SharedValues(session, entry, bytes);
+  return std::exchange(*next, *next + bytes);
 }
 
 void ServeCreateTable(const Session& session, const std::string& text, Buffer* reply) {
@@ -54,29 +80,32 @@ void ServeCreateTable(const Session& session, const std::string& text, Buffer* r
   Put(json(id).dump(), reply);
 }
 
-void ServePull(Store* store, Bytes body, Buffer* reply) {
+void ServePull(const Session& session, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
-  reply->Resize(CountBytes(*store, batch));
-  auto* rows = reply->as<std::byte>();
+  reply->Resize(CountBytes(session, batch));
+  auto* next = reply->as<std::byte>();
   std::vector<PullPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
+    std::byte* const rows = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
-    rows += block.size * store->WireBytes(entry.table);
   }
-  store->Pull(parts);
+  session.store->Pull(parts);
 }
 
 void ServePush(const Session& session, Buffer* body, Buffer* reply) {
   Store* const store = session.store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
-  const size_t bytes = CountBytes(*store, batch);
+  const size_t bytes = CountBytes(session, batch);
   uint64_t counts_size = 0;
   for (const BatchEntry& entry : batch.entries) {
     if (store->Counts(entry.table)) counts_size += batch.blocks[entry.block].size;
+    if (session.worker && entry.place != BatchEntry::kInline) {
+      throw ProtocolError("a worker's push with gradients in shared memory");
+    }
   }
   const uint64_t expected = bytes + counts_size * sizeof(uint32_t);
   if (batch.rest.size != expected) {
@@ -84,18 +113,18 @@ void ServePush(const Session& session, Buffer* body, Buffer* reply) {
                         " bytes of gradients and counts instead of " + std::to_string(expected));
   }
   // 8-byte aligned, as everything before it comes in eights.
-  const auto* gradients = reinterpret_cast<const std::byte*>(batch.rest.data);
-  const auto* counts = reinterpret_cast<const uint32_t*>(gradients + bytes);
+  const auto* next = reinterpret_cast<const std::byte*>(batch.rest.data);
+  const auto* counts = reinterpret_cast<const uint32_t*>(next + bytes);
   std::vector<PushPart> parts;
   parts.reserve(batch.entries.size());
   for (const BatchEntry& entry : batch.entries) {
     const KeyBlock& block = batch.blocks[entry.block];
+    const std::byte* const gradients = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, gradients, entry.learning_rate, nullptr});
     if (store->Counts(entry.table)) {
       parts.back().counts = counts;
       counts += block.size;
     }
-    gradients += block.size * store->WireBytes(entry.table);
   }
   if (session.worker) {
     session.workers->Push(session.client, parts, body);
@@ -197,6 +226,7 @@ void CheckMay(const Session& session, Op op) {
     case Op::kCheckpoints:
     case Op::kStats:
     case Op::kLeave:
+    case Op::kShare:
       return;
     default:
       throw SpecError("this client is read-only: it may neither change tables nor have them saved");
@@ -235,7 +265,7 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   if (op != Op::kPull) return 0;
-  return CountBytes(*session.store, ParseBatch(body));
+  return CountBytes(session, ParseBatch(body));
 }
 
 void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
@@ -243,7 +273,7 @@ void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
   const Bytes body{request->data(), request->size()};
   switch (op) {
     case Op::kPull:
-      return ServePull(store, body, reply);
+      return ServePull(session, body, reply);
     case Op::kPush:
       return ServePush(session, request, reply);
     case Op::kCreateTable:
@@ -279,6 +309,7 @@ void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
     case Op::kHello:
     case Op::kStats:
     case Op::kShutdown:
+    case Op::kShare:
       break;
   }
   throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");

@@ -17,6 +17,9 @@ struct Session {
   Workers* workers = nullptr;  // those of the job
   bool worker = false;         // whether the client is one of them
   bool reads_only = false;     // whether it said so in its hello
+  // What the client shares (wire/shared_memory.h), which it may change at any time.
+  std::byte* shared = nullptr;
+  size_t shared_size = 0;
 };
 
 // Throws SpecError for an operation that a session that reads only may not do.
@@ -25,13 +28,13 @@ void CheckMay(const Session& session, Op op);
 // Workers::Ready for what the request is; true for clients that are no workers. Throws as Serve does.
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
 
-// How many bytes the reply to a pull will have; 0 for other requests, of which most have short ones. Throws
-// as Serve does.
+// How many bytes the reply to a pull will have, without what goes to shared memory; 0 for other requests, of
+// which most have short ones. Throws as Serve does.
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 
 // Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be
 // taken. Throws the errors of Store, Scratch and Workers, and ProtocolError for a body that makes no sense;
-// then nothing has changed. kHello, kStats and kShutdown are the connection's own.
+// then nothing has changed. kHello, kStats, kShutdown and kShare are the connection's own.
 void Serve(const Session& session, Op op, Buffer* body, Buffer* reply);
 
 }  // namespace oe

@@ -9,6 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "oe_runtime/core/wire/shared_memory.h"
+
 namespace oe {
 namespace {
 
@@ -101,6 +103,20 @@ SpareBlocks& Spares() {
 
 }  // namespace
 
+Buffer::Buffer(size_t size, const std::shared_ptr<SharedArena>& arena) {
+  if (arena != nullptr && size >= SharedArena::kLeastBlock && size <= kLargest) {
+    const size_t capacity = CapacityFor(size);
+    data_ = arena->Take(capacity);
+    if (data_ != nullptr) {
+      size_ = size;
+      capacity_ = capacity;
+      arena_ = arena;
+      return;
+    }
+  }
+  Resize(size);
+}
+
 void Buffer::Allocate(size_t size) {
   Free();
   if (size > kLargest) throw std::bad_alloc();
@@ -113,7 +129,10 @@ void Buffer::Allocate(size_t size) {
 }
 
 void Buffer::Free() noexcept {
-  if (capacity_ >= kLarge) {
+  if (arena_ != nullptr) {
+    arena_->Give(data_, capacity_);
+    arena_.reset();
+  } else if (capacity_ >= kLarge) {
     Spares().Give({data_, capacity_});
   } else {
     std::free(data_);

@@ -3,9 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 namespace oe {
+
+class SharedArena;
 
 class Buffer {
  public:
@@ -17,14 +20,19 @@ class Buffer {
 
   Buffer() = default;
   explicit Buffer(size_t size) { Resize(size); }
+  // In shared memory (wire/shared_memory.h) if that has room for it and it is worth it; `arena` may be
+  // nullptr.
+  Buffer(size_t size, const std::shared_ptr<SharedArena>& arena);
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+        capacity_(std::exchange(other.capacity_, 0)),
+        arena_(std::move(other.arena_)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(capacity_, other.capacity_);
+    arena_.swap(other.arena_);
     return *this;
   }
   Buffer(const Buffer&) = delete;
@@ -66,6 +74,7 @@ class Buffer {
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
   size_t capacity_ = 0;
+  std::shared_ptr<SharedArena> arena_;  // whose block it is
 };
 
 // Bytes that somebody else owns.

@@ -18,7 +18,7 @@
 
 namespace oe {
 
-constexpr uint16_t kProtocolVersion = 4;
+constexpr uint16_t kProtocolVersion = 5;
 constexpr size_t kHeaderBytes = 24;
 constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
 
@@ -47,8 +47,9 @@ enum class Op : uint16_t {
   kRecover = 16,      // {"id"}: Store::Recover
   kEvict = 17,        // Store::Evict, a JSON number
   kLeave = 18,        // this worker has no more batches; the others go on without it
+  kShare = 19,        // the client has memory that the server may see (wire/shared_memory.h)
 };
-constexpr uint16_t kLastOp = 18;
+constexpr uint16_t kLastOp = 19;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;

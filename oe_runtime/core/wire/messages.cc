@@ -96,6 +96,26 @@ ErrorBody ParseError(Bytes body) {
   return error;
 }
 
+std::string EncodeShareRequest(const ShareRequest& request) {
+  std::string body;
+  Append(&body, request.process);
+  Append(&body, request.file);
+  Append(&body, request.size);
+  Append(&body, request.nonce_at);
+  return body;
+}
+
+ShareRequest ParseShareRequest(Bytes body) {
+  Reader reader(body, "share");
+  ShareRequest request;
+  request.process = reader.Number<uint32_t>("process");
+  request.file = reader.Number<uint32_t>("file");
+  request.size = reader.Number<uint64_t>("size");
+  request.nonce_at = reader.Number<uint64_t>("place of the nonce");
+  reader.End();
+  return request;
+}
+
 std::string EncodeKeysRequest(const KeysRequest& request) {
   std::string body;
   Append(&body, request.table);
@@ -138,7 +158,7 @@ FileChunk ParseFileChunk(Bytes body, Bytes* data) {
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {
   size_t keys = 0;
   for (const KeyBlock& block : blocks) keys += block.size;
-  head->Resize(8 + entries.size() * 16 + blocks.size() * 8 + keys * 8);
+  head->Resize(8 + entries.size() * 24 + blocks.size() * 8 + keys * 8);
   uint8_t* out = head->data();
   const auto put = [&out](const void* data, size_t size) {
     if (size != 0) std::memcpy(out, data, size);
@@ -152,6 +172,7 @@ void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBl
     put(&entry.table, 4);
     put(&entry.block, 4);
     put(&entry.learning_rate, 8);
+    put(&entry.place, 8);
   }
   for (const KeyBlock& block : blocks) {
     const uint64_t size = block.size;
@@ -167,7 +188,7 @@ BatchView ParseBatch(Bytes body) {
   Reader reader(body, "batch");
   const auto block_count = reader.Number<uint32_t>("number of blocks");
   const auto entry_count = reader.Number<uint32_t>("number of entries");
-  const uint8_t* entries = reader.TakeMany(entry_count, 16, "entries");
+  const uint8_t* entries = reader.TakeMany(entry_count, 24, "entries");
   const uint8_t* sizes = reader.TakeMany(block_count, 8, "block sizes");
 
   BatchView view;
@@ -176,7 +197,8 @@ BatchView ParseBatch(Bytes body) {
     std::memcpy(&entry.table, entries, 4);
     std::memcpy(&entry.block, entries + 4, 4);
     std::memcpy(&entry.learning_rate, entries + 8, 8);
-    entries += 16;
+    std::memcpy(&entry.place, entries + 16, 8);
+    entries += 24;
     if (entry.block >= block_count) {
       throw ProtocolError("batch: an entry names block " + std::to_string(entry.block) + " of " +
                           std::to_string(block_count));

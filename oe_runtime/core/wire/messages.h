@@ -11,7 +11,8 @@
 
 namespace oe {
 
-// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}.
+// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, and with a
+// server that would share memory {nonce} (wire/shared_memory.h).
 struct Hello {
   uint16_t version = 0;
   std::string token;
@@ -36,7 +37,8 @@ ErrorBody ParseError(Bytes body);
 // are looked up with the same ids share one block.
 //
 //   uint32 blocks, uint32 entries
-//   entries x { uint32 table, uint32 block, double learning_rate }       learning_rate is 0 in a pull
+//   entries x { uint32 table, uint32 block, double learning_rate, uint64 place }
+//                                                                       learning_rate is 0 in a pull
 //   blocks  x uint64 number of keys
 //   keys of all blocks, uint64 each
 //   push only: for each entry, keys x dim values: float64 for a table of that dtype, else float32
@@ -47,10 +49,16 @@ ErrorBody ParseError(Bytes body);
 // The reply to a pull is, for each entry, keys x dim values; the reply to a push is empty. So that all values
 // are aligned, entries of float64 tables come first. A worker's may wait for other workers'
 // (server/workers.h).
+//
+// An entry whose place is not kInline has its values there in the memory that the client shares
+// (wire/shared_memory.h), aligned as values are, instead of in the message or the reply. Not in a worker's
+// push, which is kept beyond its reply.
 struct BatchEntry {
+  static constexpr uint64_t kInline = ~uint64_t{0};
   uint32_t table = 0;
   uint32_t block = 0;
   double learning_rate = 0;
+  uint64_t place = kInline;
 };
 struct KeyBlock {
   const uint64_t* keys = nullptr;
@@ -61,6 +69,18 @@ struct BatchView {
   std::vector<KeyBlock> blocks;
   Bytes rest;  // the values and counts of a push
 };
+
+// Op::kShare: where the client's shared memory is (wire/shared_memory.h); it is said again when it has grown.
+// The reply is JSON, whether the server has it now; if not, what it had before stays.
+struct ShareRequest {
+  uint32_t process = 0;
+  uint32_t file = 0;  // its descriptor there
+  uint64_t size = 0;
+  uint64_t nonce_at = 0;
+};
+constexpr size_t kNonceBytes = 4096;  // the beginning of such memory, where nothing but nonces lies
+std::string EncodeShareRequest(const ShareRequest& request);
+ShareRequest ParseShareRequest(Bytes body);
 
 // Op::kKeys: the keys of one part of a table (Table::Keys). The reply is the keys, uint64 each.
 struct KeysRequest {

@@ -35,7 +35,7 @@ Buffer SampleBatch() {
   const std::vector<uint64_t> first = {1, 2, std::numeric_limits<uint64_t>::max()};
   const std::vector<uint64_t> second = {7};
   Buffer head;
-  EncodeBatch({{0, 0, 0.5}, {4, 0, 0.25}, {2, 1, 1.0}}, {{first.data(), 3}, {second.data(), 1}}, &head);
+  EncodeBatch({{0, 0, 0.5}, {4, 0, 0.25, 4096}, {2, 1, 1.0}}, {{first.data(), 3}, {second.data(), 1}}, &head);
   return head;
 }
 
@@ -81,7 +81,7 @@ TEST(FrameTest, HeaderRoundTrip) {
 
 TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
   const HeaderBytes bytes = EncodeHeader({Op::kPull, 0x0102, 0x0304});
-  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 4, 0, 3, 0, 2, 1, 0, 0,
+  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 5, 0, 3, 0, 2, 1, 0, 0,
                               0,   0,   0,   0,    4, 3, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(bytes, wanted);
 }
@@ -96,7 +96,7 @@ TEST(FrameTest, AnotherVersionIsNamed) {
   HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
   bytes[4] = 9;
   EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
-            "the peer speaks protocol version 9, this side 4; install the same oe_runtime on both hosts");
+            "the peer speaks protocol version 9, this side 5; install the same oe_runtime on both hosts");
 }
 
 TEST(FrameTest, UnknownOperation) {
@@ -171,6 +171,8 @@ TEST(BatchTest, RoundTrip) {
   EXPECT_EQ(view.entries[1].table, 4U);
   EXPECT_EQ(view.entries[1].block, 0U);
   EXPECT_EQ(view.entries[1].learning_rate, 0.25);
+  EXPECT_EQ(view.entries[1].place, 4096U);
+  EXPECT_EQ(view.entries[2].place, BatchEntry::kInline);
   ASSERT_EQ(view.blocks.size(), 2U);
   EXPECT_EQ(view.blocks[0].size, 3U);
   EXPECT_EQ(view.blocks[0].keys[2], std::numeric_limits<uint64_t>::max());
@@ -199,7 +201,7 @@ TEST(BatchTest, CountsThatWouldOverflowAreRefused) {
   EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError);
   for (const uint64_t size : {uint64_t{5}, uint64_t{1} << 61, ~uint64_t{0}}) {
     head = SampleBatch();
-    set(8 + 3 * 16, size, 8);  // keys of the first block; times 8 it may wrap around
+    set(8 + 3 * 24, size, 8);  // keys of the first block; times 8 it may wrap around
     EXPECT_THROW(ParseBatch(ViewOf(head)), ProtocolError) << size;
   }
 }

@@ -1,0 +1,235 @@
+// Clients on a server's host: what lies in memory that both see, and when it does not.
+#include "oe_runtime/core/wire/shared_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oe_runtime/core/server/test_cluster.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kIds = 20000;
+
+// Three steps with tables of several dims and types, of which all but the counts of keys are large enough to
+// be shared; the rows at the end.
+std::vector<std::vector<double>> TrainLarge(Client* client) {
+  std::vector<TableSpec> specs = {Spec("a", 8, "adam"), Spec("b", 8, "ftrl"), Spec("c", 4, "sgd"),
+                                  Spec("d", 8, "adagrad")};
+  specs[1].dtype = "bfloat16";
+  specs[2].dtype = "float64";
+  specs[3].admission = {"counter", {{"filter_freq", 2}}};
+  std::vector<std::pair<uint32_t, uint32_t>> lookups;
+  for (const TableSpec& spec : specs) lookups.emplace_back(client->CreateTable(spec), 0);
+  std::mt19937_64 random(3);
+  std::shared_ptr<PulledBatch> pulled;
+  std::shared_ptr<PulledBatch> before;
+  for (int step = 0; step < 4; ++step) {
+    std::vector<Key> ids(kIds);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = step < 3 ? random() % (2 * kIds) : i;
+    before = pulled;  // keeps its memory while the next is pulled
+    pulled = client->Pull({{ids.data(), ids.size()}}, lookups);
+    if (step == 3) break;
+    std::vector<GradientView> views;
+    std::vector<std::vector<double>> of_doubles;
+    std::vector<std::vector<float>> of_floats;
+    of_doubles.reserve(2);
+    of_floats.reserve(2);
+    for (const PlannedGroup& group : pulled->plan.groups) {
+      const size_t n = group.inverse.size() * group.dim;
+      std::vector<double> gradients(n);
+      for (double& x : gradients) x = static_cast<double>(random() % 1000) / 500.0 - 1.0;
+      if (group.is_float64) {
+        of_doubles.push_back(gradients);
+      } else {
+        of_floats.emplace_back(gradients.begin(), gradients.end());
+      }
+      const void* data = group.is_float64 ? static_cast<const void*>(of_doubles.back().data())
+                                          : static_cast<const void*>(of_floats.back().data());
+      views.push_back({data, group.inverse.size(), group.dim});
+    }
+    client->Push(*pulled, views, {0.05});
+  }
+  std::vector<std::vector<double>> rows;
+  for (size_t g = 0; g < pulled->plan.groups.size(); ++g) {
+    const PlannedGroup& group = pulled->plan.groups[g];
+    const size_t n = group.rows * group.dim;
+    const Buffer& of_group = pulled->rows[g];
+    if (group.is_float64) {
+      rows.emplace_back(of_group.as<double>(), of_group.as<double>() + n);
+    } else {
+      rows.emplace_back(of_group.as<float>(), of_group.as<float>() + n);
+    }
+  }
+  return rows;
+}
+
+nlohmann::json Connections(const Cluster& cluster) { return cluster.servers[0]->Stats()["connections"]; }
+
+uint64_t Traffic(const Cluster& cluster) {
+  const nlohmann::json traffic = cluster.servers[0]->Stats()["traffic"];
+  return traffic["bytes_in"].get<uint64_t>() + traffic["bytes_out"].get<uint64_t>();
+}
+
+TEST(SharedMemoryServerTest, TheSameRows) {
+  for (const uint32_t count : {1U, 3U}) {
+    const auto local = Client::InProcess({}, count, 2);
+    const auto wanted = TrainLarge(local.get());
+    Cluster sharing(count);
+    {
+      const auto client = Client::Connect(sharing.remote, 2);
+      EXPECT_EQ(TrainLarge(client.get()), wanted);
+      EXPECT_EQ(Connections(sharing)["sharing_memory"], 1);
+      EXPECT_GT(Connections(sharing)["shared_bytes"].get<uint64_t>(), kIds * 8 * sizeof(float));
+    }
+    AwaitLess(*sharing.servers[0], "/connections/shared_bytes", 0);
+    EXPECT_EQ(Connections(sharing)["sharing_memory"], 0);
+
+    Cluster sending(count);
+    sending.remote.share_memory = false;
+    const auto client = Client::Connect(sending.remote, 2);
+    EXPECT_EQ(TrainLarge(client.get()), wanted);
+    EXPECT_EQ(Connections(sending)["sharing_memory"], 0);
+    EXPECT_LT(Traffic(sharing) * 2, Traffic(sending));
+  }
+}
+
+// Connections that must be encrypted share nothing, nor does a client that wants them to be.
+TEST(SharedMemoryServerTest, NotWhereEncryptionIsDemanded) {
+  const auto local = Client::InProcess({}, 1, 2);
+  const auto wanted = TrainLarge(local.get());
+  ServerOptions options;
+  options.tls = TlsMode::kOn;
+  Cluster cluster(1, "0123456789abcdef", "", options);
+  EXPECT_EQ(TrainLarge(Client::Connect(cluster.remote, 2).get()), wanted);
+  EXPECT_EQ(Connections(cluster)["sharing_memory"], 0);
+  EXPECT_EQ(Connections(cluster)["shared_bytes"], 0);
+}
+
+// A server without room for it says no, and rows go over the socket; what it had taken before it keeps.
+TEST(SharedMemoryServerTest, NotBeyondTheBudget) {
+  const auto local = Client::InProcess({}, 1, 2);
+  const auto wanted = TrainLarge(local.get());
+  ServerOptions options;
+  options.limits.bytes = uint64_t{24} << 20;
+  Cluster cluster(1, "", "", options);
+  const auto first = Client::Connect(cluster.remote, 2);
+  EXPECT_EQ(TrainLarge(first.get()), wanted);
+  EXPECT_EQ(Connections(cluster)["sharing_memory"], 1);
+  RemoteOptions other = cluster.remote;
+  other.job = "other";
+  const auto second = Client::Connect(other, 2);
+  EXPECT_EQ(TrainLarge(second.get()), wanted);
+  EXPECT_EQ(Connections(cluster)["sharing_memory"], 1);
+  // More of the first than the server takes.
+  const uint32_t table = first->CreateTable(Spec("a", 8, "adam"));
+  std::vector<Key> ids(700000);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = i;
+  const auto many = first->Pull({{ids.data(), ids.size()}}, {{table, 0}});
+  const auto few = first->Pull({{ids.data(), kIds}}, {{table, 0}});
+  for (size_t i = 0; i < kIds * 8; ++i) {
+    ASSERT_EQ(many->rows[0].as<float>()[i], few->rows[0].as<float>()[i]);
+  }
+  EXPECT_LE(Connections(cluster)["shared_bytes"].get<uint64_t>(), options.limits.bytes);
+}
+
+TEST(SharedMemoryServerTest, PushesOfSeveralWorkersAreKeptByTheServer) {
+  Cluster cluster(1);
+  cluster.remote.worker.of = 2;
+  RemoteOptions other = cluster.remote;
+  other.worker.rank = 1;
+  const auto first = Client::Connect(cluster.remote, 1);
+  const auto second = Client::Connect(other, 1);
+  TableSpec spec = Spec("t", 8, "sgd");
+  spec.initializer.name = "zeros";
+  (void)second->CreateTable(spec);
+  const std::vector<std::pair<uint32_t, uint32_t>> lookups = {{first->CreateTable(spec), 0}};
+  std::vector<Key> ids(kIds);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = i;
+  const std::vector<float> ones(kIds * 8, 1.0F);
+  const auto of_first = first->Pull({{ids.data(), kIds}}, lookups);
+  const auto of_second = second->Pull({{ids.data(), kIds}}, lookups);
+  first->Push(*of_first, {{ones.data(), kIds, 8}}, {0.5});
+  second->Push(*of_second, {{ones.data(), kIds, 8}}, {0.5});
+  const auto after = first->Pull({{ids.data(), kIds}}, lookups);
+  EXPECT_EQ(Connections(cluster)["sharing_memory"], 2);
+  for (size_t i = 0; i < kIds * 8; ++i) ASSERT_EQ(after->rows[0].as<float>()[i], -1.0F);
+}
+
+// What a client may say about places.
+class PlacesTest : public ::testing::Test {
+ protected:
+  PlacesTest() : arena_(SharedArena::Create()), socket_(io_) {
+    Client::Connect(cluster_.remote, 1)->CreateTable(Spec("narrow", 1, "sgd"));
+    TableSpec wide = Spec("wide", 1, "sgd");
+    wide.dtype = "float64";
+    Client::Connect(cluster_.remote, 1)->CreateTable(wide);
+    socket_.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
+    const auto hello = nlohmann::json::parse(Ask(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
+    nonce_ = ParseNonce(hello.at("nonce")).value();
+  }
+  std::string Ask(Op op, const std::string& body) {
+    asio::write(socket_, asio::buffer(Frame(op, body)));
+    HeaderBytes bytes{};
+    asio::read(socket_, asio::buffer(bytes));
+    std::string reply(DecodeHeader(bytes, kMaxBody).length, '\0');
+    asio::read(socket_, asio::buffer(reply));
+    return reply;
+  }
+  std::string Share() { return Ask(Op::kShare, EncodeShareRequest(arena_->Show(0, nonce_))); }
+  static std::string Batch(uint32_t table, uint64_t place) {
+    const std::vector<Key> keys = {1, 2};
+    Buffer head;
+    EncodeBatch({{table, 0, 0, place}}, {{keys.data(), keys.size()}}, &head);
+    return {reinterpret_cast<const char*>(head.data()), head.size()};
+  }
+
+  Cluster cluster_{1};
+  std::shared_ptr<SharedArena> arena_;
+  asio::io_context io_;
+  asio::ip::tcp::socket socket_;
+  Nonce nonce_{};
+};
+
+TEST_F(PlacesTest, BeforeAnythingIsShared) {
+  EXPECT_NE(Ask(Op::kPull, Batch(0, 4096)).find("at place 4096 of shared memory of 0 bytes"),
+            std::string::npos);
+}
+
+TEST_F(PlacesTest, WithinAndBeyond) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_EQ(Share(), "true");
+  const uint64_t size = arena_->size();
+  EXPECT_EQ(Ask(Op::kPull, Batch(0, size - 8)), "");
+  EXPECT_EQ(Ask(Op::kPull, Batch(1, size - 16)), "");
+  EXPECT_EQ(Ask(Op::kPush, Batch(1, size - 16)), "");
+  EXPECT_EQ(Ask(Op::kPull, Batch(0, BatchEntry::kInline)).size(), 8U);
+  EXPECT_NE(Ask(Op::kPush, Batch(1, size - 8)).find("at place"), std::string::npos);
+  EXPECT_EQ(AwaitStat(*cluster_.servers[0], "/connections/refused/malformed", 1), 1U);
+}
+
+TEST_F(PlacesTest, NotAligned) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_NE(Ask(Op::kPull, Batch(1, 4100)).find("at place 4100"), std::string::npos);
+}
+
+TEST_F(PlacesTest, AtTheEndOfNumbers) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_NE(Ask(Op::kPull, Batch(0, BatchEntry::kInline - 3)).find("at place"), std::string::npos);
+}
+
+TEST_F(PlacesTest, ANonceOfAnotherConnection) {
+  nonce_[0] ^= 1;
+  EXPECT_EQ(Share(), "false");
+  EXPECT_EQ(Connections(cluster_)["sharing_memory"], 0);
+  EXPECT_EQ(Connections(cluster_)["shared_bytes"], 0);
+}
+
+}  // namespace
+}  // namespace oe
