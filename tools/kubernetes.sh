@@ -40,7 +40,7 @@ cd kubernetes-*/
 # The vendored reflect2 does not work with Go 1.18 and later; Debian's does.
 rm -rf vendor/github.com/modern-go/reflect2
 cp -rL /usr/share/gocode/src/github.com/modern-go/reflect2 vendor/github.com/modern-go/
-make all WHAT="$(printf 'cmd/%s ' $programs)" KUBE_GIT_TREE_STATE=clean KUBE_GIT_VERSION=v1.20.2 \
-  KUBE_GIT_COMMIT=debian GOFLAGS=-mod=vendor GO111MODULE=on
-for name in $programs; do install "_output/local/bin/linux/$(go env GOARCH)/$name" "$bin/"; done
+export KUBE_GIT_VERSION=v1.20.2 KUBE_GIT_COMMIT=debian KUBE_GIT_TREE_STATE=clean CGO_ENABLED=0 HOME=$PWD
+make all WHAT="$(printf 'cmd/%s ' $programs)"
+for name in $programs; do install "_output/bin/$name" "$bin/"; done
 cd .. && rm -rf "$cache/source"

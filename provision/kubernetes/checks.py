@@ -16,8 +16,8 @@ _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI
 def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
     """The documents as the cluster knows them, which it would make.
 
-    TrainingError with all that is missing of one kind: nobody answers, an old version, namespace, rights, claim,
-    kinds.
+    TrainingError with all that is missing of one kind: nobody answers, an old version, namespace, rights,
+    claim, kinds.
     """
     try:
         documents = version.suit(cluster, plan, documents)

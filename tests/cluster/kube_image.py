@@ -1,4 +1,4 @@
-"""The image that pods of the test cluster run: this environment on Debian 12, laid out as by the Containerfile.
+"""The image that pods of the test cluster run: this environment on Debian 12, laid out by the Containerfile.
 
 One image is server, worker and pause. It is made of what this tree has built already, where podman would
 compile it all again; those that users run are made by `make images`.
