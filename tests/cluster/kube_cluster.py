@@ -112,12 +112,13 @@ class Cluster:
             for place, _, _ in os.walk(found, topdown=False):
                 os.rmdir(place)
 
-    def inside(self, *words: str | Path) -> list[str]:
-        """A command line that runs ``words`` in the cluster's namespaces."""
+    def inside(self, *words: str | Path, directory: Path = Path("/")) -> list[str]:
+        """A command line that runs ``words`` in the cluster's namespaces, in a directory of theirs."""
         assert self._holder is not None
         pid = self._holder.pid
         enter = [f"--pid=/proc/{pid}/ns/pid_for_children", f"--mount=/proc/{pid}/ns/mnt"]
-        return ["nsenter", *enter, f"--net=/proc/{pid}/ns/net", "--", *map(str, words)]
+        enter.append(f"--net=/proc/{pid}/ns/net")
+        return ["nsenter", *enter, "--", "env", "-C", str(directory), *map(str, words)]
 
     def ask(self, method: str, path: str, body: Document | None = None, user: str = "admin") -> Document:
         """One request to the API."""
@@ -207,6 +208,7 @@ class Cluster:
             f"--token-auth-file={place / 'tokens.csv'}",
             "--authorization-mode=Node,RBAC",
             f"--service-cluster-ip-range={SERVICES}",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--service-account-issuer={ADDRESS}",
             f"--service-account-key-file={place / 'ca.key'}",
             f"--service-account-signing-key-file={place / 'ca.key'}",
@@ -280,7 +282,7 @@ class Cluster:
     def _ready(self) -> bool:
         self._lives("kubelet")
         node = self.ask("GET", f"/api/v1/nodes/{NODE}")
-        conditions = node.get("status", {}).get("conditions", [])
+        conditions = node["status"]["conditions"] if node["kind"] == "Node" else []
         return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
     def _images(self) -> None:

@@ -24,7 +24,7 @@ _HOME = "opt/oeprov"
 # Of the environment, what neither servers nor workers import.
 _LEFT_OUT = (
     "ansible*", "alibabacloud*", "clang*", "cryptography*", "kubernetes*", "mypy*", "*__mypyc*", "paramiko*",
-    "pip", "pip-*", "pyarrow*", "ruff*", "selenium*", "torch*", "tensorflow/include",
+    "pip", "pip-*", "ruff*", "selenium*", "torch*", "tensorflow/include",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 # The namespaces of a cluster: mounts, network and processes of its own. They end with this script's input.
 set -eu
 mount -t tmpfs -o mode=755 run /run
+mount -t tmpfs -o mode=755 log /var/log
 mount --make-rshared /
 mount -t proc proc /proc
 ip link set lo up

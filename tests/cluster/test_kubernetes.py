@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -47,8 +48,7 @@ class User:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Begin a command."""
         return subprocess.Popen(
-            self.cluster.inside(sys.executable, "-m", "provision.cli", *words),
-            cwd=self.directory,
+            self.cluster.inside(sys.executable, "-m", "provision.cli", *words, directory=self.directory),
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -76,7 +76,9 @@ class User:
 
     def step(self) -> int:
         """The last step of the youngest job that its worker told of."""
-        found = re.match(r"step (\d+)", self.status()["progress"])
+        status = self.status()
+        assert status["state"] == "running", f"{status}{self.news()}"
+        found = re.match(r"step (\d+)", status["progress"])
         return int(found[1]) if found else 0
 
     def reaches(self, step: int) -> int:
@@ -106,23 +108,13 @@ class User:
 
     def news(self) -> str:
         """What the cluster says of its pods, for a test that fails."""
-        lines = [
-            f"{name}: {json.dumps(item.get('status', {}))[:1500]}\n{self.log(name)}"
-            for name, item in self.pods().items()
-        ]
+        lines = [f"{name}: {json.dumps(item.get('status', {}))[:1500]}" for name, item in self.pods().items()]
         events = self.cluster.ask("GET", f"{CORE}/events")["items"]
         lines += [f"{item.get('reason')}: {item.get('message')}" for item in events[-20:]]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said = self.start("logs", "-n", "20").communicate(timeout=60)[0]
+            lines.append(said)
         return "\n" + "\n".join(lines)
-
-    def log(self, pod: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "provision.cli", "logs", "--process", pod],
-            capture_output=True,
-            text=True,
-            cwd=self.directory,
-            env=self.environment,
-        )
-        return done.stdout[-2000:]
 
     def rights(self) -> None:
         """What README says that a user needs, for the namespace; volumes are not of a namespace."""
@@ -255,7 +247,7 @@ def test_a_job_is_watched_loses_a_server_is_stopped_and_resumed(user: User) -> N
     ]
     job = status["job"]
     assert "step " in user.oeprov("logs", "--process", "worker", "-n", "5")
-    assert f"{job}-server-1 | " in user.oeprov("logs")
+    assert re.search(rf"^{job}-server-1 +\| ", user.oeprov("logs"), re.MULTILINE)
 
     lost = f"{job}-server-1"
     before, workers = user.pods()[lost]["metadata"]["uid"], _workers(user)
