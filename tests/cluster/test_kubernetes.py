@@ -288,6 +288,19 @@ def test_a_job_is_followed_to_its_end_and_nothing_is_left(user: User) -> None:
     assert (run / "export").is_dir()
 
 
+def test_two_workers_find_each_other(user: User) -> None:
+    if user.cluster.minor < 22:
+        pytest.skip("this version has no Indexed Jobs")
+    said = user.launch(
+        "--name", "pair", "--workers", "2", "--storage", "dram", "--data", "generate:4000", "--steps", "30"
+    )
+    assert "training is done" in said
+    (run,) = (user.claim / "oeprov").glob("pair-*/run")
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [item["step"] for item in events if item.get("event") == "step"][-1] == 30
+    until(lambda: user.kinds() == [], 60, user.news)
+
+
 def test_ctrl_c_stops_it_with_a_checkpoint(user: User) -> None:
     command = user.start(
         "launch-training",
