@@ -69,21 +69,24 @@ class User:
             "launch-training", "-i", str(self.inventory), "--on", "kubernetes", *words, expect=expect
         )
 
-    def status(self) -> dict[str, Any]:
-        """The youngest job's."""
-        found: dict[str, Any] = json.loads(self.oeprov("status", "--json"))["jobs"][-1]
-        return found
+    def status(self, name: str) -> dict[str, Any]:
+        """That of the youngest job with a name; empty while there is none."""
+        jobs = json.loads(self.oeprov("status", "--json"))["jobs"]
+        found: list[dict[str, Any]] = [item for item in jobs if item["job"].startswith(f"{name}-")]
+        return found[-1] if found else {}
 
-    def step(self) -> int:
-        """The last step of the youngest job that its worker told of."""
-        status = self.status()
+    def step(self, name: str) -> int:
+        """The last step that a job's worker told of."""
+        status = self.status(name)
+        if not status:
+            return 0
         assert status["state"] == "running", f"{status}{self.news()}"
         found = re.match(r"step (\d+)", status["progress"])
         return int(found[1]) if found else 0
 
-    def reaches(self, step: int) -> int:
-        """Wait until training is beyond a step."""
-        return int(until(lambda: (found := self.step()) > step and found, 300, self.news))
+    def reaches(self, name: str, step: int) -> None:
+        """Wait until a job is beyond a step."""
+        until(lambda: self.step(name) > step, 300, self.news)
 
     def pods(self) -> dict[str, dict[str, Any]]:
         found = self.cluster.ask("GET", f"{CORE}/pods")["items"]
@@ -237,8 +240,8 @@ def test_what_is_missing_is_said_before_anything_is_made(user: User) -> None:
 def test_a_job_is_watched_loses_a_server_is_stopped_and_resumed(user: User) -> None:
     said = user.launch("--name", "ctr", "--detach")
     assert "made in namespace ads" in said
-    user.reaches(40)
-    status = user.status()
+    user.reaches("ctr", 40)
+    status = user.status("ctr")
     assert status["state"] == "running"
     assert [(pod["role"], pod["state"], pod["ready"], pod["node"]) for pod in status["pods"]] == [
         ("server", "runs", True, NODE),
@@ -251,12 +254,12 @@ def test_a_job_is_watched_loses_a_server_is_stopped_and_resumed(user: User) -> N
 
     lost = f"{job}-server-1"
     before, workers = user.pods()[lost]["metadata"]["uid"], _workers(user)
-    step = user.step()
+    step = user.step("ctr")
     user.cluster.ask("DELETE", f"{CORE}/pods/{lost}")
     until(
         lambda: user.pods().get(lost, {}).get("metadata", {}).get("uid") not in (None, before), 120, user.news
     )
-    user.reaches(step + 40)
+    user.reaches("ctr", step + 40)
     assert _workers(user) == workers, "the worker waited, and was not begun again"
     run = user.claim / "oeprov" / job / "run"
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -273,7 +276,7 @@ def test_a_job_is_watched_loses_a_server_is_stopped_and_resumed(user: User) -> N
     assert stopped > step
 
     user.oeprov("resume", "--detach")
-    user.reaches(stopped)
+    user.reaches("ctr", stopped)
     user.oeprov("stop")
 
 
@@ -313,7 +316,7 @@ def test_ctrl_c_stops_it_with_a_checkpoint(user: User) -> None:
         "--name",
         "quick",
     )
-    user.reaches(20)
+    user.reaches("quick", 20)
     command.send_signal(signal.SIGINT)
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 130, said
