@@ -1,4 +1,5 @@
-# The namespaces of a cluster: mounts, network and processes of its own. They end with this script's input.
+# The namespaces of a cluster: mounts, network and processes of its own. They end with this script's input; this
+# shell is their first process, which collects the ended ones.
 set -eu
 mount -t tmpfs -o mode=755 run /run
 mount -t tmpfs -o mode=755 log /var/log
@@ -9,4 +10,4 @@ ip link add name node type bridge
 ip address add "$1/24" dev node
 ip link set node up
 echo ready
-exec cat
+cat

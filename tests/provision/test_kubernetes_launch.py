@@ -148,6 +148,20 @@ def test_status_logs_and_stop(
     assert states(tmp_path) == ["done"]
 
 
+def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path
+) -> None:
+    assert oeprov("launch-training", "--name", "old", "--detach") == 0
+    assert oeprov("launch-training", "--name", "young", "--detach") == 0
+    names = [job.id for job in record.all_jobs(tmp_path / "state")]
+    assert names[0].startswith("old-")
+    assert oeprov("stop", names[0]) == 0
+    assert [job.id for job in record.all_jobs(tmp_path / "state")] == names
+    last = record.find(tmp_path / "state", None)
+    assert last is not None
+    assert last.id == names[1]
+
+
 def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:
     def interrupt() -> None:
         until(lambda: "Job" in cluster.posts)
