@@ -9,7 +9,7 @@ PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 CTEST = ctest --output-on-failure -j $(PROCESSES)
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-hosts test-lab test-core images sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-torch  those of PyTorch, which it installs (a large download; make test skips them without)'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
+	@echo 'make test-kubernetes  training on a real Kubernetes (as root; KUBERNETES=DIRECTORY has its programs)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make format    let the formatters write'
@@ -49,6 +50,11 @@ test-lab: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'from provision.lab import programs; programs.require(install=True)'
 	$(BIN)/python -m pytest -m lab -s $(TESTS)
+
+test-kubernetes: setup
+	@tools/setup.sh test
+	tools/kubernetes.sh
+	$(BIN)/python -m pytest -m kubernetes -s tests/cluster
 
 ENGINE ?= podman
 images:

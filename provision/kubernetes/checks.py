@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision.errors import TrainingError
-from provision.kubernetes import api, record
+from provision.kubernetes import api, record, version
 from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.plan import Plan
 
@@ -13,16 +13,21 @@ _READ = ("get", "list")
 _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI operator"}
 
 
-def check(cluster: Api, plan: Plan, documents: list[Document]) -> None:
-    """TrainingError with all that is missing of one kind: nobody answers, namespace, rights, claim, kinds."""
+def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
+    """The documents as the cluster knows them, which it would make.
+
+    TrainingError with all that is missing of one kind: nobody answers, an old version, namespace, rights,
+    claim, kinds.
+    """
     try:
-        cluster.ask("GET", "/version")
+        documents = version.suit(cluster, plan, documents)
         _namespace(cluster, plan)
         _rights(cluster, plan, documents)
         _claim(cluster, plan)
         _pull_secret(cluster, plan)
         _kinds(cluster, documents)
         rehearse(cluster, documents)
+        return documents
     except ApiFailure as error:
         if error.code == 401:
             raise TrainingError(
@@ -136,10 +141,10 @@ def _pull_secret(cluster: Api, plan: Plan) -> None:
 
 def _kinds(cluster: Api, documents: list[Document]) -> None:
     for document in documents:
-        kind, version = str(document["kind"]), str(document["apiVersion"])
-        if kind in _OPERATORS and cluster.get(f"/apis/{version}") is None:
+        kind, group = str(document["kind"]), str(document["apiVersion"])
+        if kind in _OPERATORS and cluster.get(f"/apis/{group}") is None:
             raise TrainingError(
-                f"kubernetes_form: the cluster has no {kind} ({version}); install {_OPERATORS[kind]}, or use "
+                f"kubernetes_form: the cluster has no {kind} ({group}); install {_OPERATORS[kind]}, or use "
                 "kubernetes_form: job"
             )
 

@@ -84,12 +84,15 @@ def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return claims
 
 
+def _born(job: Job) -> int:
+    """When a job began: its token is written then, and never again."""
+    return job.token_file.stat().st_mtime_ns
+
+
 def all_jobs(state_dir: Path) -> list[Job]:
     """Every job on Kubernetes, oldest first."""
-    files = jobs.jobs_dir(state_dir).glob(f"*/{FILE}")
-    return [
-        Job(path.parent) for path in sorted(files, key=lambda path: (path.parent.stat().st_ctime_ns, path))
-    ]
+    found = [Job(path.parent) for path in jobs.jobs_dir(state_dir).glob(f"*/{FILE}")]
+    return sorted(found, key=lambda job: (_born(job), job.id))
 
 
 def find(state_dir: Path, name: str | None) -> Job | None:
@@ -102,5 +105,4 @@ def find(state_dir: Path, name: str | None) -> Job | None:
         return None
     if not here:
         return there[-1]
-    born = [(job.directory / "token").stat().st_mtime_ns for job in (here[-1], there[-1])]
-    return there[-1] if born[1] > born[0] else None
+    return there[-1] if _born(there[-1]) > _born(here[-1]) else None

@@ -89,11 +89,11 @@ def _create(inventory: Inventory, options: LaunchOptions, cluster: Api, state_di
     job = jobs.create(state_dir, options.run_name or options.model or inventory.training.model, now)
     try:
         plan = settle(inventory, options, job.id)
-        checks.check(cluster, plan, manifests.build(plan, _token(job)))
+        documents = checks.check(cluster, plan, manifests.build(plan, _token(job)))
     except BaseException:
         shutil.rmtree(job.directory)
         raise
-    text = manifests.render(plan, manifests.build(plan))
+    text = manifests.render(plan, [item for item in documents if item["kind"] != "Secret"])
     (job.directory / record.MANIFESTS).write_text(text, encoding="utf-8")
     record.write(
         job,

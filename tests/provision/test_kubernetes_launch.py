@@ -82,6 +82,19 @@ def test_a_job_to_its_end(
     assert "is done; there is nothing to resume" in capsys.readouterr().err
 
 
+def test_an_old_cluster_gets_the_budget_that_it_knows(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path
+) -> None:
+    cluster.objects["/version"] = {"gitVersion": "v1.20.2"}
+    assert oeprov("launch-training", "--detach") == 0
+    budget = next(path for path in cluster.objects if "/poddisruptionbudgets/" in path)
+    assert budget.startswith("/apis/policy/v1beta1/")
+    (job,) = record.all_jobs(tmp_path / "state")
+    assert "PodDisruptionBudget" in [item["kind"] for item in record.documents(job)]
+    assert oeprov("stop") == 0
+    assert cluster.kinds() == VOLUMES
+
+
 def test_a_job_that_fails_keeps_its_volumes(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +146,20 @@ def test_status_logs_and_stop(
     cluster.worker = "done"
     assert oeprov("resume", job.id) == 0
     assert states(tmp_path) == ["done"]
+
+
+def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path
+) -> None:
+    assert oeprov("launch-training", "--name", "old", "--detach") == 0
+    assert oeprov("launch-training", "--name", "young", "--detach") == 0
+    names = [job.id for job in record.all_jobs(tmp_path / "state")]
+    assert names[0].startswith("old-")
+    assert oeprov("stop", names[0]) == 0
+    assert [job.id for job in record.all_jobs(tmp_path / "state")] == names
+    last = record.find(tmp_path / "state", None)
+    assert last is not None
+    assert last.id == names[1]
 
 
 def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:
@@ -242,6 +269,27 @@ class TestBeforeAnythingIsMade:
     def test_no_operator(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
         words = "the cluster has no TFJob (kubeflow.org/v1); install Kubeflow's training operator"
         self.refused(oeprov, capsys, words, "kubernetes_form: tfjob")
+
+    @pytest.mark.parametrize(
+        ("version", "words"),
+        [
+            (
+                "v1.20.2",
+                "several workers are an Indexed Job, and the cluster is Kubernetes v1.20.2, before 1.22",
+            ),
+            ("v1.19.4-aliyun.1", "the cluster is Kubernetes v1.19.4-aliyun.1; jobs need 1.20 or later"),
+        ],
+    )
+    def test_an_old_cluster(
+        self,
+        cluster: FakeCluster,
+        oeprov: Callable[..., int],
+        capsys: pytest.CaptureFixture[str],
+        version: str,
+        words: str,
+    ) -> None:
+        cluster.objects["/version"] = {"gitVersion": version}
+        self.refused(oeprov, capsys, words, "kubernetes_workers: 2")
 
     def test_admission(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
