@@ -317,9 +317,8 @@ class Supervisor:
                 server.refresh(answers[server.spec.host])
 
     def _waits(self) -> bool:
-        """Whether the workers wait for a lost server: those of a work queue cannot go back together."""
-        alone = len(self.workers) == 1 or not self.spec.settings.get("workqueue")
-        return alone and bool(self.spec.settings.get("server_wait"))
+        """Whether the workers wait for a lost server."""
+        return bool(self.spec.settings.get("server_wait"))
 
     def _start_again(self, child: Child) -> bool:
         """Start a server that ended anew at its address, for the worker waits for it; but not for ever."""

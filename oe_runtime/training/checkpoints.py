@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,11 @@ class Checkpoints:
         self._pending = None
         return self._publish(pending)
 
-    def go_back(self, before: Callable[[Saved], None] = lambda _: None) -> tuple[Saved, str]:
+    def go_back(self) -> tuple[Saved, str]:
         """Put the newest checkpoint that can be had onto the servers and into the model.
 
-        `before` is called with it before that. Returns it, and words about newer ones that the servers have
-        lost. Raises CheckpointError, and ServerLost in all workers.
+        Returns it, and words about newer ones that the servers have lost. Raises CheckpointError, and
+        ServerLost in all workers.
         """
         from oe_runtime.keras import dense
 
@@ -161,7 +161,7 @@ class Checkpoints:
         self._ranks.meet()
         assert choice is not None  # noqa: S101 - else `meet` has raised
         saved, lost = choice
-        before(saved)
+        self._chosen(saved)
         if self._client is not None:
             target = {
                 "path": str(saved.path),
@@ -179,6 +179,9 @@ class Checkpoints:
         dense.load(self._model, saved.path)
         self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost
+
+    def _chosen(self, saved: Saved) -> None:
+        """Called before the servers go back to it."""
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
         from oe_runtime.keras import dense

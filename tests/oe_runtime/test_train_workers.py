@@ -123,6 +123,47 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.process
+def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) -> None:
+    """A server is lost, then a worker, then the server again; each row counts once all the same."""
+    excerpt = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
+    for number in range(4):
+        (tmp_path / f"part-{number}.tsv").write_bytes(excerpt * 2)
+    run_dir = tmp_path / "run"
+    lost, other = ServerProcess(tmp_path / "lost", 0, 2), ServerProcess(tmp_path / "other", 1, 2)
+    flags = ["--workqueue", "--on-worker-lost", "continue", "--staleness", "8", "--worker-wait", "60"]
+    flags += ["--servers", f"{lost.endpoint},{other.endpoint}", "--data", str(tmp_path / "part-*.tsv")]
+    flags += ["--holdout", "0.1", "--batch-size", "20", "--epochs", "2", "--checkpoint-steps", "50"]
+    workers = start(run_dir, 2, lost, *flags)
+
+    def lose_the_server(times: int) -> None:
+        lost.kill()
+        lost.start_again()
+        wait_for(lambda: len(events(run_dir, "server_back")) == times, workers[0])
+        reached = max(losses(run_dir))
+        wait_for(lambda: max(losses(run_dir)) > reached, workers[0])
+
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 4, workers[0])
+        lose_the_server(1)
+        assert workers[1].poll() is None
+        workers[1].kill()
+        lose_the_server(2)
+        said, error = workers[0].communicate(timeout=120)
+        assert workers[0].returncode == 0, error
+        assert error == ""
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        lost.stop()
+        other.stop()
+    batches = 4 * 2 * (2 * 180 // 20)
+    assert events(run_dir, "checkpoint")[-1]["step"] == batches
+    assert events(run_dir, "eval")[0]["rows"] == 4 * 40
+    assert "server 0 at 127.0.0.1:" in said
+
+
 def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
     for number in range(3):

@@ -204,10 +204,35 @@ def test_saves_take_the_place_of_their_like_only(tmp_path):
         other.load_weights(tmp_path / "w")
 
 
-def test_early_stopping_with_best_weights_is_refused():
+class Scores(keras.callbacks.Callback):
+    """Gives each epoch a score, and remembers what the model predicts at its end."""
+
+    def __init__(self, scores, x):
+        super().__init__()
+        self.scores, self.x, self.predictions = scores, x, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = self.scores[epoch]
+        self.predictions.append(self.model.predict(self.x, verbose=0))
+
+
+def test_the_best_epoch_comes_back_with_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     model = _compiled(embed.distributed_model(two_fields()))
-    with pytest.raises(ValueError, match="keeps no rows"):
-        model.fit(*random_ids(16), callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
+    x, y = random_ids(64)
+    scores = Scores([1, 3, 5, 4, 2, 9], x)
+    best = {"monitor": "score", "mode": "max"}
+    stopping = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True, **best)
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True, **best)
+    model.fit(x, y, batch_size=16, epochs=6, callbacks=[scores, stopping, saving], verbose=0)
+    assert len(scores.predictions) == 5
+    assert np.abs(scores.predictions[4] - scores.predictions[2]).max() > 1e-3
+    np.testing.assert_array_equal(model.predict(x, verbose=0), scores.predictions[2])
+    assert list((tmp_path / "temporary").iterdir()) == []
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.load_weights(tmp_path / "best.keras")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), scores.predictions[2])
 
 
 def test_constraints_are_left_out_with_a_warning():
