@@ -3,32 +3,26 @@
 Servers first, then the workers. Those of this machine are children, each in a session of its own with a pipe
 as standard input: they end by themselves when it closes, which happens even when this process is killed.
 Those of other hosts are systemd units: Ansible has started the servers before; they are stopped at the end.
-Also ``python -m provision.supervisor JOB_DIR`` in the background, for ``--detach``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from provision import worker_group
-from provision.child import TICK, Child, StopRequest
-from provision.errors import HostError, TrainingError
+from provision.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
+from provision.errors import HostError
 from provision.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
 from provision.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
 from provision.metrics import Event, MetricsTail
 from provision.node import process
-from provision.placement import endpoint
 from provision.units import WORKER_LOST
 from provision.worker_group import Worker
 
@@ -95,9 +89,9 @@ class Supervisor:
         outcome = Outcome("failed", "the launcher failed; see its log", 1)
         try:
             outcome = self._run(resume)
-        except _Refused as error:
+        except Refused as error:
             outcome = Outcome("failed", str(error), 1)
-        except _Stopped:
+        except Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
             keep = outcome.phase != "done" and self.job.saved()
@@ -119,7 +113,7 @@ class Supervisor:
                 self.job.ready_file(spec.name).unlink(missing_ok=True)
                 if not resume:
                     self.job.remove_pools(spec)
-                self.children.append(self._start(spec, spec.argv))
+                self.children.append(start(self.job, spec, spec.argv))
                 self._write(self.phase)
         for child in list(self.children):
             self._wait_ready(child)
@@ -152,7 +146,7 @@ class Supervisor:
 
     def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Worker:
         if not spec.unit:
-            child = self._start(spec, argv)
+            child = start(self.job, spec, argv)
             self.workers.append(child)
             self.children.append(child)
             self._write(self.phase)
@@ -162,7 +156,7 @@ class Supervisor:
         try:
             self.fleet.start_worker(spec, argv)
         except HostError as error:
-            raise _Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
+            raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
         return worker
 
     def _may_start_again(self, outcome: Outcome) -> bool:
@@ -335,7 +329,7 @@ class Supervisor:
         for place, word in enumerate(argv[:-1]):
             if word == "--port":
                 argv[place + 1] = child.endpoint.rpartition(":")[2]
-        fresh = self._start(child.spec, argv)
+        fresh = start(self.job, child.spec, argv)
         fresh.endpoint, fresh.restarts = child.endpoint, child.restarts + 1
         self.children[self.children.index(child)] = fresh
         if child.popen.stdin is not None:
@@ -360,7 +354,7 @@ class Supervisor:
             if self._start_again(child):
                 self._wait_ready(self.children[place])
                 return True
-        except (_Refused, _Stopped):
+        except (Refused, Stopped):
             pass
         return False
 
@@ -403,48 +397,8 @@ class Supervisor:
             if number == signal.SIGKILL and isinstance(worker, HostWorker):
                 worker.give_up(error.reason)
 
-    def _start(self, spec: ProcessSpec, argv: list[str]) -> Child:
-        path = self.job.log(spec.name)
-        with path.open("ab") as log:
-            begin = log.tell()
-            try:
-                if spec.pools:
-                    Path(spec.pools).parent.mkdir(mode=0o700, exist_ok=True)
-                popen = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
-                )
-            except OSError as error:
-                raise _Refused(f"{spec.name} on {spec.host}: {error.filename}: {error.strerror}") from None
-        return Child(spec, popen, process.start_time(popen.pid), path, begin)
-
     def _wait_ready(self, child: Child) -> None:
-        """Wait for the server's ready file and take its endpoint from it."""
-        path = self.job.ready_file(child.spec.name)
-        deadline = time.monotonic() + self.limits.ready
-        while (text := _read(path)) is None:
-            if child.popen.poll() is not None:
-                raise _Refused(
-                    f"{child.label} did not start: it {child.how_it_ended()}; its log: {child.log}"
-                )
-            if time.monotonic() > deadline:
-                words = child.error_line()
-                raise _Refused(
-                    f"{child.label} was not ready after {self.limits.ready:.0f} s"
-                    + (f"; its last line: {words}" if words else "")
-                    + f"; its log: {child.log}"
-                )
-            if self.stop.wait(TICK):
-                raise _Stopped
-        try:
-            ready = json.loads(text)
-            child.endpoint = endpoint("127.0.0.1", str(ready["host"]), int(ready["port"]))
-        except (ValueError, KeyError, TypeError):
-            raise _Refused(f"{child.label}: {path} does not say where it listens") from None
+        ready = wait_ready(child, self.job.ready_file(child.spec.name), self.limits.ready, self.stop)
         self._emit(
             {
                 **ready,
@@ -514,54 +468,3 @@ def free_endpoints(count: int) -> str:
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return ",".join(f"127.0.0.1:{item.getsockname()[1]}" for item in found)
-
-
-def _read(path: Path) -> str | None:
-    """The file's text; None when it is not there (a server takes its ready file away when it ends)."""
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return None
-
-
-class _Refused(Exception):
-    """A process did not come up."""
-
-
-class _Stopped(Exception):
-    """Asked to stop before the worker began."""
-
-
-def start_detached(job: Job, resume: bool) -> int:
-    """Run the job under a supervisor in the background (its log: logs/supervisor.log); returns its pid."""
-    argv = [sys.executable, "-m", "provision.supervisor", str(job.directory)]
-    with job.log("supervisor").open("ab") as log:
-        popen = subprocess.Popen(
-            [*argv, "--resume"] if resume else argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return popen.pid
-
-
-def _say(event: Event) -> None:
-    print(json.dumps(event), flush=True)
-
-
-def main(argv: list[str]) -> int:
-    """``python -m provision.supervisor JOB_DIR [--resume]``."""
-    stop = StopRequest()
-    with stop.on_signals():
-        try:
-            outcome = Supervisor(Job(Path(argv[0])), _say, stop).run(resume="--resume" in argv[1:])
-        except TrainingError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    print(outcome.message, flush=True)
-    return outcome.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

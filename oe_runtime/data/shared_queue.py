@@ -38,7 +38,7 @@ class SharedWorkQueue:
         self._fresh = self._queue.save()
         self._directory = directory
         self._state = directory / "queue.json"
-        self._followed: int | None = None  # how often it was restored, as far as this worker knows
+        self._followed: int | None = None
         self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -108,9 +108,9 @@ class SharedWorkQueue:
             self._write()
 
     @property
-    def restored(self) -> int:
-        """How often the queue was restored when this worker last followed it."""
-        return self._followed or 0
+    def followed(self) -> int | None:
+        """How often the queue was restored, as far as this worker knows; None: it has not looked yet."""
+        return self._followed
 
     def restores(self) -> int:
         """How often it was restored until now."""

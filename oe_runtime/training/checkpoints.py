@@ -197,7 +197,9 @@ class Checkpoints:
         arrays = dense.values(self._model)
         # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
         checkpoint.remove_from(self._directory, position.step)
-        self._client.checkpoint(position.step, wait=wait)
+        # Worker 0 may have ended after its first checkpoint, of no rows, and before that was written down.
+        if position.step or self._client.checkpoints() != [0]:
+            self._client.checkpoint(position.step, wait=wait)
         return _Pending(position, arrays, pool)
 
     def _publish(self, pending: _Pending) -> Saved:

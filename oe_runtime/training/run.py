@@ -55,7 +55,8 @@ def _run(options: Options, stop: StopRequest) -> int:
         if options.resume and first:
             check_resume(options)
         if options.rendezvous:
-            options = replace(options, workers=horovod.exchange(options, stop))
+            place = horovod.Started(options.rank, options.size, options.rendezvous)
+            options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
         client = _connect(options)
         if client is not None and first and not options.resume:
             _refuse_trained(client)
@@ -282,7 +283,8 @@ def _refuse_trained(client: Client) -> None:
                     f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
                     "start fresh servers, or go on with the run that trained them by --resume"
                 )
-    if kept := client.checkpoints():
+    kept = client.checkpoints()
+    if kept and kept != [0]:  # one of step 0 has no rows
         raise RunError(
             f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
             "another --storage-path, or go on with that run by --resume"

@@ -200,7 +200,9 @@ class SharedInput:
 
     def is_losing(self) -> bool:
         """Whether another worker has lost a server."""
-        followed = self._queue.restored
+        followed = self._queue.followed
+        if followed is None:
+            return False
         return self._mark(followed).exists() or self._queue.restores() != followed
 
     def raise_losses(self) -> None:
@@ -262,7 +264,7 @@ class SharedInput:
     def _loss(self) -> ServerLost:
         endpoint = ""
         with contextlib.suppress(OSError):
-            endpoint = self._mark(self._queue.restored).read_text()
+            endpoint = self._mark(self._queue.followed or 0).read_text()
         return ServerLost(endpoint, "another worker has lost a server")
 
     def _ready(self, rank: int) -> Path:

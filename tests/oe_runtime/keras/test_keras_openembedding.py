@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
+import openembedding_processes
 import pytest
 import tensorflow as tf
 from keras_models import random_ids, two_fields
+from rendezvous import rendezvous
 from server_processes import Servers
 
 import oe_runtime.keras as embed
@@ -161,6 +168,46 @@ def test_pulling_and_flags(flags, tmp_path):
     flags.num_workers, flags.config = 1, "[1"
     with pytest.raises(ValueError, match=r"flags\.config is not YAML"):
         embed.distributed_model(two_fields())
+
+
+@pytest.mark.process
+def test_several_processes(flags, tmp_path):
+    """Started by horovodrun, and each sets flags: the model of one process with the whole batches."""
+    server = Servers(tmp_path / "server", 1)
+    program = [sys.executable, openembedding_processes.__file__, *server.endpoints, str(tmp_path)]
+    try:
+        with rendezvous(2) as variables:
+            processes = [
+                subprocess.Popen(
+                    program, env={**os.environ, **mine}, stdout=-1, stderr=subprocess.STDOUT, text=True
+                )
+                for mine in variables
+            ]
+            said = [process.communicate(timeout=240)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+    finally:
+        server.end()
+    keras.utils.set_random_seed(0)
+    _, expected = openembedding_processes.fit(0, 1)
+    for rank in range(2):
+        found = np.load(tmp_path / f"predictions-{rank}.npy")
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+    again = _compiled(embed.distributed_model(two_fields()))
+    for name in ("save", "checkpoint2.keras"):
+        again.load_weights(tmp_path / name)
+        x, _ = random_ids(openembedding_processes.BATCH * openembedding_processes.STEPS)
+        np.testing.assert_allclose(again.predict(x, verbose=0), expected, rtol=2e-4, atol=1e-5)
+
+
+def test_processes_are_those_that_were_started(flags, monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(ValueError, match="num_workers is 3, but 2 processes were started"):
+        flags.num_workers = 3
+    np.asarray(tf.zeros(1) + 1)
+    with pytest.raises(ValueError, match="before TensorFlow computes anything"):
+        flags.num_workers = 2
+    assert flags.num_workers == 1
 
 
 def test_server_models_in_files_and_in_persistent_memory(flags, tmp_path):
