@@ -55,7 +55,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         default="stop",
         help="with --workqueue, whether the others stop (default) or go on, with its ranges too; without "
         "worker 0 nobody writes checkpoints. Without --workqueue they stop: TensorFlow's collectives cannot "
-        "go on without a member",
+        "go on without a member. Start the rest with --resume, as `oeprov launch-training` does",
     )
     w.add_argument(
         "--worker-wait",
