@@ -72,16 +72,15 @@ class SharedInput:
         self._gate = (self._directory / "gate.lock").open("a")
         self._steps = (self._directory / "steps.lock").open("a")
         self._holds = False
-        self._mine = self._rank_file(options.rank).open(
-            "a"
-        )  # locked until this worker has nothing more to do
+        # Locked until this worker has nothing more to do.
+        self._mine = self._rank_file(options.rank).open("a")
         _try(self._mine, fcntl.LOCK_EX)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Worker 0, before any takes a range: from the start, or from a checkpoint's state."""
         self._marker.unlink(missing_ok=True)
         for mark in [*self._directory.glob("lost-*"), *self._directory.glob("ready-*")]:
-            mark.unlink()
+            mark.unlink(missing_ok=True)
         self._queue.restore(state)
 
     def follow(self) -> None:

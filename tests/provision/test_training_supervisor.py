@@ -16,7 +16,7 @@ from provision import worker_group
 from provision.background import start_detached
 from provision.child import StopRequest
 from provision.ending import last_screen
-from provision.fleet import HostServer
+from provision.fleet import Fleet, HostServer, HostWorker
 from provision.jobs import Job, ProcessSpec
 from provision.jobview import status
 from provision.metrics import Event
@@ -173,6 +173,19 @@ def test_who_goes_on() -> None:
     assert left(0) == left(1), "worker 0 is where the checkpoints are"
     assert left(1, 2) == ["--workers a:1 --rank 0"]
     assert left(0, 1) == [], "nobody else is on that host"
+
+
+def test_who_was_lost(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
+    for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
+        worker.exit_code = code
+        assert worker_group.was_lost(worker) == lost, code
+    worker.exit_code = None
+    worker.give_up("No route to host")
+    assert worker_group.was_lost(worker)
+    assert not worker_group.has_mistake(worker)
+    assert worker.state().exit_code is None, "nobody knows whether it runs"
 
 
 def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
