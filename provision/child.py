@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import threading
@@ -10,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from provision.jobs import ProcessSpec, ProcessState
+from provision.jobs import Job, ProcessSpec, ProcessState
+from provision.node import process
+from provision.placement import endpoint
 
 TICK = 0.1  # seconds between looks at the processes
 
@@ -127,3 +132,63 @@ class Child:
             return ""
         errors = [line for line in lines if line.lower().startswith("error:")]
         return (errors or lines or [""])[-1].removeprefix("error:").strip()
+
+
+class Refused(Exception):
+    """A process did not come up."""
+
+
+class Stopped(Exception):
+    """Asked to stop before training began."""
+
+
+def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
+    """Start a process of this machine. Raises Refused."""
+    path = job.log(spec.name)
+    with path.open("ab") as log:
+        begin = log.tell()
+        try:
+            if spec.pools:
+                Path(spec.pools).parent.mkdir(mode=0o700, exist_ok=True)
+            popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
+            )
+        except OSError as error:
+            raise Refused(f"{spec.name} on {spec.host}: {error.filename}: {error.strerror}") from None
+    return Child(spec, popen, process.start_time(popen.pid), path, begin)
+
+
+def wait_ready(child: Child, path: Path, seconds: float, stop: StopRequest) -> dict[str, Any]:
+    """Wait for a server's ready file; what it says, with the endpoint taken over. Raises Refused, Stopped."""
+    deadline = time.monotonic() + seconds
+    while (text := _read(path)) is None:
+        if child.popen.poll() is not None:
+            raise Refused(f"{child.label} did not start: it {child.how_it_ended()}; its log: {child.log}")
+        if time.monotonic() > deadline:
+            words = child.error_line()
+            raise Refused(
+                f"{child.label} was not ready after {seconds:.0f} s"
+                + (f"; its last line: {words}" if words else "")
+                + f"; its log: {child.log}"
+            )
+        if stop.wait(TICK):
+            raise Stopped
+    try:
+        ready: dict[str, Any] = json.loads(text)
+        child.endpoint = endpoint("127.0.0.1", str(ready["host"]), int(ready["port"]))
+    except (ValueError, KeyError, TypeError):
+        raise Refused(f"{child.label}: {path} does not say where it listens") from None
+    return ready
+
+
+def _read(path: Path) -> str | None:
+    """The file's text; None when it is not there (a server takes its ready file away when it ends)."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None

@@ -141,6 +141,14 @@ def launch_training(
             rich_help_panel=_SETTINGS,
         ),
     ] = None,
+    on_worker_lost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="stop|continue",
+            help="When one of several workers is lost: stop, or go on with the rest.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
     export: Annotated[
         bool | None,
         typer.Option(
@@ -189,6 +197,7 @@ def launch_training(
         pipeline=pipeline,
         workqueue=workqueue,
         staleness=staleness,
+        on_worker_lost=on_worker_lost,
         export=export,
         storage=storage,
         storage_cache=storage_cache,

@@ -27,6 +27,7 @@ def result(job: Job) -> dict[str, Any]:
         "job": job.id,
         "state": state.phase,
         "message": state.message,
+        "lost_workers": state.lost,
         "step": facts.step,
         "steps": facts.steps,
         "loss": facts.loss,
@@ -67,8 +68,9 @@ def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    if outcome.phase != "done":
-        rows.add_row("why", escape(outcome.message))
+    lost = job.state().lost
+    if outcome.phase != "done" or lost:
+        rows.add_row("warning" if outcome.phase == "done" else "why", escape(outcome.message))
     for name, value in _facts(facts):
         rows.add_row(name, value)
     rows.add_row("job", _short(job.directory))

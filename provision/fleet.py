@@ -227,8 +227,7 @@ class HostWorker:
             answer = errand.run(self.fleet.hosts[self.spec.host], "look", args, LOOK_SECONDS)
         except HostError as error:
             if now - self._seen > SILENCE_SECONDS:
-                self.exit_code, self.how = 1, f"cannot be reached any more: {error.reason}"
-                self.silent = True
+                self.give_up(error.reason)
         else:
             self._seen = time.monotonic()
             self.fleet.mirror(answer, offset)
@@ -251,6 +250,10 @@ class HostWorker:
             "signal": name,
         }
         errand.run(self.fleet.hosts[self.spec.host], "send", args, LOOK_SECONDS)
+
+    def give_up(self, reason: str) -> None:
+        """Its host does not answer: nobody knows whether it runs."""
+        self.exit_code, self.how, self.silent = 1, f"cannot be reached any more: {reason}", True
 
     def how_it_ended(self) -> str:
         """In words."""

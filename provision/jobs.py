@@ -94,6 +94,7 @@ class JobState(_Record):
     supervisor_started: int = 0
     processes: list[ProcessState] = []
     message: str = ""
+    lost: list[str] = []  # workers that the others go on without, or have gone on without
 
     @property
     def supervised(self) -> bool:

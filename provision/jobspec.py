@@ -55,6 +55,7 @@ class LaunchOptions:
     pipeline: bool | None = None
     workqueue: bool | None = None
     staleness: int | None = None
+    on_worker_lost: str | None = None
     export: bool | None = None
     storage: str | None = None
     storage_cache: str | None = None

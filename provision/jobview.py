@@ -22,6 +22,7 @@ from provision.progress import duration, number
 # What is known of a job whose files cannot be read; ``job`` and ``message`` are to be added.
 UNREADABLE: dict[str, Any] = {
     "state": "failed",
+    "lost_workers": [],
     **asdict(Summary()),
     "processes": [],
     "rows": {},
@@ -51,7 +52,7 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
         return 0
     console.print(_job_table(reports[-20:]))
     for item in detailed(reports):
-        if item["message"] and item["state"] != "done":
+        if item["message"] and (item["state"] != "done" or item["lost_workers"]):
             console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
         if item["waiting"] and item["state"] in ACTIVE:
             console.print(f"training waits for a server: {escape(item['waiting'])}", soft_wrap=True)
@@ -73,6 +74,7 @@ def report(job: Job) -> dict[str, Any]:
         "job": job.id,
         "state": state.phase,
         "message": state.message,
+        "lost_workers": state.lost,
         **asdict(facts),
         "checkpoint_step": saved(job, facts)[0],
         "directory": str(job.directory),

@@ -394,7 +394,8 @@ def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
     switches = {"jit", "pipeline", "workqueue"}
-    options = training.model_dump(mode="json", exclude={"export", "steps", "restarts", "tls", *switches})
+    own = {"export", "steps", "restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
+    options = training.model_dump(mode="json", exclude={*own, *switches})
     options = {name: value for name, value in options.items() if value not in ("", None)}
     if training.steps:
         options["steps"] = training.steps

@@ -140,6 +140,9 @@ def describe(event: Event) -> str:
         return f"[green]✓[/] {get('name')} on {get('host')} was started again (pid {get('pid')})"
     if kind == "workers_restarted":
         return f"[yellow]![/] {get('message')}: all workers start again from the last checkpoint"
+    if kind == "workers_go_on":
+        how = "start again from the last checkpoint" if get("again") else "go on"
+        return f"[yellow]![/] {get('message')}; the rest {how}"
     if kind == "server_gone":
         return f"[yellow]![/] training waits up to {get('wait_s')} s for server {get('endpoint')}"
     if kind == "server_back":

@@ -359,6 +359,13 @@ class TrainingSettings(_Settings):
         ge=1,
         description="Seconds that workers wait for one that does not come or is busy, as with a checkpoint.",
     )
+    on_worker_lost: Literal["stop", "continue"] = Field(
+        default="stop",
+        description="When one of several workers is killed or its host is lost: stop, or go on with the "
+        "rest, unless training_restarts starts it again. Workers of a queue (training_workqueue) go on where "
+        "they are, with its ranges too; others start again from the last checkpoint, with its part of every "
+        "batch. Checkpoints are on worker 0's host. (On Kubernetes lost workers are always started again.)",
+    )
     restarts: int = Field(
         default=0,
         ge=0,

@@ -3,32 +3,28 @@
 Servers first, then the workers. Those of this machine are children, each in a session of its own with a pipe
 as standard input: they end by themselves when it closes, which happens even when this process is killed.
 Those of other hosts are systemd units: Ansible has started the servers before; they are stopped at the end.
-Also ``python -m provision.supervisor JOB_DIR`` in the background, for ``--detach``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from provision.child import TICK, Child, StopRequest
-from provision.errors import HostError, TrainingError
+from provision import worker_group
+from provision.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
+from provision.errors import HostError
 from provision.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
 from provision.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
 from provision.metrics import Event, MetricsTail
 from provision.node import process
-from provision.placement import endpoint
-from provision.units import INTERRUPTED, WORKER_LOST
+from provision.units import WORKER_LOST
+from provision.worker_group import Worker
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,11 @@ class Supervisor:
         self.units = [
             readopt(specs[name], item, waited_for=waited) for name, item in known.items() if name in specs
         ]
-        self.workers: list[Child | HostWorker] = []  # by rank
+        self.group = [item for item in self.spec.processes if item.role == "worker"]  # who is to train
+        self.workers: list[Worker] = []  # by rank
+        self.deaf: list[Worker] = []  # of them, those that had to be killed
+        self.gone: list[Worker] = []  # that the others go on without
+        self.losses: list[str] = []  # how they were lost
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
         self.restarts: dict[str, list[float]] = {}  # when servers were started again
@@ -89,9 +89,9 @@ class Supervisor:
         outcome = Outcome("failed", "the launcher failed; see its log", 1)
         try:
             outcome = self._run(resume)
-        except _Refused as error:
+        except Refused as error:
             outcome = Outcome("failed", str(error), 1)
-        except _Stopped:
+        except Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
             keep = outcome.phase != "done" and self.job.saved()
@@ -113,7 +113,7 @@ class Supervisor:
                 self.job.ready_file(spec.name).unlink(missing_ok=True)
                 if not resume:
                     self.job.remove_pools(spec)
-                self.children.append(self._start(spec, spec.argv))
+                self.children.append(start(self.job, spec, spec.argv))
                 self._write(self.phase)
         for child in list(self.children):
             self._wait_ready(child)
@@ -123,26 +123,30 @@ class Supervisor:
         while True:
             self._start_workers(endpoints, resume=resume)
             outcome = self._watch()
-            if not self._may_restart(outcome, restarts):
+            if not self._may_start_again(outcome):
                 return outcome
-            restarts += 1
-            self._emit({"event": "workers_restarted", "message": outcome.message, "times": restarts})
+            if restarts < int(self.spec.settings.get("restarts") or 0) and not self._silent():
+                restarts += 1
+                self._emit({"event": "workers_restarted", "message": outcome.message, "times": restarts})
+            elif not self._regroup():
+                return outcome
+            if not all(self._back(child) for child in self._dead_servers()):
+                return outcome
             resume = True
 
     def _start_workers(self, endpoints: str, *, resume: bool) -> None:
-        specs = [spec for spec in self.spec.processes if spec.role == "worker"]
         self.children = [child for child in self.children if child not in self.workers]
-        self.workers = []
-        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(specs))}
-        for spec in specs:
-            argv = [words.get(word, word) for word in spec.argv]
+        self.workers, self.deaf = [], []
+        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.group))}
+        everyone = [item for item in self.spec.processes if item.role == "worker"]
+        for spec, argv in zip(self.group, worker_group.commands(self.group, everyone, words), strict=True):
             worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv)
             self._emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
         self._write("running")
 
-    def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Child | HostWorker:
+    def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Worker:
         if not spec.unit:
-            child = self._start(spec, argv)
+            child = start(self.job, spec, argv)
             self.workers.append(child)
             self.children.append(child)
             self._write(self.phase)
@@ -152,22 +156,73 @@ class Supervisor:
         try:
             self.fleet.start_worker(spec, argv)
         except HostError as error:
-            raise _Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
+            raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
         return worker
 
-    def _may_restart(self, outcome: Outcome, restarts: int) -> bool:
-        """Whether to start all workers anew: one of several was killed or a server lost, not for a mistake.
+    def _may_start_again(self, outcome: Outcome) -> bool:
+        """Whether workers may start anew: one of several was killed or a server lost, not for a mistake.
 
-        A server that is a child is started again here, one that is a unit by its system.
+        A server that is a child is then started again here, one that is a unit by its system.
         """
-        allowed = int(self.spec.settings.get("restarts") or 0)
-        if outcome.phase != "failed" or restarts >= allowed or len(self.workers) < 2 or self.stop.count:
+        if outcome.phase != "failed" or len(self.workers) < 2 or self.stop.count:
             return False
-        mistakes = [item for item in self.workers if item.poll() in (1, 2)]
-        dead = [child for child in self.children if child not in self.workers and child.poll() is not None]
-        if (mistakes and not dead) or not self.job.saved():
+        if not (self.spec.settings.get("restarts") or self.goes_on):
             return False
-        return all(self._back(child) for child in dead)
+        mistakes = any(map(worker_group.has_mistake, self.workers))
+        return self.job.saved() and not (mistakes and not self._dead_servers())
+
+    def _dead_servers(self) -> list[Child]:
+        return [child for child in self.children if child not in self.workers and child.poll() is not None]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the rest of the workers goes on without one that was lost."""
+        return self.spec.settings.get("on_worker_lost") == "continue"
+
+    def _silent(self) -> bool:
+        """Whether a worker cannot be started again, for its host does not answer."""
+        return self.goes_on and any(map(worker_group.is_silent, self.workers))
+
+    def _regroup(self) -> bool:
+        """Let the rest of the workers be all of them, if somebody was lost who they may go on without."""
+        lost = [
+            worker for worker in self.workers if worker_group.was_lost(worker) and worker not in self.deaf
+        ]
+        lost = lost or [worker for worker in self.deaf if worker_group.was_lost(worker)]
+        left = worker_group.rest(self.group, {worker.spec.name for worker in lost})
+        if not (self.goes_on and lost and left):
+            return False
+        self._go_on_with(left, lost, again=True)
+        return True
+
+    def _let_go(self) -> None:
+        """Workers of a queue who are lost: the others do not wait for them, and need not start again."""
+        if not (self.goes_on and self.spec.settings.get("workqueue")):
+            return
+        # Without the first one nobody writes checkpoints.
+        lost = list(filter(worker_group.was_lost, self.workers[1:]))
+        if lost:
+            self._go_on_with([item.spec for item in self.workers if item not in lost], lost, again=False)
+
+    def _go_on_with(self, left: list[ProcessSpec], lost: list[Worker], *, again: bool) -> None:
+        self.losses += [f"{worker.label} {worker.how_it_ended()}" for worker in lost]
+        gone = [worker for worker in self.workers if worker.spec not in left]
+        self.group = left
+        self.gone += gone
+        self.workers = [worker for worker in self.workers if worker not in gone]
+        for worker in gone:
+            if isinstance(worker, Child):
+                self.children.remove(worker)
+                worker.end(self.limits.server)
+        self._write(self.phase)
+        self._emit({"event": "workers_go_on", "message": self.warning, "again": again})
+
+    @property
+    def warning(self) -> str:
+        """How many workers are left of how many, and why; empty if it is all of them."""
+        if not self.losses:
+            return ""
+        return f"{len(self.group)} of {len(self.group) + len(self.gone)} workers: {'; '.join(self.losses)}"
 
     @property
     def servers(self) -> list[Child | HostServer]:
@@ -175,7 +230,10 @@ class Supervisor:
         return [*(child for child in self.children if child not in self.workers), *self.units]
 
     def _watch(self) -> Outcome:
-        while all(worker.poll() in (None, 0) for worker in self.workers):
+        while True:
+            self._let_go()
+            if any(worker.poll() not in (None, 0) for worker in self.workers):
+                break
             if all(worker.poll() == 0 for worker in self.workers):
                 break
             self._events()
@@ -191,13 +249,16 @@ class Supervisor:
 
     def _ended(self) -> Outcome:
         """All workers have ended, or one has: then so do the others, who cannot go on without it."""
-        failed = [item for item in self.workers if item.poll() not in (None, 0, INTERRUPTED)]
+        failed = list(filter(worker_group.failed, self.workers))
+        if failed and self.goes_on and self.spec.settings.get("workqueue"):
+            for worker in self.workers:
+                self._signal(worker, signal.SIGTERM)  # they would go on by themselves
         deaf = self._wait_for(self.workers, self.limits.loss if failed else self.limits.checkpoint)
         self._events()
-        codes = [worker.poll() for worker in self.workers]
-        if all(code == 0 for code in codes):
-            return Outcome("done", "training is done", 0)
-        failed += [w for w in self.workers if w not in failed and w.poll() not in (None, 0, INTERRUPTED)]
+        if all(worker.poll() == 0 for worker in self.workers):
+            by = f" by {self.warning}" if self.warning else ""
+            return Outcome("done", f"training is done{by}", 0)
+        failed += [w for w in self.workers if w not in failed and worker_group.failed(w)]
         if not all(worker in deaf for worker in failed):
             failed = [worker for worker in failed if worker not in deaf]
         if failed:
@@ -223,20 +284,24 @@ class Supervisor:
             how = f"ended with exit status {code}: {said}"
         return Outcome("failed", f"{worker.label} {how}", 1)
 
-    def _wait_for(self, workers: Sequence[Child | HostWorker], seconds: float) -> list[Child | HostWorker]:
+    def _wait_for(self, workers: Sequence[Worker], seconds: float) -> list[Worker]:
         """Let these end by themselves; after so long, or when asked to stop once more, end them: which."""
         asked, deadline = self.stop.count, time.monotonic() + seconds
         while any(worker.poll() is None for worker in workers):
             self._events()
             if self.stop.count > asked or time.monotonic() > deadline:
-                deaf = [worker for worker in workers if worker.poll() is None]
-                for worker in deaf:
-                    self._signal(worker, signal.SIGKILL)
-                    if isinstance(worker, Child):
-                        worker.popen.wait()
-                return deaf
+                return self._kill(workers)
             time.sleep(TICK)
         return []
+
+    def _kill(self, workers: Sequence[Worker]) -> list[Worker]:
+        """End those who have not ended: which."""
+        self.deaf = [worker for worker in workers if worker.poll() is None]
+        for worker in self.deaf:
+            self._signal(worker, signal.SIGKILL)
+            if isinstance(worker, Child):
+                worker.popen.wait()
+        return self.deaf
 
     def _ask_hosts(self) -> None:
         """Let the hosts say which of their servers are not what was started."""
@@ -246,9 +311,8 @@ class Supervisor:
                 server.refresh(answers[server.spec.host])
 
     def _waits(self) -> bool:
-        """Whether the workers wait for a lost server: those of a work queue cannot go back together."""
-        alone = len(self.workers) == 1 or not self.spec.settings.get("workqueue")
-        return alone and bool(self.spec.settings.get("server_wait"))
+        """Whether the workers wait for a lost server."""
+        return bool(self.spec.settings.get("server_wait"))
 
     def _start_again(self, child: Child) -> bool:
         """Start a server that ended anew at its address, for the worker waits for it; but not for ever."""
@@ -265,7 +329,7 @@ class Supervisor:
         for place, word in enumerate(argv[:-1]):
             if word == "--port":
                 argv[place + 1] = child.endpoint.rpartition(":")[2]
-        fresh = self._start(child.spec, argv)
+        fresh = start(self.job, child.spec, argv)
         fresh.endpoint, fresh.restarts = child.endpoint, child.restarts + 1
         self.children[self.children.index(child)] = fresh
         if child.popen.stdin is not None:
@@ -290,7 +354,7 @@ class Supervisor:
             if self._start_again(child):
                 self._wait_ready(self.children[place])
                 return True
-        except (_Refused, _Stopped):
+        except (Refused, Stopped):
             pass
         return False
 
@@ -311,10 +375,7 @@ class Supervisor:
         if isinstance(server, Child) and server.restarts:
             message += f" (it was started again {server.restarts} times before)"
         said = self.last.get("error", {}).get("message")
-        deaf = [worker for worker in self.workers if worker.poll() is None]
-        for worker in deaf:
-            self._signal(worker, signal.SIGKILL)
-        if deaf:
+        if self._kill(self.workers):
             message += "; the worker did not notice and was stopped"
         elif said:
             message += f"; the worker says: {str(said).split(';')[0]}"
@@ -328,54 +389,16 @@ class Supervisor:
             self._signal(worker, signal.SIGTERM)
         self._wait_for(self.workers, self.limits.checkpoint)
 
-    def _signal(self, worker: Child | HostWorker, number: int) -> None:
+    def _signal(self, worker: Worker, number: int) -> None:
         try:
             worker.send(number)
         except HostError as error:
             self._emit({"event": "trouble", "message": str(error)})
-
-    def _start(self, spec: ProcessSpec, argv: list[str]) -> Child:
-        path = self.job.log(spec.name)
-        with path.open("ab") as log:
-            begin = log.tell()
-            try:
-                if spec.pools:
-                    Path(spec.pools).parent.mkdir(mode=0o700, exist_ok=True)
-                popen = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
-                )
-            except OSError as error:
-                raise _Refused(f"{spec.name} on {spec.host}: {error.filename}: {error.strerror}") from None
-        return Child(spec, popen, process.start_time(popen.pid), path, begin)
+            if number == signal.SIGKILL and isinstance(worker, HostWorker):
+                worker.give_up(error.reason)
 
     def _wait_ready(self, child: Child) -> None:
-        """Wait for the server's ready file and take its endpoint from it."""
-        path = self.job.ready_file(child.spec.name)
-        deadline = time.monotonic() + self.limits.ready
-        while (text := _read(path)) is None:
-            if child.popen.poll() is not None:
-                raise _Refused(
-                    f"{child.label} did not start: it {child.how_it_ended()}; its log: {child.log}"
-                )
-            if time.monotonic() > deadline:
-                words = child.error_line()
-                raise _Refused(
-                    f"{child.label} was not ready after {self.limits.ready:.0f} s"
-                    + (f"; its last line: {words}" if words else "")
-                    + f"; its log: {child.log}"
-                )
-            if self.stop.wait(TICK):
-                raise _Stopped
-        try:
-            ready = json.loads(text)
-            child.endpoint = endpoint("127.0.0.1", str(ready["host"]), int(ready["port"]))
-        except (ValueError, KeyError, TypeError):
-            raise _Refused(f"{child.label}: {path} does not say where it listens") from None
+        ready = wait_ready(child, self.job.ready_file(child.spec.name), self.limits.ready, self.stop)
         self._emit(
             {
                 **ready,
@@ -393,7 +416,7 @@ class Supervisor:
         ``keep_pools``: rows in persistent memory stay for whoever goes on.
         """
         left = []
-        far = [worker for worker in self.workers if isinstance(worker, HostWorker)]
+        far = self._far_workers()
         if far:
             answers = self.fleet.stop("worker")
             left.append(message_of(answers, said))
@@ -418,11 +441,14 @@ class Supervisor:
         self.last[event["event"]] = event
         self.on_event(event)
 
+    def _far_workers(self) -> list[HostWorker]:
+        return [worker for worker in [*self.workers, *self.gone] if isinstance(worker, HostWorker)]
+
     def _write(self, phase: Phase, message: str = "") -> None:
         self.phase = phase
         pid = os.getpid()
-        far = [worker for worker in self.workers if isinstance(worker, HostWorker)]
-        everyone: list[Child | HostServer | HostWorker] = [*self.children, *self.units, *far]
+        here = [*self.children, *(worker for worker in self.gone if isinstance(worker, Child))]
+        everyone: list[Child | HostServer | HostWorker] = [*here, *self.units, *self._far_workers()]
         found = {item.spec.name: self.stopped.get(item.spec.name) or item.state() for item in everyone}
         states = [found[spec.name] for spec in self.spec.processes if spec.name in found]
         self.job.write_state(
@@ -431,7 +457,8 @@ class Supervisor:
                 supervisor_pid=pid,
                 supervisor_started=process.start_time(pid),
                 processes=states,
-                message=message,
+                message=message or self.warning,
+                lost=[worker.spec.name for worker in self.gone],
             )
         )
 
@@ -441,54 +468,3 @@ def free_endpoints(count: int) -> str:
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return ",".join(f"127.0.0.1:{item.getsockname()[1]}" for item in found)
-
-
-def _read(path: Path) -> str | None:
-    """The file's text; None when it is not there (a server takes its ready file away when it ends)."""
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return None
-
-
-class _Refused(Exception):
-    """A process did not come up."""
-
-
-class _Stopped(Exception):
-    """Asked to stop before the worker began."""
-
-
-def start_detached(job: Job, resume: bool) -> int:
-    """Run the job under a supervisor in the background (its log: logs/supervisor.log); returns its pid."""
-    argv = [sys.executable, "-m", "provision.supervisor", str(job.directory)]
-    with job.log("supervisor").open("ab") as log:
-        popen = subprocess.Popen(
-            [*argv, "--resume"] if resume else argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return popen.pid
-
-
-def _say(event: Event) -> None:
-    print(json.dumps(event), flush=True)
-
-
-def main(argv: list[str]) -> int:
-    """``python -m provision.supervisor JOB_DIR [--resume]``."""
-    stop = StopRequest()
-    with stop.on_signals():
-        try:
-            outcome = Supervisor(Job(Path(argv[0])), _say, stop).run(resume="--resume" in argv[1:])
-        except TrainingError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    print(outcome.message, flush=True)
-    return outcome.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

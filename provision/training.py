@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from provision import containers, flavors, fleet, jobs, jobspec, placement, playbook
+from provision.background import start_detached
 from provision.child import TICK, StopRequest
 from provision.converge import look
 from provision.ending import last_screen, result, resume_command, state_flag
@@ -29,7 +30,7 @@ from provision.node import process
 from provision.placement import Placement
 from provision.playbook import TaskResult
 from provision.progress import TrainingView
-from provision.supervisor import Outcome, Supervisor, start_detached
+from provision.supervisor import Outcome, Supervisor
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory  # imports Ansible: slow, and `stop` does without

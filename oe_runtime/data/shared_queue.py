@@ -18,6 +18,10 @@ from oe_runtime.data.errors import DataError
 from oe_runtime.data.work_queue import Range, Work, WorkQueue
 
 
+class QueueRestored(Exception):
+    """The queue has gone back to a checkpoint, and this worker has not: see `SharedWorkQueue.follow`."""
+
+
 class SharedWorkQueue:
     """One worker's end of a WorkQueue; each call reads and writes its state under a lock.
 
@@ -34,6 +38,7 @@ class SharedWorkQueue:
         self._fresh = self._queue.save()
         self._directory = directory
         self._state = directory / "queue.json"
+        self._followed: int | None = None
         self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -49,11 +54,18 @@ class SharedWorkQueue:
     ) -> None:
         self.close()
 
-    def take(self, poll_seconds: float = 0.2, give_up: Callable[[], bool] = lambda: False) -> Work | None:
+    def take(
+        self,
+        poll_seconds: float = 0.2,
+        give_up: Callable[[], bool] = lambda: False,
+        idle: Callable[[], None] = lambda: None,
+    ) -> Work | None:
         """The next range; None when all are finished but those that this worker has itself.
 
-        Where others have the last ones, waits for these to be finished or to come back, or until `give_up`.
+        Where others have the last ones, waits for these to be finished or to come back, or until `give_up`;
+        `idle` is called before. Raises QueueRestored, as do `report`, `finish` and `save`.
         """
+        waits = False
         while not give_up():
             with self._locked() as queue:
                 work = queue.take(self.worker)
@@ -61,6 +73,9 @@ class SharedWorkQueue:
                     work = queue.take(self.worker)
                 if work is not None or queue.workers() <= {self.worker}:
                     return work
+            if not waits:
+                idle()
+                waits = True
             time.sleep(poll_seconds)
         return None
 
@@ -83,17 +98,36 @@ class SharedWorkQueue:
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a checkpoint's state, or, None, from the start.
 
-        One worker does it, before any takes a range. What an earlier run left is forgotten.
+        One worker does it, before any takes a range; the others then `follow`. What an earlier run left is
+        forgotten.
         """
         with _lock_of(self._directory / "queue.lock", wait=True):
+            _, restores = self._read()
             self._queue.restore(self._fresh if state is None else state)
+            self._followed = restores + 1
             self._write()
+
+    @property
+    def followed(self) -> int | None:
+        """How often the queue was restored, as far as this worker knows; None: it has not looked yet."""
+        return self._followed
+
+    def restores(self) -> int:
+        """How often it was restored until now."""
+        with _lock_of(self._directory / "queue.lock", wait=True):
+            return self._read()[1]
+
+    def follow(self) -> None:
+        """This worker has gone back where the queue has; it has no range."""
+        self._followed = None
+        with self._locked() as queue:
+            queue.lost(self.worker)
 
     def close(self) -> None:
         """Give back what was not finished."""
         if self._alive.closed:
             return
-        with self._locked() as queue:
+        with contextlib.suppress(QueueRestored), self._locked() as queue:
             queue.lost(self.worker)
         self._alive_file(self.worker).unlink(missing_ok=True)
         self._alive.close()
@@ -117,14 +151,25 @@ class SharedWorkQueue:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[WorkQueue]:
         with _lock_of(self._directory / "queue.lock", wait=True):
-            if self._state.exists():
-                self._queue.restore(json.loads(self._state.read_text()))
+            state, restores = self._read()
+            if self._followed not in (None, restores):
+                raise QueueRestored
+            self._followed = restores
+            if state is not None:
+                self._queue.restore(state)
             yield self._queue
             self._write()
 
+    def _read(self) -> tuple[dict[str, Any] | None, int]:
+        """What is written down, and how often it was restored."""
+        if not self._state.exists():
+            return None, 0
+        state = json.loads(self._state.read_text())
+        return state, state.get("restored", 0)
+
     def _write(self) -> None:
         partial = self._state.with_suffix(".part")
-        partial.write_text(json.dumps(self._queue.save(workers=True)))
+        partial.write_text(json.dumps({**self._queue.save(workers=True), "restored": self._followed}))
         partial.replace(self._state)
 
 

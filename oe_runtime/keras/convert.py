@@ -14,7 +14,7 @@ from oe_runtime.keras import by_row
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.model import Distributed, DistributedModel
-from oe_runtime.keras.servers import connect
+from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
 from oe_runtime.keras.workers import Workers
 
@@ -90,6 +90,8 @@ def distributed_model(
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
     del num_shards, override_method
+    if client is None and workers is None:
+        workers = known_workers()
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras import dense, export, saving
+from oe_runtime.keras import best_rows, dense, export, saving
 from oe_runtime.keras.embedding import Embedding, Table
 from oe_runtime.keras.gradients import needs_sums
 from oe_runtime.keras.pipeline import Pipeline
@@ -147,15 +147,16 @@ class Distributed(_Model):  # type: ignore[misc]
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """keras.Model.fit. All is pushed when it returns.
 
-        ValueError for EarlyStopping(restore_best_weights=True), which would bring back dense weights only.
+        EarlyStopping(restore_best_weights=True) brings the rows back too: whenever an epoch is the best so
+        far, they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint.
+        ValueError for it with several workers.
         """
-        for callback in keras.tree.flatten(kwargs.get("callbacks")):
-            if getattr(callback, "restore_best_weights", False):
-                raise ValueError(
-                    "EarlyStopping(restore_best_weights=True) keeps no rows: use ModelCheckpoint("
-                    "save_best_only=True), and load_weights afterwards"
-                )
-        history = super().fit(*args, **kwargs)
+        if "callbacks" not in kwargs:
+            history = super().fit(*args, **kwargs)
+        else:
+            workers = 1 if self._workers is None else self._workers.count
+            with best_rows.kept(kwargs.pop("callbacks"), workers=workers) as callbacks:
+                history = super().fit(*args, callbacks=callbacks, **kwargs)
         self.client.settle()
         return history
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +13,9 @@ import yaml
 
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
-from oe_runtime.keras.workers import Workers
+from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.spec import StorageSpec, Worker
+from oe_runtime.training import horovod
 
 _PATIENCE = 60.0  # seconds for servers to start
 
@@ -23,7 +27,9 @@ class Flags:
     `master_endpoint`: the servers, "host:port,host:port" in the order of their index; empty: tables in this
     process. Where OpenEmbedding asks a master for the servers, all are named here.
     `wait_num_servers`: how many there must be; -1: as many as are named.
-    `num_workers`: how many processes train the job; above 1, `distributed_model` needs `workers`.
+    `num_workers`: how many processes train the job. Set above 1 in one that horovodrun has started, or that
+    has TF_CONFIG in its environment, it waits for the others there and then (ValueError if TensorFlow has
+    computed something before), and `distributed_model` knows them; else that needs `workers`.
     `config`: YAML or JSON for tables in this process, {"server": {"pmem_pool_root_path": DIR, "cache_size":
     MB}}; other entries of OpenEmbedding's, about its server's threads and messages, have no counterpart.
     `bind_ip`: of OpenEmbedding's own servers; those here have `python -m oe_runtime.server --host`.
@@ -37,8 +43,54 @@ class Flags:
     wait_num_servers: int = -1
     token: str = ""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "num_workers" and value > 1:
+            _together.join(value)
+        super().__setattr__(name, value)
 
+
+class _Together:
+    """The processes of a job that were started for it by somebody else, once they have met."""
+
+    workers: TensorFlowWorkers | None = None
+
+    def join(self, count: int) -> None:
+        """Wait for the others, where the environment says who they are."""
+        if self.workers is not None:
+            return
+        found = _endpoints(os.environ)
+        if found is None:
+            return
+        rank, endpoints = found
+        if len(endpoints) != count:
+            raise ValueError(f"flags.num_workers is {count}, but {len(endpoints)} processes were started")
+        try:
+            self.workers = TensorFlowWorkers(endpoints, rank)
+        except RuntimeError as error:
+            raise ValueError(
+                f"flags.num_workers must be set before TensorFlow computes anything, best right after the "
+                f"imports: {error}"
+            ) from error
+
+
+_together = _Together()
 flags = Flags()
+
+
+def _endpoints(environment: Mapping[str, str]) -> tuple[int, Sequence[str]] | None:
+    """Rank, and HOST:PORT of all processes, of horovodrun's or of TF_CONFIG; None without either."""
+    if (place := horovod.started(environment)) is not None:
+        return place.rank, horovod.exchange(place, _PATIENCE)
+    try:
+        config = json.loads(environment.get("TF_CONFIG") or "{}")
+        return int(config["task"]["index"]), [str(one) for one in config["cluster"]["worker"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def known_workers() -> Workers | None:
+    """Those that `flags.num_workers` has waited for."""
+    return _together.workers if flags.num_workers > 1 else None
 
 
 def connect(workers: Workers | None) -> Client:
@@ -46,8 +98,8 @@ def connect(workers: Workers | None) -> Client:
     count = 1 if workers is None else workers.count
     if flags.num_workers not in (1, count):
         raise ValueError(
-            f"flags.num_workers is {flags.num_workers}, but distributed_model has {count} of them: give it "
-            "workers=TensorFlowWorkers(endpoints, rank), made first of all"
+            f"flags.num_workers is {flags.num_workers}, but distributed_model has {count} of them: start "
+            "them by horovodrun, or give it workers=TensorFlowWorkers(endpoints, rank), made first of all"
         )
     endpoints = [part.strip() for part in flags.master_endpoint.split(",") if part.strip()]
     if not endpoints:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,11 @@ class Checkpoints:
         self._pending = None
         return self._publish(pending)
 
-    def go_back(self, before: Callable[[Saved], None] = lambda _: None) -> tuple[Saved, str]:
+    def go_back(self) -> tuple[Saved, str]:
         """Put the newest checkpoint that can be had onto the servers and into the model.
 
-        `before` is called with it before that. Returns it, and words about newer ones that the servers have
-        lost. Raises CheckpointError, and ServerLost in all workers.
+        Returns it, and words about newer ones that the servers have lost. Raises CheckpointError, and
+        ServerLost in all workers.
         """
         from oe_runtime.keras import dense
 
@@ -161,7 +161,7 @@ class Checkpoints:
         self._ranks.meet()
         assert choice is not None  # noqa: S101 - else `meet` has raised
         saved, lost = choice
-        before(saved)
+        self._chosen(saved)
         if self._client is not None:
             target = {
                 "path": str(saved.path),
@@ -180,6 +180,9 @@ class Checkpoints:
         self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost
 
+    def _chosen(self, saved: Saved) -> None:
+        """Called before the servers go back to it."""
+
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
         from oe_runtime.keras import dense
 
@@ -194,7 +197,9 @@ class Checkpoints:
         arrays = dense.values(self._model)
         # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
         checkpoint.remove_from(self._directory, position.step)
-        self._client.checkpoint(position.step, wait=wait)
+        # Worker 0 may have ended after its first checkpoint, of no rows, and before that was written down.
+        if position.step or self._client.checkpoints() != [0]:
+            self._client.checkpoint(position.step, wait=wait)
         return _Pending(position, arrays, pool)
 
     def _publish(self, pending: _Pending) -> Saved:

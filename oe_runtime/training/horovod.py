@@ -10,10 +10,10 @@ import contextlib
 import http.client
 import socket
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from oe_runtime.errors import WorkerLost
-from oe_runtime.training.options import Options
-from oe_runtime.training.run_directory import RunError
+from oe_runtime.errors import OeError, WorkerLost
 from oe_runtime.training.stopping import StopRequest
 
 _SCOPE = "oe_runtime"
@@ -21,33 +21,51 @@ _POLL = 0.1  # seconds
 _TIMEOUT = 10.0
 
 
-def exchange(options: Options, stop: StopRequest) -> tuple[str, ...]:
+class Started(NamedTuple):
+    """Which of horovodrun's processes this is, and its rendezvous server."""
+
+    rank: int
+    size: int
+    rendezvous: str  # HOST:PORT
+
+
+def started(environment: Mapping[str, str]) -> Started | None:
+    """What horovodrun says to a process; None if it has not started it. OeError for its elastic mode."""
+    address, port = (environment.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
+    rank, size = (environment.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE"))
+    if not (address and port and rank.isdecimal() and size.isdecimal()):
+        return None
+    if environment.get("HOROVOD_ELASTIC") == "1":
+        raise OeError("horovodrun's elastic mode is not supported; start again with another -np instead")
+    return Started(int(rank), int(size), f"{address}:{port}")
+
+
+def exchange(place: Started, wait: float, stop: StopRequest | None = None) -> tuple[str, ...]:
     """HOST:PORT of all workers by rank, with a free port of this one.
 
-    Raises RunError where the server cannot be had, WorkerLost when others do not come in time or when asked
-    to stop.
+    Raises WorkerLost when others do not come within `wait` seconds or when asked to stop, else OeError.
     """
-    host, _, port = options.rendezvous.rpartition(":")
-    deadline = time.monotonic() + options.worker_wait
+    host, _, port = place.rendezvous.rpartition(":")
+    deadline = time.monotonic() + wait
     try:
         with contextlib.closing(socket.create_connection((host, int(port)), _TIMEOUT)) as there:
             mine = there.getsockname()[0]  # an address by which other hosts reach this one
         with socket.create_server((mine, 0)) as free:
             endpoint = f"{mine}:{free.getsockname()[1]}"
-        _request(host, int(port), "PUT", options.rank, endpoint.encode())
+        _request(host, int(port), "PUT", place.rank, endpoint.encode())
         found: dict[int, str] = {}
-        while len(found) < options.size:
-            for rank in range(options.size):
+        while len(found) < place.size:
+            for rank in range(place.size):
                 if rank not in found and (value := _request(host, int(port), "GET", rank)) is not None:
                     found[rank] = value.decode()
-            if len(found) < options.size:
+            if len(found) < place.size:
                 if stop or time.monotonic() > deadline:
-                    missing = ", ".join(str(rank) for rank in range(options.size) if rank not in found)
+                    missing = ", ".join(str(rank) for rank in range(place.size) if rank not in found)
                     raise WorkerLost(f"horovodrun's workers {missing} did not come")
-                stop.wait(_POLL)
+                time.sleep(_POLL)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise RunError(f"the rendezvous server of horovodrun at {options.rendezvous}: {error}") from error
-    return tuple(found[rank] for rank in range(options.size))
+        raise OeError(f"the rendezvous server of horovodrun at {place.rendezvous}: {error}") from error
+    return tuple(found[rank] for rank in range(place.size))
 
 
 def _request(host: str, port: int, method: str, rank: int, body: bytes | None = None) -> bytes | None:

@@ -1,6 +1,7 @@
 """What happens when a server is lost in training: wait for it, go back to a checkpoint, go on.
 
-Several workers do so together: each has come here from the same place of the run (training.ranks).
+Several workers do so together: each has come here from the same place of the run (training.ranks), or, with
+a work queue, the queue goes back too (training.shared_input).
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class LostServer:
             )
 
     def _name(self, endpoint: str) -> str:
+        if not endpoint:
+            return "a server"
         if endpoint not in self._options.servers:
             return f"server {endpoint}"
         return f"server {self._options.servers.index(endpoint)} at {endpoint}"

@@ -9,7 +9,7 @@ from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch
 from oe_runtime.data.work_queue import Work
 from oe_runtime.training.loop import Interrupted, Loop
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.shared_input import SharedInput
 
@@ -29,6 +29,10 @@ class QueueLoop(Loop):
 
     def train(self, start: Position) -> Position:
         """Train what comes from the queue, to its end or to --steps."""
+        with self._shared.losses():
+            return self._train(start)
+
+    def _train(self, start: Position) -> Position:
         position = start
         for work, batch, done in self._shared.work():
             position = self._take_part(position, work, batch, done)
@@ -36,23 +40,24 @@ class QueueLoop(Loop):
                 break
         if self._shared.asked():
             raise self._stopped(position)
+        self._shared.raise_losses()
         if position.step == 0 and self._first:
             raise RunError(f"{self._source.describe()} has no rows to train on")
         if self._clock.pending:
             self._log(position)
         self._figures.finish(position.step)
         if self._first:
-            self._save(self._checkpoints.take_files, position)
+            self._save(self._checkpoints.take_files, position, last=True)
         return position
 
-    def went_back(self, saved: Saved, seconds: float) -> None:
-        """See Loop. Only a single worker goes back while it runs."""
-        self._shared.begin(saved.position.queue)
-        self._dense.rebase()
-        super().went_back(saved, seconds)
-
     def evaluate(self) -> StreamingAuc:
-        """AUC and log loss on the held-out rows; of worker 0 alone."""
+        """AUC and log loss on the held-out rows; of worker 0 alone, for whose end the others wait."""
+        with self._shared.losses():
+            auc = self._evaluate()
+            self._shared.end()
+        return auc
+
+    def _evaluate(self) -> StreamingAuc:
         auc = StreamingAuc()
         if not (self._options.holdout and self._options.eval and self._first):
             return auc
@@ -95,7 +100,9 @@ class QueueLoop(Loop):
         self._save(self._checkpoints.take_now, position)
         return Interrupted(position, self.saved.path if self.saved else None)
 
-    def _save(self, take: Any, position: Position) -> None:
+    def _save(self, take: Any, position: Position, *, last: bool = False) -> None:
         with self._shared.paused() as state:
+            if last and self.saved and self.saved.pool is None and self.saved.position.queue == state:
+                return  # a server was lost after it was taken
             self._dense.pull()
             self._publish(take, replace(position, step=state["reports"], queue=state))

@@ -22,6 +22,7 @@ from oe_runtime.training.lost_server import LostServer
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View, duration, view
+from oe_runtime.training.queue_checkpoints import QueueCheckpoints
 from oe_runtime.training.queue_loop import QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, losses_of_workers
 from oe_runtime.training.run_directory import RunDirectory, RunError
@@ -54,7 +55,8 @@ def _run(options: Options, stop: StopRequest) -> int:
         if options.resume and first:
             check_resume(options)
         if options.rendezvous:
-            options = replace(options, workers=horovod.exchange(options, stop))
+            place = horovod.Started(options.rank, options.size, options.rendezvous)
+            options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
         client = _connect(options)
         if client is not None and first and not options.resume:
             _refuse_trained(client)
@@ -111,8 +113,7 @@ def _train(
     start, resumed = Position(), None
     loop: Loop
     if isinstance(client, HoldingClient):
-        shared = SharedInput(options, source, Split(options.holdout), stop)
-        client.before_push = shared.hold
+        shared = SharedInput(options, source, Split(options.holdout), stop, client)
         checkpoints: Checkpoints | FollowingCheckpoints
         checkpoints, resumed = _begin_apart(options, client, trainee, shared, stop)
         parts = (options, source, trainee, checkpoints, directory, screen, stop, figures)
@@ -141,9 +142,7 @@ def _train(
     began = time.perf_counter()
     if trainee.ranks.asked(stop):
         raise loop.interrupted()
-    servers = None
-    if not options.workqueue or options.size == 1:  # else workers are not at one place of the run
-        servers = LostServer(options, client, checkpoints, directory, screen, stop, trainee.ranks)
+    servers = LostServer(options, client, checkpoints, directory, screen, stop, trainee.ranks)
     end = position = start
     while True:
         try:
@@ -156,8 +155,6 @@ def _train(
             auc = loop.evaluate()
             break
         except ServerLost as error:
-            if servers is None:
-                raise
             position = servers.recover(error, loop)
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
@@ -204,7 +201,13 @@ def _begin_apart(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
 ) -> tuple[Checkpoints, Saved]:
     """Asynchronous workers: all go back to a checkpoint, also to the first one, and so wait for all."""
-    checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
+
+    def excuse(rank: int) -> None:
+        if (there := _connect(replace(options, rank=rank))) is not None:
+            with there:
+                there.leave()
+
+    checkpoints = QueueCheckpoints(options, trainee.model, client, trainee.ranks, shared, excuse)
     if options.rank:
         deadline = time.monotonic() + options.worker_wait
         while newest(options.run_dir) is None:
@@ -216,14 +219,12 @@ def _begin_apart(
                     f"{options.worker_wait} s: with --workqueue all workers must see the run directory"
                 )
             stop.wait(0.1)
-        saved, _ = checkpoints.go_back()
-    else:
-        if not options.resume:
-            _refuse_trained(client)
-            shared.begin(None)
-            with shared.paused() as state:
-                checkpoints.take_files(Position(queue=state))
-        saved, _ = checkpoints.go_back(lambda found: shared.begin(found.position.queue))
+    elif not options.resume:
+        _refuse_trained(client)
+        shared.begin(None)
+        with shared.paused() as state:
+            checkpoints.take_files(Position(queue=state))
+    saved, _ = checkpoints.begin()
     trainee.dense.rebase()
     return checkpoints, saved
 
@@ -282,7 +283,8 @@ def _refuse_trained(client: Client) -> None:
                     f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
                     "start fresh servers, or go on with the run that trained them by --resume"
                 )
-    if kept := client.checkpoints():
+    kept = client.checkpoints()
+    if kept and kept != [0]:  # one of step 0 has no rows
         raise RunError(
             f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
             "another --storage-path, or go on with that run by --resume"

@@ -2,23 +2,34 @@
 
 A worker's rows are pushed and then reported, under a lock that all steps share; whoever takes a checkpoint
 has it alone. So what is in the checkpoint's rows and what its queue says is done are the same.
+
+When a server is lost, who notices leaves a mark for the others. All connect anew and say that they are
+ready; then worker 0 chooses a checkpoint, puts the queue back, and all go back to it. What somebody would
+still do in the queue as it was is refused (QueueRestored).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, Source, Split, range_batches
-from oe_runtime.data.shared_queue import SharedWorkQueue
+from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work
+from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.training.options import Options
 from oe_runtime.training.stopping import StopRequest
 
 _ALWAYS = 1 << 40  # epochs, where --steps is the end
+_LOCK_POLL = 0.005  # seconds
+_POLL = 0.2
+# Seconds in which the mark of a lost server comes, after servers hold the worker that noticed it for lost.
+_GRACE = 5.0
 
 
 class HoldingClient(Client):
@@ -37,30 +48,95 @@ class HoldingClient(Client):
 class SharedInput:
     """One worker's end of the queue."""
 
-    def __init__(self, options: Options, source: Source, split: Split, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        options: Options,
+        source: Source,
+        split: Split,
+        stop: StopRequest,
+        client: HoldingClient | None = None,
+    ) -> None:
         """The directory must be one that all workers see."""
         self._source = source
         self._split = split
-        self._batch_size = options.batch_size
+        self._options = options
         self._stop = stop
-        directory = options.run_dir / "queue"
+        self._client = client
+        self._left = False  # the servers were told that this worker pushes no more
+        if client is not None:
+            client.before_push = self.hold
+        self._directory = options.run_dir / "queue"
         self._ranges = source.ranges()
-        self._queue = SharedWorkQueue(directory, self._ranges, options.epochs or _ALWAYS)
-        self._marker = directory / "stop"
-        self._gate = (directory / "gate.lock").open("a")
-        self._steps = (directory / "steps.lock").open("a")
+        self._queue = SharedWorkQueue(self._directory, self._ranges, options.epochs or _ALWAYS)
+        self._marker = self._directory / "stop"
+        self._gate = (self._directory / "gate.lock").open("a")
+        self._steps = (self._directory / "steps.lock").open("a")
         self._holds = False
+        # Locked until this worker has nothing more to do.
+        self._mine = self._rank_file(options.rank).open("a")
+        _try(self._mine, fcntl.LOCK_EX)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Worker 0, before any takes a range: from the start, or from a checkpoint's state."""
         self._marker.unlink(missing_ok=True)
+        for mark in [*self._directory.glob("lost-*"), *self._directory.glob("ready-*")]:
+            mark.unlink(missing_ok=True)
         self._queue.restore(state)
 
+    def follow(self) -> None:
+        """This worker has gone back to the checkpoint that the queue has begun at."""
+        self._left = False
+        self._queue.follow()
+
+    def await_others(self) -> list[int]:
+        """Worker 0, connected anew: wait until the others are. Which are gone, if those go on without them.
+
+        Raises WorkerLost for one that is gone or does not come, and ServerLost when asked to stop.
+        """
+        gone = []
+        for rank in range(1, self._options.size):
+            self._await(self._ready(rank).exists, rank)
+            if not self._ready(rank).exists():
+                gone.append(rank)
+        if gone and self._options.on_worker_lost == "stop":
+            raise WorkerLost(f"worker {gone[0]} was lost")
+        return gone
+
+    def await_begin(self) -> None:
+        """Another worker, connected anew: wait for worker 0 to begin. Raises as `await_others`."""
+        before = self._queue.restores()
+        self._ready(self._options.rank).touch()
+        try:
+            self._await(lambda: self._queue.restores() != before, 0)
+            if self._queue.restores() == before:
+                raise WorkerLost("worker 0 was lost, which takes the others back to a checkpoint")
+        finally:
+            self._ready(self._options.rank).unlink(missing_ok=True)
+
+    def _await(self, condition: Callable[[], bool], rank: int) -> None:
+        """Wait until it holds, or that worker is gone."""
+        deadline = time.monotonic() + self._options.worker_wait
+        while not (condition() or self.is_gone(rank)):
+            if self._stop:
+                raise ServerLost("", "a server was lost")
+            if time.monotonic() > deadline:
+                raise WorkerLost(
+                    f"worker {rank} has not come within {self._options.worker_wait} s, to go back to a "
+                    "checkpoint"
+                )
+            self._stop.wait(_POLL)
+
     def work(self) -> Iterator[tuple[Work, Batch, int]]:
-        """The batches that this worker gets, each with how many rows of its range are done with it."""
-        while (work := self._queue.take(give_up=self.asked)) is not None:
+        """The batches that this worker gets, each with how many rows of its range are done with it.
+
+        They end when the queue does, when all are to stop, or when another worker has lost a server.
+        """
+        while (work := self._queue.take(give_up=self._gives_up, idle=self._leave)) is not None:
+            if self._left and self._client is not None:
+                self._client.reconnect()  # of another worker that was lost
+                self._left = False
             done = work.done
-            for batch in range_batches(self._source, self._split, work.range, self._batch_size, done):
+            for batch in range_batches(self._source, self._split, work.range, self._options.batch_size, done):
                 done += batch.rows
                 yield work, batch, done
             self._queue.finish(work)
@@ -68,28 +144,84 @@ class SharedInput:
     def held_out(self) -> Iterator[Batch]:
         """The rows that no worker trains on."""
         for part in self._ranges:
-            yield from range_batches(self._source, self._split, part, self._batch_size, held=True)
+            yield from range_batches(self._source, self._split, part, self._options.batch_size, held=True)
 
     def hold(self) -> None:
-        """From here to `report`, no checkpoint is taken."""
-        if not self._holds:
-            with _locked(self._gate, fcntl.LOCK_SH):  # not while one waits for the steps to end
-                pass
-            fcntl.flock(self._steps, fcntl.LOCK_SH)
-            self._holds = True
+        """From here to `report`, no checkpoint is taken. ServerLost when all go back to one."""
+        looked = time.monotonic()
+        while not self._holds:
+            # Not while one waits for the steps to end.
+            if _try(self._gate, fcntl.LOCK_SH):
+                fcntl.flock(self._gate, fcntl.LOCK_UN)
+                self._holds = _try(self._steps, fcntl.LOCK_SH)
+            if self._holds:
+                return
+            if time.monotonic() - looked > _POLL:
+                self.raise_losses()
+                looked = time.monotonic()
+            time.sleep(_LOCK_POLL)
 
     def report(self, work: Work, done: int) -> int:
         """The rows were pushed: how many batches of all workers were, in all."""
         batches = self._queue.report(work, done)
-        fcntl.flock(self._steps, fcntl.LOCK_UN)
-        self._holds = False
+        self._release()
         return batches
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Between the steps of all workers."""
+        with _locked(self._gate, fcntl.LOCK_EX), _locked(self._steps, fcntl.LOCK_EX):
+            yield
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[dict[str, Any]]:
         """Between the steps of all workers: what a checkpoint must have of the queue."""
-        with _locked(self._gate, fcntl.LOCK_EX), _locked(self._steps, fcntl.LOCK_EX):
+        with self.alone():
             yield self._queue.save()
+
+    @contextlib.contextmanager
+    def losses(self) -> Iterator[None]:
+        """Raises ServerLost for whatever a worker finds when a server is lost, and lets the others know."""
+        try:
+            yield
+        except ServerLost as error:
+            self._mark(self._queue.restores()).write_text(error.endpoint)
+            raise
+        except (QueueRestored, WorkerLost) as error:
+            deadline = time.monotonic() + _GRACE
+            while not self.is_losing():
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL)
+            raise self._loss() from error
+        finally:
+            self._release()
+
+    def is_losing(self) -> bool:
+        """Whether another worker has lost a server."""
+        followed = self._queue.followed
+        if followed is None:
+            return False
+        return self._mark(followed).exists() or self._queue.restores() != followed
+
+    def raise_losses(self) -> None:
+        """ServerLost if another worker has lost a server."""
+        if self.is_losing():
+            raise self._loss()
+
+    def end(self) -> None:
+        """This worker has nothing more to do; the others wait for worker 0, who may need them to go back."""
+        if self._options.rank:
+            self._leave()
+            while not (self.is_gone(0) or self._stop):
+                self.raise_losses()
+                time.sleep(_POLL)
+        self._mine.close()
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether that worker has ended, or has no more to do."""
+        with self._rank_file(rank).open("a") as file:
+            return _try(file, fcntl.LOCK_SH)
 
     def stop_all(self) -> None:
         """Let all workers stop after their step."""
@@ -107,8 +239,46 @@ class SharedInput:
     def close(self) -> None:
         """Give back what was not finished."""
         self._queue.close()
-        self._gate.close()
-        self._steps.close()
+        for file in (self._gate, self._steps, self._mine):
+            file.close()
+
+    def _gives_up(self) -> bool:
+        return self.asked() or self.is_losing()
+
+    def _leave(self) -> None:
+        """Nobody is to wait for pushes of this worker (--staleness) while it has none."""
+        if self._client is not None and not self._left:
+            self._client.leave()
+            self._left = True
+
+    def _release(self) -> None:
+        if self._holds:
+            fcntl.flock(self._steps, fcntl.LOCK_UN)
+            self._holds = False
+
+    def _mark(self, restored: int) -> Path:
+        """Says that a server was lost, and which, since the queue was restored so often."""
+        return self._directory / f"lost-{restored}"
+
+    def _loss(self) -> ServerLost:
+        endpoint = ""
+        with contextlib.suppress(OSError):
+            endpoint = self._mark(self._queue.followed or 0).read_text()
+        return ServerLost(endpoint, "another worker has lost a server")
+
+    def _ready(self, rank: int) -> Path:
+        return self._directory / f"ready-{rank}"
+
+    def _rank_file(self, rank: int) -> Path:
+        return self._directory / f"rank-{rank}.lock"
+
+
+def _try(file: IO[str], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

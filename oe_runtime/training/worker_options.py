@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from oe_runtime.errors import OeError
+from oe_runtime.training import horovod
 from oe_runtime.training.argument_types import count
 
 # How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
@@ -53,7 +55,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         default="stop",
         help="with --workqueue, whether the others stop (default) or go on, with its ranges too; without "
         "worker 0 nobody writes checkpoints. Without --workqueue they stop: TensorFlow's collectives cannot "
-        "go on without a member",
+        "go on without a member. Start the rest with --resume, as `oeprov launch-training` does",
     )
     w.add_argument(
         "--worker-wait",
@@ -127,13 +129,11 @@ def _check_staleness(p: argparse.ArgumentParser, a: argparse.Namespace, workers:
 
 
 def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> Place:
-    address, port = (environment.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
-    rank, size = (environment.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE"))
-    if not (address and port and rank.isdecimal() and size.isdecimal()):
-        return Place()
-    if environment.get("HOROVOD_ELASTIC") == "1":
-        p.error("horovodrun's elastic mode is not supported; without it, --resume may be with another -np")
-    return Place((), int(rank), int(size), f"{address}:{port}")
+    try:
+        place = horovod.started(environment)
+    except OeError as error:
+        p.error(str(error))
+    return Place() if place is None else Place((), *place)
 
 
 def _rank(p: argparse.ArgumentParser, rank: int | None, count: int, environment: Mapping[str, str]) -> int:

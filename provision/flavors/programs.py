@@ -80,5 +80,5 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
             + ("; oe_runtime has all four" if flavor else "")
         )
-    training = wanted.training.model_copy(update={"server_wait": 0, "restarts": 0})
+    training = wanted.training.model_copy(update={"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"})
     return replace(wanted, training=training)

@@ -14,6 +14,12 @@ ROLE = "worker"
 _HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks
 RETRIES = 3  # of all workers, since they end together; each goes on from the last checkpoint
 
+# For whoever looks at the object. So there is nothing that --on-worker-lost could choose here.
+_WORKER_LOST = (
+    "A pod that is lost is started again; all workers then go on from the last checkpoint, or from the "
+    "beginning if there is none yet."
+)
+
 # A worker that takes the place of another goes on from what that one saved.
 _SCRIPT = f"""\
 {parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
@@ -50,6 +56,7 @@ exec mpirun --map-by ppr:1:node -n "$WORKERS" -x RUN -x PYTHONUNBUFFERED /bin/sh
 def documents(plan: Plan) -> list[Document]:
     """All objects of the workers, in the order in which they are made."""
     found = {"job": _job, "tfjob": _tfjob, "mpijob": _mpijob}[plan.settings.form](plan)
+    found["metadata"]["annotations"] = {"oeprov/worker-lost": _WORKER_LOST}
     many = plan.settings.workers > 1
     service = [_service(plan)] if many and plan.settings.form == "job" else []
     return [*service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
@@ -223,4 +230,5 @@ def _words(plan: Plan, endpoints: str) -> list[str]:
         # Servers have the claim too, and write their files there themselves.
         "checkpoint_transfer": "shared",
     }
-    return [*training_words(plan.request.training, Path(plan.directory / "run")), *arguments(options)]
+    training = plan.request.training.model_copy(update={"on_worker_lost": "stop"})
+    return [*training_words(training, Path(plan.directory / "run")), *arguments(options)]

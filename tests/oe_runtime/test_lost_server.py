@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, TableSpec
 from oe_runtime.checkpoint import latest
+from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("keep_determinism")]
@@ -204,6 +206,20 @@ def test_a_worker_of_a_queue_goes_back_with_its_queue(
 
 def steps_back(run_dir: Path) -> list[int]:
     return [event["step"] for event in events(run_dir, "server_back")]
+
+
+def test_a_run_that_was_lost_at_its_first_checkpoint_starts_again(
+    servers: Callable[..., Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pod on Kubernetes does, which resumes only where a checkpoint lies; the pools have one."""
+    two, run_dir = servers(*POOL), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_publish", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            train(run_dir, "--steps", "2", where=two.where, data=DATA)
+    assert latest(run_dir / "checkpoints") is None
+    assert train(run_dir, "--steps", "2", where=two.where, data=DATA) == 0
+    assert [event["step"] for event in events(run_dir, "checkpoint")] == [0, 2]
 
 
 def test_resume_from_pools(

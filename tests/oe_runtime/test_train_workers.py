@@ -1,24 +1,22 @@
 """The trainer with several workers: losses of one, ends agreed by all, another number of them at --resume."""
 
-import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from rendezvous import rendezvous
 from test_train import keep_determinism, train  # noqa: F401
 from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import Split, open_source
 from oe_runtime.errors import WorkerLost
-from oe_runtime.training.horovod import exchange
+from oe_runtime.training.horovod import Started, exchange
 from oe_runtime.training.options import parse
 from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
@@ -123,6 +121,47 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.process
+def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) -> None:
+    """A server is lost, then a worker, then the server again; each row counts once all the same."""
+    excerpt = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
+    for number in range(4):
+        (tmp_path / f"part-{number}.tsv").write_bytes(excerpt * 2)
+    run_dir = tmp_path / "run"
+    lost, other = ServerProcess(tmp_path / "lost", 0, 2), ServerProcess(tmp_path / "other", 1, 2)
+    flags = ["--workqueue", "--on-worker-lost", "continue", "--staleness", "8", "--worker-wait", "60"]
+    flags += ["--servers", f"{lost.endpoint},{other.endpoint}", "--data", str(tmp_path / "part-*.tsv")]
+    flags += ["--holdout", "0.1", "--batch-size", "20", "--epochs", "2", "--checkpoint-steps", "50"]
+    workers = start(run_dir, 2, lost, *flags)
+
+    def lose_the_server(times: int) -> None:
+        lost.kill()
+        lost.start_again()
+        wait_for(lambda: len(events(run_dir, "server_back")) == times, workers[0])
+        reached = max(losses(run_dir))
+        wait_for(lambda: max(losses(run_dir)) > reached, workers[0])
+
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 4, workers[0])
+        lose_the_server(1)
+        assert workers[1].poll() is None
+        workers[1].kill()
+        lose_the_server(2)
+        said, error = workers[0].communicate(timeout=120)
+        assert workers[0].returncode == 0, error
+        assert error == ""
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        lost.stop()
+        other.stop()
+    batches = 4 * 2 * (2 * 180 // 20)
+    assert events(run_dir, "checkpoint")[-1]["step"] == batches
+    assert events(run_dir, "eval")[0]["rows"] == 4 * 40
+    assert "server 0 at 127.0.0.1:" in said
+
+
 def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
     for number in range(3):
@@ -183,49 +222,20 @@ def test_workers_that_cannot_be_are_refused(
     assert message in capsys.readouterr().err
 
 
-class Rendezvous(http.server.BaseHTTPRequestHandler):
-    """What horovodrun's server does."""
-
-    values: ClassVar[dict[str, bytes]] = {}
-
-    def do_PUT(self) -> None:
-        self.values[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, b"")
-
-    def do_GET(self) -> None:
-        value = self.values.get(self.path)
-        self._answer(404 if value is None else 200, value or b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_workers_of_horovodrun_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_SIZE", "3")
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
-    flags = ["--data", "generate:100", "--servers", "c:3", "--run-dir", "run", "--worker-wait", "20"]
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Rendezvous) as server,
-        StopRequest(with_parent=False) as stop,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(server.server_port))
-        ranks = []
-        for rank in range(3):
-            monkeypatch.setenv("HOROVOD_RANK", str(rank))
-            ranks.append(parse(flags))
-        assert [options.rank for options in ranks] == [0, 1, 2]
+    flags = ["--data", "generate:100", "--servers", "c:3", "--run-dir", "run"]
+    places = []
+    with rendezvous(3) as processes:
+        for variables in processes:
+            for name, value in variables.items():
+                monkeypatch.setenv(name, value)
+            options = parse(flags)
+            places.append(Started(options.rank, options.size, options.rendezvous))
+        assert [place.rank for place in places] == [0, 1, 2]
         with ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(lambda options: exchange(options, stop), ranks))
+            found = list(pool.map(lambda place: exchange(place, 20), places))
         with pytest.raises(WorkerLost, match="workers 3 did not come"):
-            exchange(replace(ranks[0], size=4, worker_wait=1), stop)
-        server.shutdown()
+            exchange(places[0]._replace(size=4), 1)
     assert len(set(found[0])) == 3
     assert found[0] == found[1] == found[2]
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from provision.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
 
@@ -80,10 +81,11 @@ for step in range(first + 1, 9):
                 time.sleep(0.05)
             say("error", message="lost server 127.0.0.1:7001 after step 3; last checkpoint: step 2")
             sys.exit(1)
-        if behaviour == "loses-worker":
+        if behaviour in ("loses-worker", "lets-go"):
             open(os.path.join(run, "waiting"), "w").close()
             while not os.path.exists(os.path.join(run, "gone")):
                 time.sleep(0.02)
+        if behaviour == "loses-worker":
             say("error", message="worker 1 (127.0.0.1:7501) was lost")
             print("error: worker 1 (127.0.0.1:7501) was lost", file=sys.stderr)
             sys.exit(3)
@@ -140,6 +142,7 @@ def make_job(
     server_wait: int = 0,
     follower: str = "",
     restarts: int = 0,
+    **settings: Any,
 ) -> Job:
     """A job directory whose processes are stand-ins with the given behaviour."""
     job = create(state_dir, "fake", datetime(2026, 11, 21, 12, 15))
@@ -164,7 +167,7 @@ def make_job(
             created="2026-11-21T12:15:00+00:00",
             cluster="local",
             inventory="inventory/local.yml",
-            settings={"server_wait": server_wait, "restarts": restarts},
+            settings={"server_wait": server_wait, "restarts": restarts, **settings},
             processes=processes,
         )
     )

@@ -224,6 +224,16 @@ def test_the_workers_command_is_one_that_the_trainer_takes(tmp_path: Path) -> No
     assert (found.model, found.tls, found.checkpoint_transfer) == ("deepfm", "on", "shared")
 
 
+@pytest.mark.parametrize("form", ["job", "tfjob", "mpijob"])
+def test_lost_workers_start_again_whatever_was_chosen(tmp_path: Path, form: str) -> None:
+    chosen = "training_on_worker_lost: continue, training_workqueue: true"
+    planned = settled(tmp_path, f"{chosen}, kubernetes_form: {form}, kubernetes_workers: 2")
+    found = manifests.render(planned, manifests.build(planned))
+    assert "- --workqueue" in found
+    assert "- continue" not in found
+    assert "oeprov/worker-lost: A pod that is lost is started again" in found
+
+
 def test_the_servers_command_is_one_that_the_server_takes(tmp_path: Path) -> None:
     from oe_runtime import server
 

@@ -169,16 +169,18 @@ def test_command_lines(state_dir: Path) -> None:
 def test_how_steps_follow_each_other(state_dir: Path) -> None:
     found, job = inventory(state_dir), make_job(state_dir)
     options = LaunchOptions(workers=2, workqueue=True, staleness=3, pipeline=False, micro_batch=4)
+    options = replace(options, on_worker_lost="continue")
     jobspec.check(found, jobspec.request(found, options))
     spec = planned(found, job, options)
     for rank, worker in enumerate(spec.processes[-2:]):
         flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
         assert (flags["--staleness"], flags["--micro-batch"], flags["--rank"]) == ("3", "4", str(rank))
+        assert flags["--on-worker-lost"] == "continue"
         assert {"--workqueue", "--no-pipeline"} <= set(worker.argv)
     again = jobspec.Request.of_job(spec)  # as `resume` has it
     assert (again.training.workqueue, again.training.staleness) == (True, 3)
     words = planned(found, job, LaunchOptions(workqueue=False)).processes[-1].argv
-    assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline"} & set(words)
+    assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline", "--on-worker-lost"} & set(words)
 
 
 def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 from fake_processes import make_job
+from rich.console import Console
 
+from provision import worker_group
+from provision.background import start_detached
 from provision.child import StopRequest
-from provision.fleet import HostServer
-from provision.jobs import Job
+from provision.ending import last_screen
+from provision.fleet import Fleet, HostServer, HostWorker
+from provision.jobs import Job, ProcessSpec
+from provision.jobview import status
 from provision.metrics import Event
 from provision.node import process
-from provision.supervisor import Limits, Outcome, Supervisor, start_detached
+from provision.progress import describe
+from provision.supervisor import Limits, Outcome, Supervisor
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
 REPOSITORY = Path(__file__).parents[2]
@@ -104,11 +110,89 @@ def test_workers_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert_nothing_left(job)
 
 
+def lost_one(job: Job, outcome: Outcome, name: str) -> None:
+    assert (outcome.phase, outcome.exit_code) == ("done", 0)
+    assert outcome.message.startswith(f"training is done by 1 of 2 workers: {name} on localhost (pid ")
+    assert outcome.message.endswith("was killed by signal 9 (SIGKILL)")
+    assert job.state().lost == ["worker-1"]
+    assert len(job.state().processes) == 3
+    assert_nothing_left(job)
+
+
+def test_the_rest_of_the_workers_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", on_worker_lost="continue")
+    outcome, events = supervise(job)
+    lost_one(job, outcome, "worker-1")
+    assert [event["step"] for event in events if event["event"] == "resume"] == [2]
+    again = next(event for event in events if event["event"] == "workers_go_on")
+    assert describe(again).endswith("(SIGKILL); the rest start again from the last checkpoint")
+    last_screen(job, outcome, tmp_path, Console(width=300))
+    assert "warning" in capsys.readouterr().out
+    assert status(tmp_path) == 0
+    assert "1 of 2 workers: worker-1 on localhost" in capsys.readouterr().out
+
+
+def test_the_first_worker_is_started_again_in_the_place_of_another(tmp_path: Path) -> None:
+    job = make_job(tmp_path, worker="kills-itself", follower="follows", on_worker_lost="continue")
+    outcome, events = supervise(job, limits=replace(QUICK, loss=0.3))
+    lost_one(job, outcome, "worker-0")
+    assert [event["name"] for event in events if event["event"] == "worker"][2:] == ["worker-0"]
+
+
+def test_workers_of_a_queue_go_on_where_they_are(tmp_path: Path) -> None:
+    settings = {"on_worker_lost": "continue", "workqueue": True, "restarts": 1}
+    job = make_job(tmp_path, worker="lets-go", follower="kills-itself", **settings)
+    seen: list[str] = []
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "workers_go_on":
+            seen.append(job.state().message)
+
+    outcome = Supervisor(job, on_event, StopRequest(), QUICK).run()
+    lost_one(job, outcome, "worker-1")
+    assert [words.partition(":")[0] for words in seen] == ["1 of 2 workers"]
+    kinds = [json.loads(line)["event"] for line in job.metrics_file.read_text().splitlines()]
+    assert "resume" not in kinds
+
+
+def test_who_goes_on() -> None:
+    endpoints = "--workers a:1,a:2,b:1"
+    hosts = ("a", "a", "b")
+    specs = [
+        ProcessSpec(
+            name=f"worker-{rank}", role="worker", host=host, argv=[*endpoints.split(), "--rank", str(rank)]
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+    def left(*lost: int) -> list[str]:
+        found = worker_group.rest(specs, {f"worker-{rank}" for rank in lost})
+        return [" ".join(words) for words in worker_group.commands(found, specs, {})]
+
+    assert left(1) == ["--workers a:1,b:1 --rank 0", "--workers a:1,b:1 --rank 1"]
+    assert left(0) == left(1), "worker 0 is where the checkpoints are"
+    assert left(1, 2) == ["--workers a:1 --rank 0"]
+    assert left(0, 1) == [], "nobody else is on that host"
+
+
+def test_who_was_lost(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
+    for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
+        worker.exit_code = code
+        assert worker_group.was_lost(worker) == lost, code
+    worker.exit_code = None
+    worker.give_up("No route to host")
+    assert worker_group.was_lost(worker)
+    assert not worker_group.has_mistake(worker)
+    assert worker.state().exit_code is None, "nobody knows whether it runs"
+
+
 def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
-    job = make_job(tmp_path, worker="fails", follower="follows", restarts=3)
+    job = make_job(tmp_path, worker="fails", follower="follows", restarts=3, on_worker_lost="continue")
     outcome, events = supervise(job, limits=replace(QUICK, loss=0.2))
     assert outcome.message.endswith("exit status 1: table C1: dim is 9 here and 16 in the checkpoint")
-    assert "workers_restarted" not in [event["event"] for event in events]
+    assert not {"workers_restarted", "workers_go_on"} & {event["event"] for event in events}
     assert_nothing_left(job)
 
 
@@ -325,7 +409,7 @@ def test_error_in_the_view_leaves_no_orphans(tmp_path: Path) -> None:
 def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     job = make_job(tmp_path, worker="waits")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "provision.supervisor", str(job.directory)], cwd=REPOSITORY
+        [sys.executable, "-m", "provision.background", str(job.directory)], cwd=REPOSITORY
     )
     until(job.run_dir / "waiting")
     state = job.state()

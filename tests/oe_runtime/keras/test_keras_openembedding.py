@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
+import openembedding_processes
 import pytest
 import tensorflow as tf
 from keras_models import random_ids, two_fields
+from rendezvous import rendezvous
 from server_processes import Servers
 
 import oe_runtime.keras as embed
@@ -163,6 +170,46 @@ def test_pulling_and_flags(flags, tmp_path):
         embed.distributed_model(two_fields())
 
 
+@pytest.mark.process
+def test_several_processes(flags, tmp_path):
+    """Started by horovodrun, and each sets flags: the model of one process with the whole batches."""
+    server = Servers(tmp_path / "server", 1)
+    program = [sys.executable, openembedding_processes.__file__, *server.endpoints, str(tmp_path)]
+    try:
+        with rendezvous(2) as variables:
+            processes = [
+                subprocess.Popen(
+                    program, env={**os.environ, **mine}, stdout=-1, stderr=subprocess.STDOUT, text=True
+                )
+                for mine in variables
+            ]
+            said = [process.communicate(timeout=240)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+    finally:
+        server.end()
+    keras.utils.set_random_seed(0)
+    _, expected = openembedding_processes.fit(0, 1)
+    for rank in range(2):
+        found = np.load(tmp_path / f"predictions-{rank}.npy")
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+    again = _compiled(embed.distributed_model(two_fields()))
+    for name in ("save", "checkpoint2.keras"):
+        again.load_weights(tmp_path / name)
+        x, _ = random_ids(openembedding_processes.BATCH * openembedding_processes.STEPS)
+        np.testing.assert_allclose(again.predict(x, verbose=0), expected, rtol=2e-4, atol=1e-5)
+
+
+def test_processes_are_those_that_were_started(flags, monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(ValueError, match="num_workers is 3, but 2 processes were started"):
+        flags.num_workers = 3
+    np.asarray(tf.zeros(1) + 1)
+    with pytest.raises(ValueError, match="before TensorFlow computes anything"):
+        flags.num_workers = 2
+    assert flags.num_workers == 1
+
+
 def test_server_models_in_files_and_in_persistent_memory(flags, tmp_path):
     flags.config = f'{{"server": {{"pmem_pool_root_path": "{tmp_path / "pool"}", "cache_size": 1}}}}'
     (tmp_path / "pool").mkdir()
@@ -204,10 +251,35 @@ def test_saves_take_the_place_of_their_like_only(tmp_path):
         other.load_weights(tmp_path / "w")
 
 
-def test_early_stopping_with_best_weights_is_refused():
+class Scores(keras.callbacks.Callback):
+    """Gives each epoch a score, and remembers what the model predicts at its end."""
+
+    def __init__(self, scores, x):
+        super().__init__()
+        self.scores, self.x, self.predictions = scores, x, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = self.scores[epoch]
+        self.predictions.append(self.model.predict(self.x, verbose=0))
+
+
+def test_the_best_epoch_comes_back_with_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     model = _compiled(embed.distributed_model(two_fields()))
-    with pytest.raises(ValueError, match="keeps no rows"):
-        model.fit(*random_ids(16), callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
+    x, y = random_ids(64)
+    scores = Scores([1, 3, 5, 4, 2, 9], x)
+    best = {"monitor": "score", "mode": "max"}
+    stopping = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True, **best)
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True, **best)
+    model.fit(x, y, batch_size=16, epochs=6, callbacks=[scores, stopping, saving], verbose=0)
+    assert len(scores.predictions) == 5
+    assert np.abs(scores.predictions[4] - scores.predictions[2]).max() > 1e-3
+    np.testing.assert_array_equal(model.predict(x, verbose=0), scores.predictions[2])
+    assert list((tmp_path / "temporary").iterdir()) == []
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.load_weights(tmp_path / "best.keras")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), scores.predictions[2])
 
 
 def test_constraints_are_left_out_with_a_warning():

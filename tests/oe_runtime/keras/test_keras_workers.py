@@ -83,6 +83,8 @@ def test_what_needs_the_gradients_of_all_is_refused():
     with pytest.raises(ValueError, match="meet at the servers only"):
         model.compile(keras.optimizers.Adagrad(0.1, clipnorm=1.0), "mse")
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    with pytest.raises(ValueError, match="each of 2 workers sees metrics of its own"):
+        model.fit(callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
 
 
 def test_a_rank_beyond_the_workers_is_refused():
