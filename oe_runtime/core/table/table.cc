@@ -93,14 +93,18 @@ PoolSpec Table::NewPoolSpec() const {
   pool.table = spec_.name;
   nlohmann::json table = spec_;
   table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
-  nlohmann::json identity = {{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}};
-  if (!job_.empty()) identity["job"] = job_;
-  pool.identity = identity.dump();
+  pool.identity = IdentityOf(pool.kind, table);
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
   pool.row_bytes = row_bytes_;
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
   return pool;
+}
+
+std::string Table::IdentityOf(const std::string& kind, const nlohmann::json& what) const {
+  nlohmann::json identity = {{kind, what}, {"server", shard_.server}, {"servers", shard_.servers}};
+  if (!job_.empty()) identity["job"] = job_;
+  return identity.dump();
 }
 
 std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
@@ -130,7 +134,7 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
     }
     content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
-  content->filter = NewFilter();
+  NewFilter(content.get(), fresh);
   return content;
 }
 
@@ -413,7 +417,8 @@ uint64_t Table::rows() const {
 
 uint64_t Table::bytes() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->bytes() : content_->arena->bytes();
+  const uint64_t counts = content_->counts ? content_->counts->bytes() : 0;
+  return counts + (content_->pool ? content_->pool->bytes() : content_->arena->bytes());
 }
 
 uint64_t Table::index_bytes() const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -134,7 +135,7 @@ class Table {
   void ApplyIncrement(const std::string& file);
 
   // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
-  // SpecError.
+  // SpecError. What an admission filter counted is part of them.
   //
   // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
   // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
@@ -145,9 +146,10 @@ class Table {
   // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
-  // checkpoints and pushes are gone; what an admission filter counted is not in the storage, so it counts
-  // from zero again. Everything waits meanwhile. Throws StorageError for a checkpoint that is not kept or a
-  // pool that is damaged; then the content is as before.
+  // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
+  // their files were taken away or an earlier version made it, they begin at zero. Everything waits
+  // meanwhile. Throws StorageError for a checkpoint that is not kept or a pool that is damaged; then the
+  // content is as before.
   void Recover(std::optional<uint64_t> id);
 
  private:
@@ -156,6 +158,7 @@ class Table {
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
   PoolSpec NewPoolSpec() const;
+  std::string IdentityOf(const std::string& kind, const nlohmann::json& what) const;
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
   std::unique_ptr<Content> NewContent(bool fresh) const;
   void RecoverContent(std::optional<uint64_t> id);
@@ -171,7 +174,9 @@ class Table {
   static uint32_t TimesOf(const uint32_t* counts, uint32_t at) {
     return counts == nullptr ? 1 : std::max<uint32_t>(1, counts[at]);
   }
-  std::unique_ptr<AdmissionFilter> NewFilter() const;
+  PoolSpec CountsPoolSpec() const;
+  void NewFilter(Content* content, bool fresh) const;
+  void RecoverFilter(std::optional<uint64_t> id, const std::function<void()>& recover_rows);
   std::array<uint64_t, kParts> ShareOfCap() const;
   void FillMissing(Key key, std::byte* out) const;
   void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,

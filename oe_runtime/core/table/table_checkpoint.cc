@@ -181,6 +181,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
+  if (content_->counts) content_->counts->Remove();
   content_.swap(content);
 }
 
@@ -259,6 +260,9 @@ void Table::Recover(std::optional<uint64_t> id) {
   const std::vector<CheckpointInfo> kept = pool.Checkpoints();
   bool changed = false;
   for (const auto& map : content_->shards) changed = changed || map->changed();
+  for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
+    changed = changed || content_->counts->shard(i)->changed();
+  }
   if (!changed && !kept.empty() && kept.back().id == id.value_or(kept.back().id) &&
       kept.back().version == content_->version.load()) {
     return;
@@ -274,12 +278,15 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
     indexes[i] = NewIndex(i);
     pointers.push_back(indexes[i].get());
   }
-  content_->version = pool.Recover(id, pointers).version;
-  content_->saved.reset();
-  for (uint32_t i = 0; i < kShards; ++i) {
-    content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
-  }
-  content_->filter = NewFilter();
+  const std::vector<CheckpointInfo> kept = pool.Checkpoints();
+  if (!id && !kept.empty()) id = kept.back().id;
+  RecoverFilter(id, [&] {
+    content_->version = pool.Recover(id, pointers).version;
+    content_->saved.reset();
+    for (uint32_t i = 0; i < kShards; ++i) {
+      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
+    }
+  });
   content_->hands = {};
   if (eviction_.capped()) KeepCap(content_.get());
 }
