@@ -100,6 +100,7 @@ class Table {
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
   std::vector<Key> Keys(uint32_t part) const;
+  uint64_t CountKeys(uint32_t part) const;
 
   uint64_t version() const;  // pushes so far
   // Gradients with NaN or infinity, a row each, that were refused or skipped since the table was made.
@@ -108,8 +109,9 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
-  CacheStats cache() const;                        // of dram_pmem; otherwise all 0
-  size_t row_bytes() const { return row_bytes_; }  // weights, optimizer's state, facts of policies
+  CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  // Of a saved row: weights, optimizer's state, facts of policies.
+  size_t row_bytes() const { return row_bytes_; }
 
   // Evicts, then writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a
   // temporary name first, and with admission a second one beside it (checkpoint/filter_file.h). With `since`,
@@ -163,6 +165,7 @@ class Table {
   std::unique_ptr<Content> NewContent(bool fresh) const;
   void RecoverContent(std::optional<uint64_t> id);
   Pool& RequirePool() const;
+  void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;
@@ -197,6 +200,7 @@ class Table {
   const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
   const size_t row_bytes_;
+  const size_t kept_bytes_;  // of these, from the first on: what the storage has
   const bool is_array_;
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted

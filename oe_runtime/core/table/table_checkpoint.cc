@@ -53,6 +53,7 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
 }  // namespace
 
 TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
+  RequireWhole();
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
@@ -137,7 +138,7 @@ void Table::LoadChain(const std::vector<std::string>& chain, Content* content) c
       uint32_t number = kNoRow;
       bool added = false;
       map.FindOrAdd(&key, 1, &number, [&](Key, std::byte* row) {
-        std::memcpy(row, reader.rows() + i * row_bytes_, row_bytes_);
+        std::memcpy(row, reader.rows() + i * row_bytes_, kept_bytes_);
         added = true;
       });
       if (!added) {
@@ -177,7 +178,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
     LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
                 [this](Key key) { return InternalShard(key); });
   }
-  if (eviction_.capped()) KeepCap(content.get());
+  if (eviction_.capped() && kept_bytes_ == row_bytes_) KeepCap(content.get());
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
@@ -220,7 +221,7 @@ void Table::ApplyIncrement(const std::string& file) {
       uint32_t number = kNoRow;
       map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
       const auto copies = map.LockCopies();
-      std::memcpy(map.row(number), reader.rows() + i * row_bytes_, row_bytes_);
+      std::memcpy(map.row(number), reader.rows() + i * row_bytes_, kept_bytes_);
     }
   }
   for (const auto& map : content_->shards) map->changes().Start();
@@ -235,6 +236,7 @@ Pool& Table::RequirePool() const {
 }
 
 void Table::Checkpoint(uint64_t id) {
+  RequireWhole();
   // Pulls go on; pushes wait for the few microseconds that this takes.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);

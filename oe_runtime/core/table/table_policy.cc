@@ -42,7 +42,7 @@ PoolSpec Table::CountsPoolSpec() const {
 
 // Of a content whose rows have their place. One that is there already gets its counts from RecoverFilter().
 void Table::NewFilter(Content* content, bool fresh) const {
-  if (spec_.admission.name.empty()) return;
+  if (spec_.admission.name.empty() || storage_->spec().weights_only) return;
   if (!content->pool) {
     content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
     return;
@@ -254,6 +254,7 @@ void Table::SweepInTurn(uint64_t step) {
 }
 
 uint64_t Table::Evict() {
+  RequireWhole();
   if (eviction_.sweeps() == 0) return 0;
   uint64_t evicted = 0;
   for (uint32_t shard = 0; shard < kShards; ++shard) {
