@@ -237,6 +237,7 @@ TEST(RefusalsTest, KeysWaitForMemoryToo) {
   owner->Push(*pulled, {{gradients.data(), kRows, 1}}, {0.1});
   Raw hog(*cluster.servers[0]);
   hog.SayHello();
+  hog.socket().set_option(asio::socket_base::receive_buffer_size(64 << 10));  // the system keeps less than it
   hog.Send(Frame(Op::kPull, PullOf(std::vector<Key>(7'000))));  // 28 MB: has all of it, and reads nothing
   EXPECT_EQ(AwaitStat(*cluster.servers[0], "/queue/bytes", 1), uint64_t{1} << 20);
   Raw other(*cluster.servers[0]);
