@@ -120,6 +120,9 @@ class StorageSpec:
     ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
     ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
     all start empty), and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
+
+    ``weights_only`` leaves out what optimizers and policies keep in rows: for tables that are restored from
+    files and read. They refuse pushes, saves and checkpoints.
     """
 
     type: str = "dram"
@@ -128,6 +131,7 @@ class StorageSpec:
     recover: bool = False
     kept_checkpoints: int = 2
     cache_bytes: int = 0
+    weights_only: bool = False
 
     def to_json(self) -> str:
         """The storage as a JSON object."""

@@ -49,6 +49,7 @@ class ProcessSpec(_Record):
     unit: str = ""  # of systemd on a host reached over SSH; empty: a child of the launcher
     storage: str = ""  # directory or mount point that holds its rows; empty for dram
     pools: str = ""  # directory of its own there; empty for dram
+    cpus: str = ""  # that it is bound to, as the kernel lists them; empty: any
     adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
 
 

@@ -148,7 +148,7 @@ def _process_table(item: dict[str, Any]) -> Table:
         colour = {"runs": "green", "starts": "cyan"}.get(entry["state"], "red")
         table.add_row(
             entry["name"],
-            host,
+            f"{host}, CPUs {entry['cpus']}" if entry["cpus"] else host,
             str(entry["pid"] or "–"),
             f"[{colour}]{entry['state']}[/]",
             entry["endpoint"] or "",

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,18 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
 
 
+def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
+    """The CPUs of the NUMA nodes that a server's persistent memory belongs to; empty where that is all."""
+    if host.server.cpus == "all" or state is None or not on_host(host):
+        return ()
+    nodes = [node.id for node in numa.cpuless(state)] if where.bound else []
+    if where.mount:
+        nodes = [numa.node_of_mount(state, where.mount)]
+    near = [numa.cpus_near(state, node) for node in nodes]
+    found = sorted({cpu for cpus in near for cpu in cpus})
+    return tuple(found) if all(near) and len(found) < _cpus(host, state) else ()
+
+
 def _check_memory_nodes(host: Host, state: State | None) -> None:
     """Refuse pmem_memkind where there is no memory node for it."""
     if host.pmem.mode != "system-ram":
@@ -189,8 +201,13 @@ def place(
     prepared = {host.name: prepared_for(job, host) for host in inventory.hosts.values()}
     tls = _tls(wanted.training, servers)
     for host in servers:
-        for number in range(counts[host.name]):
-            where = place_of(host, states.get(host.name), wanted, job.id, f"server-{len(processes)}", number)
+        state = states.get(host.name)
+        places = [
+            place_of(host, state, wanted, job.id, f"server-{len(processes) + number}", number)
+            for number in range(counts[host.name])
+        ]
+        places = [replace(where, cpus=cpus_of(host, state, where)) for where in places]
+        for number, where in enumerate(places):
             spec = _server(
                 job,
                 host,
@@ -199,9 +216,8 @@ def place(
                 len(processes),
                 total,
                 number,
-                counts[host.name],
-                where,
-                states.get(host.name),
+                places,
+                state,
             )
             processes.append(spec)
             if on_host(host):
@@ -232,11 +248,13 @@ def _server(
     index: int,
     total: int,
     number: int,
-    beside: int,
-    where: Place,
+    places: Sequence[Place],
     state: State | None,
 ) -> ProcessSpec:
     name, server = f"server-{index}", host.server
+    where, beside = places[number], len(places)
+    cpus = len(where.cpus) or _cpus(host, state)
+    sharing = sum(other.cpus == where.cpus for other in places)
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
     options: dict[str, Any] = {
         "host": server.host,
@@ -244,7 +262,7 @@ def _server(
         "index": index,
         "count": total,
         "storage": where.storage,
-        "threads": server.threads or max(1, _cpus(host, state) // beside),
+        "threads": server.threads or max(1, cpus // sharing),
         "token-file": directory / "token",
         "tls": tls,
         "ready-file": directory / "ready" / f"{name}.json",
@@ -281,6 +299,7 @@ def _server(
         unit=unit,
         storage=where.mount,
         pools=where.path if where.storage in POOLS else "",
+        cpus=numa.list_text(list(where.cpus)),
     )
 
 

@@ -20,7 +20,11 @@ def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
     if any(item.unit and item.alive for item in states):
         answers = Fleet(job, job.spec()).look()
     contained = bool(states) and bool(job.spec().settings.get("on"))
-    return [_process(job, item, answers.get(item.host), contained) for item in states]
+    cpus = {spec.name: spec.cpus for spec in job.spec().processes} if states else {}
+    return [
+        {**_process(job, item, answers.get(item.host), contained), "cpus": cpus.get(item.name, "")}
+        for item in states
+    ]
 
 
 def _process(

@@ -184,7 +184,14 @@ class ServerSettings(_Settings):
     )
     storage_size: Size = Field(default=0, description="Most that one server may use; 0: no limit.")
     threads: int = Field(
-        default=0, ge=0, description="Threads of one server; 0: one per CPU, shared out evenly."
+        default=0,
+        ge=0,
+        description="Threads of one server; 0: one per CPU that it may use, shared out evenly.",
+    )
+    cpus: Literal["auto", "all"] = Field(
+        default="auto",
+        description="CPUs of a server. auto: on a host with several NUMA nodes those of the node that its "
+        "persistent memory belongs to; all: any.",
     )
     metrics_port: Port = Field(
         default=0,

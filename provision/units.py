@@ -41,6 +41,7 @@ class Place:
     mount: str = ""
     bound: bool = False
     devices: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()  # that the server may use, beside its memory; empty: any
 
 
 def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
@@ -77,6 +78,8 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
             f"TimeoutStartSec={ONLINE_SECONDS + 60}",
         ]
     command = " ".join(quote(word, command=True) for word in words)
+    if place.cpus:
+        service.append("CPUAffinity=" + " ".join(map(str, place.cpus)))  # EL7's systemd knows no ranges
     if place.bound and place.storage == "dram":
         command = f"{NUMACTL} --membind=${{{NODES}}} {command}"
     service += [

@@ -98,7 +98,7 @@ class Rows:
         """A client with the rows of `place`, beside the present one, and the directory that it takes."""
         servers = _servers(place.path, self._specs)
         self._generation += 1
-        storage, directory = self._storage, None
+        storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
             directory = Path(storage.path) / f"serving-{self._generation}"
             with contextlib.suppress(FileNotFoundError):  # of a process before

@@ -27,6 +27,17 @@ def parse_list(text: str) -> List[int]:
     return numbers
 
 
+def list_text(numbers: List[int]) -> str:
+    """The kernel's list of these numbers: ``0-2,8``."""
+    runs: List[List[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else "{}-{}".format(run[0], run[-1]) for run in runs)
+
+
 def parse_meminfo(text: str) -> Tuple[int, int]:
     """(total, free) bytes of a node's meminfo."""
     values: Dict[str, int] = {}
@@ -107,6 +118,36 @@ def observe_policy(system: System) -> MemoryPolicy:
 def cpuless(state: State) -> List[NumaNode]:
     """Nodes that have memory and no CPUs."""
     return [node for node in state.numa if node.size and not node.cpus]
+
+
+def cpus_near(state: State, node: int) -> List[int]:
+    """CPUs of a node, or where it has none those of the nodes nearest to it; none for an unknown node."""
+    ids = [item.id for item in state.numa]
+    for item in state.numa:
+        if item.id != node:
+            continue
+        if item.cpus:
+            return item.cpus
+        distances = dict(zip(ids, item.distances))  # noqa: B905 - Python 3.6
+        near = [other for other in state.numa if other.cpus and other.id in distances]
+        least = min((distances[other.id] for other in near), default=0)
+        return sorted(cpu for other in near if distances[other.id] == least for cpu in other.cpus)
+    return []
+
+
+def node_of_mount(state: State, where: str) -> int:
+    """The node of the persistent memory that is mounted there; -1 when nothing says which."""
+    for mount in state.mounts:
+        if mount.where != where:
+            continue
+        for namespace in state.namespaces:
+            device = "/dev/" + namespace.blockdev
+            if not namespace.blockdev or not re.fullmatch(re.escape(device) + r"(p\d+)?", mount.device):
+                continue
+            if namespace.numa_node >= 0:
+                return namespace.numa_node
+            return max([item.numa_node for item in state.regions if item.dev == namespace.region], default=-1)
+    return -1
 
 
 def dram(state: State) -> int:

@@ -10,7 +10,8 @@ from provision import jobspec, placement
 from provision.errors import TrainingError
 from provision.inventory import Inventory, load
 from provision.jobspec import LaunchOptions
-from provision.node.state import DaxDevice, Mount, NumaNode, State
+from provision.node import numa
+from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
 from provision.placement import Placement
 
 GIB = 1 << 30
@@ -153,3 +154,86 @@ def test_memory_node_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         place(inventory(tmp_path, "system-ram"), State(numa=[DRAM]), tmp_path, storage="pmem_memkind")
     assert str(caught.value).endswith("it has none; run: oeprov pmem-mode system-ram --limit pm-1")
+
+
+SOCKETS = [
+    NumaNode(id=0, size=64 * GIB, cpus=[0, 1, 2, 3, 8, 9], distances=[10, 21]),
+    NumaNode(id=1, size=64 * GIB, cpus=[4, 5, 6, 7, 10, 11], distances=[21, 10]),
+]
+TWO_POOLS = State(
+    numa=SOCKETS,
+    regions=[Region("region0", numa_node=0), Region("region1", numa_node=1)],
+    namespaces=[
+        Namespace("namespace0.0", "fsdax", blockdev="pmem0", region="region0", numa_node=0),
+        Namespace("namespace1.0", "fsdax", blockdev="pmem1", region="region1"),
+    ],
+    mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4"), Mount("/dev/pmem1p1", "/mnt/pmem1", "ext4")],
+)
+# Each socket's modules are a node without CPUs.
+FAR_OF_BOTH = State(
+    numa=[
+        SOCKETS[0]._replace(distances=[10, 21, 17, 28]),
+        SOCKETS[1]._replace(distances=[21, 10, 28, 17]),
+        NumaNode(id=2, size=256 * GIB, distances=[17, 28, 10, 28]),
+        NumaNode(id=3, size=256 * GIB, distances=[28, 17, 28, 10]),
+    ],
+    dax=[DaxDevice("dax0.0", target_node=2), DaxDevice("dax1.0", target_node=3)],
+)
+
+
+def bound(placed: Placement) -> list[tuple[str, str, str]]:
+    """Of each server: CPUs, the unit's line, threads."""
+    servers = [item for item in placed.processes if item.role == "parameter_server"]
+    lines = [
+        "".join(line for line in unit["text"].splitlines() if line.startswith("CPUAffinity="))
+        for unit in placed.hosts["pm-1"]["units"]
+    ]
+    threads = [dict(itertools.pairwise(item.argv))["--threads"] for item in servers]
+    return list(zip([item.cpus for item in servers], lines, threads, strict=True))
+
+
+def test_servers_run_beside_their_persistent_memory(tmp_path: Path) -> None:
+    found = inventory(tmp_path, "fsdax", "parameter_server_count: 3")
+    assert bound(place(found, TWO_POOLS, tmp_path)) == [
+        ("0-3,8-9", "CPUAffinity=0 1 2 3 8 9", "3"),
+        ("4-7,10-11", "CPUAffinity=4 5 6 7 10 11", "6"),
+        ("0-3,8-9", "CPUAffinity=0 1 2 3 8 9", "3"),
+    ]
+    found = inventory(tmp_path, "fsdax", "parameter_server_count: 3, parameter_server_cpus: all")
+    assert bound(place(found, TWO_POOLS, tmp_path)) == [("", "", "4")] * 3
+
+
+def test_memory_nodes_of_one_socket(tmp_path: Path) -> None:
+    one = FAR_OF_BOTH._replace(numa=FAR_OF_BOTH.numa[:2] + FAR_OF_BOTH.numa[3:])
+    one = one._replace(
+        numa=[node._replace(distances=node.distances[:2] + node.distances[3:]) for node in one.numa]
+    )
+    for storage in ("dram", "pmem_memkind"):
+        placed = place(inventory(tmp_path, "system-ram"), one, tmp_path, storage=storage)
+        assert bound(placed) == [("4-7,10-11", "CPUAffinity=4 5 6 7 10 11", "6")]
+    # Its memory is on both sockets, so nowhere is nearer.
+    placed = place(inventory(tmp_path, "system-ram"), FAR_OF_BOTH, tmp_path)
+    assert bound(placed) == [("", "", "12")]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        TWO_POOLS._replace(numa=SOCKETS[:1]),
+        TWO_POOLS._replace(namespaces=[]),
+        TWO_POOLS._replace(namespaces=[Namespace("namespace0.0", blockdev="pmem0")], regions=[]),
+    ],
+)
+def test_nothing_is_bound_where_no_node_is_known_to_be_nearer(tmp_path: Path, state: State) -> None:
+    ((cpus, line, _),) = bound(place(inventory(tmp_path, "fsdax"), state, tmp_path))
+    assert (cpus, line) == ("", "")
+
+
+def test_dram_is_not_bound(tmp_path: Path) -> None:
+    placed = place(inventory(tmp_path, "fsdax"), TWO_POOLS, tmp_path, storage="dram")
+    assert bound(placed) == [("", "", "12")]
+
+
+def test_lists_of_numbers() -> None:
+    for text in ("", "0", "0-2,8", "1,3,5-6"):
+        assert numa.list_text(numa.parse_list(text)) == text

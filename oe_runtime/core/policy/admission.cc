@@ -11,69 +11,102 @@
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
-namespace {
-
-constexpr uint32_t kMostCount = kNoRow - 1;
-constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
-constexpr size_t kEntries = 4096;  // written and read at a time
 
 StorageError NoMemory(const std::string& what) {
   return StorageError("no memory for " + what + "; use more servers, or a smaller cbf");
 }
+
+namespace {
+
+constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
+constexpr size_t kEntries = 4096;  // written and read at a time
 
 // The block of a key, among `blocks` in the order that chooses servers.
 uint64_t BlockOf(uint64_t hash, uint64_t blocks) {
   return (uint64_t{static_cast<uint32_t>(hash)} * blocks) >> 32;
 }
 
+// 16 to 24 bytes a key.
+class DramCounter final : public CounterFilter {
+ public:
+  DramCounter(const AdmissionSpec& spec, uint32_t parts) : CounterFilter(spec, parts), keys_(parts) {
+    for (uint32_t i = 0; i < parts; ++i) counts_.push_back(NewHashIndex());
+  }
+
+  uint32_t Count(uint32_t part, Key key, uint32_t times) override {
+    Index& counts = *counts_[part];
+    uint32_t count = kNoRow;
+    counts.Find(&key, 1, &count);
+    if (count != kNoRow) {
+      count += std::min(times, kMostCount - count);
+      counts.Set(key, count);
+      return count;
+    }
+    try {
+      counts.Reserve(key);
+    } catch (const std::bad_alloc&) {
+      throw NoMemory("the admission filter's count of another key");
+    }
+    count = std::min(times, kMostCount);
+    counts.Add(key, count);
+    ++keys_[part];
+    return count;
+  }
+  void Forget(uint32_t part, Key key) override {
+    uint32_t count = kNoRow;
+    counts_[part]->Find(&key, 1, &count);
+    if (count == kNoRow) return;
+    counts_[part]->Erase(key);
+    --keys_[part];
+  }
+  uint64_t bytes(uint32_t part) const noexcept override { return counts_[part]->bytes(); }
+
+ protected:
+  uint64_t keys(uint32_t part) const noexcept override { return keys_[part]; }
+  size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys,
+              uint32_t* counts) const noexcept override {
+    return counts_[part]->Scan(position, max, keys, counts);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Index>> counts_;  // by part; the "row" of a key is its count
+  std::vector<uint64_t> keys_;
+};
+
+class DramBloom final : public BloomFilter {
+ public:
+  DramBloom(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard)
+      : BloomFilter(spec, parts, shard), cells_(parts * here() * kBlock) {}
+
+  uint64_t bytes(uint32_t /*part*/) const noexcept override { return cells_.size() / parts(); }
+
+ protected:
+  uint8_t* Writable(uint32_t part, uint64_t block) override {
+    return &cells_[(part * here() + block) * kBlock];
+  }
+  const uint8_t* Find(uint32_t part, uint64_t block) const noexcept override {
+    return &cells_[(part * here() + block) * kBlock];
+  }
+
+ private:
+  std::vector<uint8_t> cells_;
+};
+
 }  // namespace
 
 std::unique_ptr<AdmissionFilter> AdmissionFilter::Create(const AdmissionSpec& spec, uint32_t parts,
                                                          ShardInfo shard) {
   try {
-    if (spec.name == "cbf") return std::make_unique<BloomFilter>(spec, parts, shard);
-    return std::make_unique<CounterFilter>(spec, parts);
+    if (spec.name == "cbf") return std::make_unique<DramBloom>(spec, parts, shard);
+    return std::make_unique<DramCounter>(spec, parts);
   } catch (const std::bad_alloc&) {
     throw NoMemory("the admission filter");
   }
 }
 
-CounterFilter::CounterFilter(const AdmissionSpec& spec, uint32_t parts)
-    : AdmissionFilter(spec), sizes_(parts) {
-  for (uint32_t i = 0; i < parts; ++i) counts_.push_back(NewHashIndex());
-}
-
-uint32_t CounterFilter::Count(uint32_t part, Key key, uint32_t times) {
-  Index& counts = *counts_[part];
-  uint32_t count = kNoRow;
-  counts.Find(&key, 1, &count);
-  if (count != kNoRow) {
-    count += std::min(times, kMostCount - count);
-    counts.Set(key, count);
-    return count;
-  }
-  try {
-    counts.Reserve(key);
-  } catch (const std::bad_alloc&) {
-    throw NoMemory("the admission filter's count of another key");
-  }
-  count = std::min(times, kMostCount);
-  counts.Add(key, count);
-  ++sizes_[part];
-  return count;
-}
-
-void CounterFilter::Forget(uint32_t part, Key key) noexcept {
-  uint32_t count = kNoRow;
-  counts_[part]->Find(&key, 1, &count);
-  if (count == kNoRow) return;
-  counts_[part]->Erase(key);
-  --sizes_[part];
-}
-
 uint64_t CounterFilter::WrittenBytes() const noexcept {
   uint64_t size = 0;
-  for (const uint64_t of_part : sizes_) size += of_part;
+  for (uint32_t part = 0; part < parts_; ++part) size += keys(part);
   return size * kEntryBytes;
 }
 
@@ -81,9 +114,9 @@ void CounterFilter::Write(const Sink& sink) const {
   std::array<Key, kEntries> keys{};
   std::array<uint32_t, kEntries> found{};
   std::vector<char> bytes(kEntries * kEntryBytes);
-  for (const auto& counts : counts_) {
+  for (uint32_t part = 0; part < parts_; ++part) {
     uint64_t position = 0;
-    while (const size_t n = counts->Scan(&position, kEntries, keys.data(), found.data())) {
+    while (const size_t n = Scan(part, &position, kEntries, keys.data(), found.data())) {
       for (size_t i = 0; i < n; ++i) {
         std::memcpy(&bytes[i * kEntryBytes], &keys[i], sizeof(Key));
         std::memcpy(&bytes[i * kEntryBytes + sizeof(Key)], &found[i], sizeof(uint32_t));
@@ -105,7 +138,7 @@ bool CounterFilter::Add(const Source& source, uint64_t bytes, const PartOf& part
       std::memcpy(&key, &block[i * kEntryBytes], sizeof(key));
       std::memcpy(&count, &block[i * kEntryBytes + sizeof(key)], sizeof(count));
       const uint32_t part = part_of(key);
-      if (part < counts_.size()) (void)Count(part, key, count);
+      if (part < parts_) (void)Count(part, key, count);
     }
     left -= n;
   }
@@ -124,12 +157,11 @@ BloomFilter::BloomFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo sh
   const auto least = [&](uint64_t server) { return ((server << 32) + shard.servers - 1) / shard.servers; };
   first_ = BlockOf(least(shard.server), blocks_);
   here_ = BlockOf(least(uint64_t{shard.server} + 1) - 1, blocks_) - first_ + 1;
-  cells_.resize(parts * here_ * kBlock);
 }
 
 uint32_t BloomFilter::Count(uint32_t part, Key key, uint32_t times) {
   const uint64_t hash = Mix64(key);
-  uint8_t* block = Block(part, BlockOf(hash, blocks_));
+  uint8_t* block = Writable(part, BlockOf(hash, blocks_) - first_);
   uint64_t mixed = hash;
   uint64_t bits = 0;
   uint32_t least = std::numeric_limits<uint8_t>::max();
@@ -146,12 +178,18 @@ uint32_t BloomFilter::Count(uint32_t part, Key key, uint32_t times) {
   return least;
 }
 
-uint64_t BloomFilter::WrittenBytes() const noexcept { return 2 * sizeof(uint64_t) + cells_.size(); }
+uint64_t BloomFilter::WrittenBytes() const noexcept { return 2 * sizeof(uint64_t) + parts_ * here_ * kBlock; }
 
 void BloomFilter::Write(const Sink& sink) const {
   sink(&first_, sizeof(first_));
   sink(&here_, sizeof(here_));
-  sink(cells_.data(), cells_.size());
+  static constexpr std::array<uint8_t, kBlock> kZeros{};
+  for (uint32_t part = 0; part < parts_; ++part) {
+    for (uint64_t block = 0; block < here_; ++block) {
+      const uint8_t* cells = Find(part, block);
+      sink(cells == nullptr ? kZeros.data() : cells, kBlock);
+    }
+  }
 }
 
 bool BloomFilter::Add(const Source& source, uint64_t bytes, const PartOf& /*part_of*/) {
@@ -169,7 +207,8 @@ bool BloomFilter::Add(const Source& source, uint64_t bytes, const PartOf& /*part
     for (uint64_t block = first; block < first + here; ++block) {
       source(theirs.data(), kBlock);
       if (block < first_ || block >= first_ + here_) continue;
-      uint8_t* ours = Block(part, block);
+      if (std::all_of(theirs.begin(), theirs.end(), [](uint8_t cell) { return cell == 0; })) continue;
+      uint8_t* ours = Writable(part, block - first_);
       for (uint64_t i = 0; i < kBlock; ++i) {
         ours[i] = static_cast<uint8_t>(
             std::min<uint32_t>(std::numeric_limits<uint8_t>::max(), uint32_t{ours[i]} + theirs[i]));

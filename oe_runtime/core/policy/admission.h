@@ -5,16 +5,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/policy/policy_spec.h"
 
 namespace oe {
 
-// How often the keys without a row of one server's part of a table were pushed, in DRAM. It has as many parts
-// as the table has internal shards; those are independent of each other, each like a container.
+// How often the keys without a row of one server's part of a table were pushed. It has as many parts as the
+// table has internal shards; those are independent of each other, each like a container. Counts are in DRAM,
+// or with the rows in a pool (table/pooled_filter.h).
 class AdmissionFilter {
  public:
   using Sink = std::function<void(const void* data, size_t size)>;
@@ -22,7 +25,7 @@ class AdmissionFilter {
   // The part that a key belongs to; `parts` for a key of another server.
   using PartOf = std::function<uint32_t(Key)>;
 
-  // For a complete spec with a name. Throws StorageError when there is no memory for it.
+  // In DRAM, for a complete spec with a name. Throws StorageError when there is no memory for it.
   static std::unique_ptr<AdmissionFilter> Create(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
 
   virtual ~AdmissionFilter() = default;
@@ -32,11 +35,12 @@ class AdmissionFilter {
   // Counts `times` more for a key of that part; how often it was counted now, or (cbf) at least. Throws
   // StorageError when there is no memory.
   virtual uint32_t Count(uint32_t part, Key key, uint32_t times) = 0;
-  // The key has a row now. A counter forgets it; what a Bloom filter counted stays.
-  virtual void Forget(uint32_t part, Key key) noexcept = 0;
+  // The key has a row now. A counter forgets it; what a Bloom filter counted stays. Throws StorageError when
+  // a pool has no room to write that down.
+  virtual void Forget(uint32_t part, Key key) = 0;
   uint32_t filter_freq() const { return filter_freq_; }
 
-  virtual uint64_t bytes(uint32_t part) const noexcept = 0;  // of memory
+  virtual uint64_t bytes(uint32_t part) const noexcept = 0;  // of DRAM
 
   // The counts as bytes, and how many.
   virtual uint64_t WrittenBytes() const noexcept = 0;
@@ -53,21 +57,28 @@ class AdmissionFilter {
   const uint32_t filter_freq_;
 };
 
-// An exact count a key, 16 to 24 bytes each, without a bound on how many there are.
-class CounterFilter final : public AdmissionFilter {
- public:
-  CounterFilter(const AdmissionSpec& spec, uint32_t parts);
+// What a filter throws where DRAM has no more.
+StorageError NoMemory(const std::string& what);
 
-  uint32_t Count(uint32_t part, Key key, uint32_t times) override;
-  void Forget(uint32_t part, Key key) noexcept override;
-  uint64_t bytes(uint32_t part) const noexcept override { return counts_[part]->bytes(); }
-  uint64_t WrittenBytes() const noexcept override;
-  void Write(const Sink& sink) const override;
-  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) override;
+// An exact count a key, without a bound on how many there are.
+class CounterFilter : public AdmissionFilter {
+ public:
+  uint64_t WrittenBytes() const noexcept final;
+  void Write(const Sink& sink) const final;
+  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) final;
+
+ protected:
+  static constexpr uint32_t kMostCount = kNoRow - 1;
+
+  CounterFilter(const AdmissionSpec& spec, uint32_t parts) : AdmissionFilter(spec), parts_(parts) {}
+
+  virtual uint64_t keys(uint32_t part) const noexcept = 0;
+  // As Index::Scan.
+  virtual size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys,
+                      uint32_t* counts) const noexcept = 0;
 
  private:
-  std::vector<std::unique_ptr<Index>> counts_;  // by part; the "row" of a key is its count
-  std::vector<uint64_t> sizes_;
+  const uint32_t parts_;
 };
 
 // A counting Bloom filter: a key has k = ceil(-log2 p) cells of a byte, of which the least is at least its
@@ -76,30 +87,33 @@ class CounterFilter final : public AdmissionFilter {
 // which a key has one. Blocks are in the order of the keys' hashes that chooses servers, so each server has
 // the blocks of its keys only, together m bytes and a few blocks, and counts add up cell by cell when servers
 // become more or fewer: the same as if there had been one.
-class BloomFilter final : public AdmissionFilter {
+class BloomFilter : public AdmissionFilter {
  public:
   static constexpr uint64_t kBlock = 4096;
 
+  uint32_t Count(uint32_t part, Key key, uint32_t times) final;
+  void Forget(uint32_t /*part*/, Key /*key*/) final {}
+  uint64_t WrittenBytes() const noexcept final;
+  void Write(const Sink& sink) const final;
+  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) final;
+
+ protected:
   BloomFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
 
-  uint32_t Count(uint32_t part, Key key, uint32_t times) override;
-  void Forget(uint32_t /*part*/, Key /*key*/) noexcept override {}
-  uint64_t bytes(uint32_t /*part*/) const noexcept override { return cells_.size() / parts_; }
-  uint64_t WrittenBytes() const noexcept override;
-  void Write(const Sink& sink) const override;
-  bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) override;
+  // The cells of the block number `block` of those that are here: to be written, and to be read, where
+  // nullptr stands for zeros. The first throws StorageError.
+  virtual uint8_t* Writable(uint32_t part, uint64_t block) = 0;
+  virtual const uint8_t* Find(uint32_t part, uint64_t block) const noexcept = 0;
+
+  uint32_t parts() const noexcept { return parts_; }
+  uint64_t here() const noexcept { return here_; }
 
  private:
-  uint8_t* Block(uint32_t part, uint64_t block) noexcept {
-    return &cells_[(part * here_ + block - first_) * kBlock];
-  }
-
   const uint32_t parts_;
   uint32_t hashes_ = 0;
   uint64_t blocks_ = 0;  // of a part, on all servers
   uint64_t first_ = 0;   // here
   uint64_t here_ = 0;    // how many
-  std::vector<uint8_t> cells_;
 };
 
 }  // namespace oe

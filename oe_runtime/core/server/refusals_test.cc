@@ -221,6 +221,35 @@ TEST(RefusalsTest, BeyondTheMemoryClientsWait) {
   EXPECT_EQ(AwaitStat(*cluster.servers[0], "/connections/refused/cut", 1), 1U);
 }
 
+// The keys of a table are replies like rows: one that waits for memory does not take it.
+TEST(RefusalsTest, KeysWaitForMemoryToo) {
+  constexpr size_t kRows = 120'000;
+  ServerOptions options;
+  options.limits.bytes = uint64_t{1} << 20;
+  Cluster cluster(1, "", "", options);
+  const auto owner = Client::Connect(cluster.remote, 1);
+  owner->CreateTable(Spec("wide", 1024, "sgd"));
+  const uint32_t table = owner->CreateTable(Spec("t", 1, "sgd"));
+  std::vector<Key> ids(kRows);
+  for (size_t i = 0; i < kRows; ++i) ids[i] = i;
+  const auto pulled = owner->Pull({{ids.data(), ids.size()}}, {{table, 0}});
+  const std::vector<float> gradients(kRows);
+  owner->Push(*pulled, {{gradients.data(), kRows, 1}}, {0.1});
+  Raw hog(*cluster.servers[0]);
+  hog.SayHello();
+  hog.socket().set_option(asio::socket_base::receive_buffer_size(64 << 10));  // the system keeps less than it
+  hog.Send(Frame(Op::kPull, PullOf(std::vector<Key>(7'000))));  // 28 MB: has all of it, and reads nothing
+  EXPECT_EQ(AwaitStat(*cluster.servers[0], "/queue/bytes", 1), uint64_t{1} << 20);
+  Raw other(*cluster.servers[0]);
+  other.SayHello();
+  other.Send(Frame(Op::kKeys, EncodeKeysRequest({table, 3})));
+  EXPECT_EQ(AwaitStat(*cluster.servers[0], "/queue/waiting_for_memory", 1), 1U);
+  hog.socket().close();
+  const size_t bytes = other.Reply().size();
+  EXPECT_GT(bytes, kRows / 16 * sizeof(Key) * 9 / 10);
+  EXPECT_LT(bytes, kRows / 16 * sizeof(Key) * 11 / 10);
+}
+
 TEST(RefusalsTest, AServerEndsWhileClientsWait) {
   ServerOptions options;
   options.limits.bytes = uint64_t{1} << 20;

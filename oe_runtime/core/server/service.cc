@@ -264,8 +264,17 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
 }
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
-  if (op != Op::kPull) return 0;
-  return CountBytes(session, ParseBatch(body));
+  if (op == Op::kPull) return CountBytes(session, ParseBatch(body));
+  if (op == Op::kKeys) {
+    // As keys, and then as the reply. Those that come until it is served are not in it.
+    const KeysRequest request = ParseKeysRequest(body);
+    return 2 * sizeof(Key) * session.store->CountKeys(request.table, request.part);
+  }
+  if (op == Op::kReadFile) {
+    Bytes rest;
+    return ParseFileChunk(body, &rest).size;
+  }
+  return 0;
 }
 
 void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {

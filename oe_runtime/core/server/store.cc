@@ -22,7 +22,13 @@ namespace {
 
 constexpr size_t kMaxTableName = 150;  // as it stands in a file name
 
-uint64_t CountKeys(const std::vector<PushPart>& parts) {
+void CheckPart(uint32_t part) {
+  if (part < Table::kParts) return;
+  throw ProtocolError("part " + std::to_string(part) + " of a table does not exist; it has " +
+                      std::to_string(Table::kParts));
+}
+
+uint64_t KeysOf(const std::vector<PushPart>& parts) {
   uint64_t keys = 0;
   for (const PushPart& part : parts) keys += part.size;
   return keys;
@@ -198,7 +204,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
                        " tables took this push: go on from the last checkpoint)");
   }
   pushes_.fetch_add(1, std::memory_order_relaxed);
-  pushed_keys_.fetch_add(CountKeys(parts), std::memory_order_relaxed);
+  pushed_keys_.fetch_add(KeysOf(parts), std::memory_order_relaxed);
 }
 
 void Store::Check(const std::vector<PushPart>& parts) const {
@@ -226,11 +232,13 @@ void Store::Upkeep() noexcept {
 }
 
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
-  if (part >= Table::kParts) {
-    throw ProtocolError("part " + std::to_string(part) + " of a table does not exist; it has " +
-                        std::to_string(Table::kParts));
-  }
+  CheckPart(part);
   return Get(table).Keys(part);
+}
+
+uint64_t Store::CountKeys(uint32_t table, uint32_t part) const {
+  CheckPart(part);
+  return Get(table).CountKeys(part);
 }
 
 // The checksum that `since` has for the table's part of this server; nothing for a table or a number of

@@ -66,6 +66,8 @@ class Store {
 
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
   std::vector<Key> Keys(uint32_t table, uint32_t part) const;
+  // How many these are now. Throws as Keys().
+  uint64_t CountKeys(uint32_t table, uint32_t part) const;
 
   // Writes one file a table into the directory, which must exist, and beside those with admission their
   // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},

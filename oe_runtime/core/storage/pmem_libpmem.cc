@@ -128,8 +128,8 @@ class PmemLibpmem final : public Storage, public Medium {
 
   std::unique_ptr<Pool> NewPool(const PoolSpec& wanted, bool fresh, bool* opened) override {
     PoolSpec spec = wanted;
-    spec.window = this->spec().kept_checkpoints;
-    spec.cache = cache_.get();
+    spec.window = this->spec().kept_checkpoints + (spec.led() ? 1 : 0);
+    spec.cache = spec.led() ? nullptr : cache_.get();
     *opened = false;
     if (!fresh && this->spec().recover) {
       if (const auto uuid = FindPool(spec)) {
@@ -284,7 +284,7 @@ class PmemLibpmem final : public Storage, public Medium {
     if (!ReadSuperHeader(region, &uuid, &text)) return 0;
     const json there = json::parse(text);
     const json identity = json::parse(wanted.identity);
-    if (there.value("/table/name"_json_pointer, "") != wanted.table) return 0;
+    if (there.value(json::json_pointer("/" + wanted.kind + "/name"), "") != wanted.table) return 0;
     if (there.value("job", "") != identity.value("job", "")) return 0;
     for (const char* field : {"server", "servers"}) {
       if (there.value(field, json()) != identity.value(field, json())) return 1;

@@ -23,7 +23,10 @@
 namespace oe {
 
 struct PoolSpec {
-  std::string table;     // its name, for messages
+  std::string table;  // its name, for messages
+  // What the rows are: "table", its rows; "counts", those of its admission filter, in a pool that is led by
+  // the table's. The identity has the table's name in the object of that name.
+  std::string kind = "table";
   std::string identity;  // a JSON object that says whose rows they are: a pool with another one is refused
   std::vector<std::string> may_differ;  // names of its fields that do not matter
   size_t row_bytes = 0;
@@ -34,6 +37,8 @@ struct PoolSpec {
   CacheMemory* cache = nullptr;  // of a cache of rows in DRAM; must outlive the pool. nullptr: without one
   // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
   bool background = true;
+
+  bool led() const { return kind != "table"; }
 };
 
 // The rows of one table on a medium, which survive the process and a power cut at checkpoint granularity.
@@ -52,7 +57,13 @@ struct PoolSpec {
 //
 // A pool's regions are oe-<uuid>-super.pool, two alternating copies of the superblock after a description,
 // and segments oe-<uuid>-<number>.pool with a header, the metadata of their slots and their rows
-// (pool_format.h). Thread-safe but for what the comments exclude.
+// (pool_format.h).
+//
+// A pool may lead another one, of what else a table must remember: a checkpoint of the leader is one of the
+// led pool too, and durable there first. The led pool keeps one checkpoint more, so it has all those of its
+// leader whenever the power goes.
+//
+// Thread-safe but for what the comments exclude.
 class Pool {
  public:
   // A new pool without rows, in epoch 1. Throws StorageError.
@@ -66,12 +77,17 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
+  // Leads `other` (of PoolSpec::led()), which must outlive this pool, from now on; nullptr: none. The caller
+  // excludes checkpoints, of which none is pending.
+  void Lead(Pool* other) { led_ = other; }
+
   // The rows of an internal shard. Recover() replaces them.
   SlotStore* shard(uint32_t number) { return shards_[number].get(); }
 
   // Closes the open epoch: takes microseconds, however many rows there are. The caller excludes writers of
-  // all shards; `version` is theirs. Throws SpecError for an id that is not above that of the last checkpoint
-  // and StorageError when an earlier checkpoint could not be made durable; then nothing has changed.
+  // all shards, also of the pool that this one leads; `version` is theirs. Throws SpecError for an id that is
+  // not above that of the last checkpoint and StorageError when an earlier checkpoint could not be made
+  // durable; then nothing has changed.
   void Checkpoint(uint64_t id, uint64_t version);
   // Returns when every checkpoint so far is durable; throws StorageError why one cannot be.
   void WaitDurable();
@@ -87,8 +103,10 @@ class Pool {
   // none; later checkpoints are dropped. `indexes`, one a shard and empty, get the rows. Returns what was
   // recovered. The caller excludes all use of shards. Throws StorageError for an id that is not kept and for
   // a pool that is damaged; then nothing has changed on the medium or in the shards. Interrupted anywhere, it
-  // can be done again.
-  CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes);
+  // can be done again. `before` is called when all was read and found right; what it throws goes on, and
+  // nothing has changed here.
+  CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
+                         const std::function<void()>& before = {});
 
   // Reads all rows that a key of `numbers[shard]` has and compares their checksums; throws StorageError
   // naming the file of the first that is wrong. For rows of closed epochs.
@@ -134,6 +152,8 @@ class Pool {
   void Run();
   void GrowAhead() noexcept;
   void MakeDurable(const Job& job);
+  void MakeDurableUpTo(uint64_t id);
+  void Fail(const std::string& failure);
   void Seal(const Job& job);
   void Commit(std::vector<KeptCheckpoint> kept);
   void Recycle();
@@ -147,6 +167,7 @@ class Pool {
 
   Medium* const medium_;
   const PoolSpec spec_;
+  Pool* led_ = nullptr;
   const RowLayout layout_;
   uint64_t uuid_;
   Region super_;

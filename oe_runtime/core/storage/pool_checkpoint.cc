@@ -34,6 +34,12 @@ void Pool::Checkpoint(uint64_t id, uint64_t version) {
       throw StorageError("table '" + spec_.table + "' can have no more checkpoints: " + failure_);
     }
     queue_.emplace_back();  // all that can throw comes first
+    try {
+      if (led_ != nullptr) led_->Checkpoint(id, version);
+    } catch (...) {
+      queue_.pop_back();
+      throw;
+    }
     job.checkpoint = {epoch_, id, version, 0, 0};
     for (const auto& shard : shards_) {
       job.checkpoint.rows += shard->size();
@@ -50,7 +56,8 @@ void Pool::Checkpoint(uint64_t id, uint64_t version) {
 void Pool::Run() {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   while (true) {
-    queue_changed_.wait(lock, [this] { return stop_ || grow_ || !queue_.empty(); });
+    const auto has_job = [this] { return !spec_.led() && !queue_.empty(); };
+    queue_changed_.wait(lock, [&] { return stop_ || grow_ || has_job(); });
     busy_ = true;
     if (grow_) {
       lock.unlock();
@@ -58,7 +65,7 @@ void Pool::Run() {
       lock.lock();
       grow_ = false;
     }
-    if (queue_.empty()) {
+    if (!has_job()) {
       busy_ = false;
       queue_changed_.notify_all();
       if (stop_) return;
@@ -77,11 +84,32 @@ void Pool::Run() {
     lock.lock();
     busy_ = false;
     queue_.pop_front();
-    if (!failure.empty()) {
-      // What comes after builds on this one.
-      failure_ = failure;
-      queue_.clear();
-    }
+    if (!failure.empty()) Fail(failure);
+    queue_changed_.notify_all();
+  }
+}
+
+// No checkpoint from now on: what comes after builds on the one that failed. With queue_mutex_.
+void Pool::Fail(const std::string& failure) {
+  failure_ = failure;
+  queue_.clear();
+  if (led_ == nullptr) return;
+  {
+    const std::lock_guard<std::mutex> lock(led_->queue_mutex_);
+    led_->Fail(failure);
+  }
+  led_->queue_changed_.notify_all();
+}
+
+// For the leader: the pending checkpoints up to that one.
+void Pool::MakeDurableUpTo(uint64_t id) {
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  while (!queue_.empty() && queue_.front().checkpoint.id <= id) {
+    const Job job = std::move(queue_.front());
+    lock.unlock();
+    MakeDurable(job);
+    lock.lock();
+    queue_.pop_front();
     queue_changed_.notify_all();
   }
 }
@@ -137,6 +165,7 @@ const std::byte* Pool::RowOf(uint32_t shard, uint32_t number) const {
 }
 
 void Pool::MakeDurable(const Job& job) {
+  if (led_ != nullptr) led_->MakeDurableUpTo(job.checkpoint.id);
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     const std::vector<SlotBlock>& blocks = job.changes[i].blocks;
     blocks_[i].insert(blocks_[i].end(), blocks.begin(), blocks.end());

@@ -1,7 +1,7 @@
 // The proof that pools keep their promise: random pushes, erases, checkpoints and recoveries on a simulated
 // medium, power cuts and kills at random steps (also of recovery itself), and after each a comparison of
 // every row with a model. Half of the tables have a cache of a few rows, that takes rows in and puts them out
-// all the time.
+// all the time; half lead a pool of counts, which must be those of the same checkpoint.
 //
 //   OE_CRASH_SEED=N      repeats a run (each prints its seed)
 //   OE_CRASH_POINTS=N    crash points, 30000 if not set
@@ -50,7 +50,8 @@ uint32_t WordOf(const std::byte* row, uint32_t d) {
   return value;
 }
 
-using Rows = std::map<Key, uint64_t>;  // key → number of its last write
+using Rows = std::map<Key, uint64_t>;    // key → number of its last write
+using Counts = std::map<Key, uint32_t>;  // in the pool that is led
 
 struct Totals {
   uint64_t crashes = 0;
@@ -59,6 +60,7 @@ struct Totals {
   uint64_t recovered = 0;
   uint64_t to_older = 0;
   uint64_t rows_compared = 0;
+  uint64_t counts_compared = 0;
   uint64_t erases = 0;
   uint64_t reused = 0;
   uint64_t full = 0;
@@ -82,6 +84,16 @@ class Subject {
     if (random_() % 2 == 0) {
       cache_ = std::make_unique<CacheMemory>(1 + random_() % 8192);
       spec_.cache = cache_.get();
+    }
+    if (random_() % 2 == 0) {
+      counts_spec_.kind = "counts";
+      counts_spec_.table = "t";
+      counts_spec_.identity = R"({"counts": {"name": "t"}})";
+      counts_spec_.row_bytes = sizeof(uint32_t);
+      counts_spec_.shard_of = [](Key) { return 0U; };
+      counts_spec_.window = window + 1;
+      counts_spec_.block_bytes = 256;
+      counts_spec_.background = false;
     }
     medium_.set_largest(16 << 10);
     // Pushes go on while a checkpoint is made durable.
@@ -129,8 +141,10 @@ class Subject {
  private:
   void Close() {
     maps_.clear();
+    counts_map_.reset();
     if (pool_) totals_->cache += pool_->cache_stats();
     pool_.reset();
+    counts_pool_.reset();
     if (cache_) {
       EXPECT_EQ(cache_->bytes(), 0U);
     }
@@ -138,6 +152,7 @@ class Subject {
 
   void Open() {
     std::optional<uint64_t> uuid;
+    std::optional<uint64_t> counts_uuid;
     for (const std::string& name : medium_.List()) {
       uint64_t found = 0;
       bool super = false;
@@ -147,7 +162,8 @@ class Subject {
       const Region region = medium_.Open(name);
       uint64_t inside = 0;
       std::string text;
-      if (super && ReadSuperHeader(region, &inside, &text)) uuid = found;
+      if (!super || !ReadSuperHeader(region, &inside, &text)) continue;
+      (text.find("\"counts\"") == std::string::npos ? uuid : counts_uuid) = found;
     }
     if (!uuid) {
       ASSERT_TRUE(committed_.empty()) << "a pool with a checkpoint is gone";
@@ -156,6 +172,7 @@ class Subject {
       pool_ = Pool::Create(&medium_, spec_);
       rows_.clear();
       called_.clear();
+      NewCounts();
       for (uint32_t i = 0; i < kShards; ++i) {
         maps_.push_back(std::make_unique<RowMap>(NewHashIndex(), pool_->shard(i)));
       }
@@ -163,8 +180,50 @@ class Subject {
     }
     recovering_ = true;
     pool_ = Pool::Open(&medium_, *uuid, spec_);
+    if (counts_uuid) {
+      counts_pool_ = Pool::Open(&medium_, *counts_uuid, counts_spec_);
+      pool_->Lead(counts_pool_.get());
+    } else if (counts_spec_.led()) {
+      ASSERT_TRUE(committed_.empty()) << "the counts of a checkpoint are gone";
+      NewCounts();
+    }
     Recover();
     recovering_ = false;
+  }
+
+  void NewCounts() {
+    counts_.clear();
+    called_counts_.clear();
+    if (!counts_spec_.led()) return;
+    counts_map_.reset();
+    pool_->Lead(nullptr);
+    if (counts_pool_) counts_pool_->Remove();
+    counts_pool_.reset();
+    medium_.capacity = UINT64_MAX;
+    counts_pool_ = Pool::Create(&medium_, counts_spec_);
+    pool_->Lead(counts_pool_.get());
+    counts_map_ = std::make_unique<RowMap>(NewHashIndex(), counts_pool_->shard(0));
+  }
+
+  // As a table does.
+  CheckpointInfo RecoverBoth(std::optional<uint64_t> id, const std::vector<Index*>& indexes) {
+    if (!counts_pool_) return pool_->Recover(id, indexes);
+    CheckpointInfo info;
+    const std::vector<CheckpointInfo> kept = counts_pool_->Checkpoints();
+    if (!id && !kept.empty()) {  // the table had none: the power went when its first was durable here only
+      info = pool_->Recover(id, indexes);
+      NewCounts();
+      return info;
+    }
+    const bool has =
+        id && std::any_of(kept.begin(), kept.end(), [&](const auto& one) { return one.id == *id; });
+    EXPECT_TRUE(has || !id) << "the counts of checkpoint " << *id << " are gone";
+    auto index = NewHashIndex();
+    const CheckpointInfo counts =
+        counts_pool_->Recover(id, {index.get()}, [&] { info = pool_->Recover(id, indexes); });
+    EXPECT_EQ(counts.version, info.version);
+    counts_map_ = std::make_unique<RowMap>(std::move(index), counts_pool_->shard(0));
+    return info;
   }
 
   void Recover() {
@@ -186,17 +245,24 @@ class Subject {
       indexes.push_back(NewHashIndex());
       pointers.push_back(indexes.back().get());
     }
-    const CheckpointInfo info = pool_->Recover(id, pointers);
+    std::optional<uint64_t> target = id;
+    if (!target && !kept.empty()) target = kept.back().id;
+    const CheckpointInfo info = RecoverBoth(target, pointers);
+    if (testing::Test::HasFailure()) FAIL();
     pending_ = 0;
     if (kept.empty()) {
       ASSERT_EQ(info.rows, 0U);
       rows_.clear();
       called_.clear();
+      counts_.clear();
+      called_counts_.clear();
     } else {
       ASSERT_EQ(info.id, id ? *id : kept.back().id);
       rows_ = called_.at(info.id);
       ASSERT_EQ(info.version, info.id * 7);
       called_.erase(called_.upper_bound(info.id), called_.end());
+      counts_ = called_counts_[info.id];
+      called_counts_.erase(called_counts_.upper_bound(info.id), called_counts_.end());
       committed_.clear();
       for (const CheckpointInfo& one : pool_->Checkpoints()) committed_.push_back(one.id);
     }
@@ -285,6 +351,31 @@ class Subject {
       Fill(map.row(number), key, stamp);
       rows_[key] = stamp;
     }
+    Count(keys);
+  }
+
+  // Counts some of the keys and forgets others.
+  void Count(const std::vector<Key>& keys) {
+    if (!counts_map_) return;
+    for (const Key key : keys) {
+      if (random_() % 4 == 0) continue;
+      try {
+        if (random_() % 8 == 0) {
+          ASSERT_EQ(counts_map_->Erase(key), counts_.count(key) > 0);
+          counts_.erase(key);
+        } else {
+          uint32_t number = 0;
+          counts_map_->FindOrAdd(&key, 1, &number,
+                                 [](Key, std::byte* row) { std::memset(row, 0, sizeof(uint32_t)); });
+          ++counts_[key];
+          std::memcpy(counts_map_->row(number), &counts_[key], sizeof(uint32_t));
+        }
+      } catch (const StorageError&) {
+        ++totals_->full;
+        return;
+      }
+      medium_.Step();
+    }
   }
 
   // In two halves, between which the power may go.
@@ -317,6 +408,7 @@ class Subject {
     if (random_() % 40 == 0) medium_.capacity = 0;  // no new segments: slots must be used again
     const uint64_t id = next_id_++;
     called_[id] = rows_;
+    called_counts_[id] = counts_;
     pool_->Checkpoint(id, id * 7);
     ++pending_;
     if (random_() % 4 == 0) return;  // durable together with the next one
@@ -358,6 +450,15 @@ class Subject {
     }
     ASSERT_EQ(rows, rows_.size());
     totals_->rows_compared += rows;
+    if (!counts_map_) return;
+    ASSERT_EQ(counts_map_->size(), counts_.size());
+    for (const auto& [key, count] : counts_) {
+      const std::byte* row = nullptr;
+      counts_map_->Find(&key, 1, &row);
+      ASSERT_NE(row, nullptr) << "the count of key " << key << " is gone";
+      ASSERT_EQ(WordOf(row, 0), count) << "key " << key;
+    }
+    totals_->counts_compared += counts_.size();
   }
 
   std::mt19937_64 random_;
@@ -370,11 +471,16 @@ class Subject {
   std::unique_ptr<CacheMemory> cache_;
   std::unique_ptr<Pool> pool_;
   std::vector<std::unique_ptr<RowMap>> maps_;
+  PoolSpec counts_spec_;  // led() if there is one
+  std::unique_ptr<Pool> counts_pool_;
+  std::unique_ptr<RowMap> counts_map_;
   bool recovering_ = false;
   bool closing_ = false;
 
   Rows rows_;                        // the present
   std::map<uint64_t, Rows> called_;  // at each checkpoint that was asked for
+  Counts counts_;
+  std::map<uint64_t, Counts> called_counts_;
   std::vector<uint64_t> committed_;  // that are durable for sure
   size_t pending_ = 0;               // asked for, and not made durable yet
   uint64_t next_id_ = 1;
@@ -402,12 +508,14 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   }
   std::printf(
       "%llu crashes (%llu in recovery, %llu in a checkpoint), %llu recoveries (%llu to an older one), "
-      "%llu rows compared, %llu erased, %llu times full; caches: %llu hits, %llu misses, %llu evictions, "
+      "%llu rows and %llu counts compared, %llu erased, %llu times full; caches: %llu hits, %llu misses, "
+      "%llu evictions, "
       "%llu write-backs\n",
       static_cast<unsigned long long>(totals.crashes), static_cast<unsigned long long>(totals.in_recovery),
       static_cast<unsigned long long>(totals.in_checkpoint),
       static_cast<unsigned long long>(totals.recovered), static_cast<unsigned long long>(totals.to_older),
-      static_cast<unsigned long long>(totals.rows_compared), static_cast<unsigned long long>(totals.erases),
+      static_cast<unsigned long long>(totals.rows_compared),
+      static_cast<unsigned long long>(totals.counts_compared), static_cast<unsigned long long>(totals.erases),
       static_cast<unsigned long long>(totals.full), static_cast<unsigned long long>(totals.cache.hits),
       static_cast<unsigned long long>(totals.cache.misses),
       static_cast<unsigned long long>(totals.cache.evictions),
@@ -416,6 +524,7 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   EXPECT_GT(totals.in_checkpoint, points / 20);
   EXPECT_GT(totals.to_older, points / 100);
   EXPECT_GT(totals.rows_compared, points);
+  EXPECT_GT(totals.counts_compared, points);
   EXPECT_GT(totals.cache.hits, points);
   EXPECT_GT(totals.cache.evictions, points);
   EXPECT_GT(totals.cache.write_backs, points);

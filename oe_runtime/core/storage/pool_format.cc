@@ -15,7 +15,9 @@ namespace {
 constexpr size_t kCopyWords = kPoolPage / sizeof(uint64_t);
 constexpr size_t kFixedWords = 4;
 constexpr size_t kKeptWords = sizeof(KeptCheckpoint) / sizeof(uint64_t);
-static_assert(kFixedWords + kKeptWords * kMostKeptCheckpoints <= kCopyWords, "a copy is a page");
+// A pool that is led keeps one more than its leader.
+constexpr size_t kMostInCopy = kMostKeptCheckpoints + 1;
+static_assert(kFixedWords + kKeptWords * kMostInCopy <= kCopyWords, "a copy is a page");
 
 uint64_t SuperChecksum(const SuperHeader& header, const char* text) {
   const uint64_t seed =
@@ -82,7 +84,7 @@ std::vector<uint64_t> EncodeSuperCopy(const SuperCopy& copy) {
 bool DecodeSuperCopy(const std::byte* data, SuperCopy* copy) {
   std::array<uint64_t, kCopyWords> words{};
   std::memcpy(words.data(), data, kPoolPage);
-  if (words[3] > kMostKeptCheckpoints) return false;
+  if (words[3] > kMostInCopy) return false;
   const size_t end = kFixedWords + kKeptWords * words[3];
   if (words[0] != XXH3_64bits(words.data() + 1, (end - 1) * sizeof(uint64_t))) return false;
   copy->sequence = words[1];

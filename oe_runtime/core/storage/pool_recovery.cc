@@ -149,7 +149,8 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
   take();
 }
 
-CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes) {
+CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
+                             const std::function<void()>& before) {
   WaitDurable();
   // What is kept up to the chosen one.
   std::vector<KeptCheckpoint> kept = kept_;
@@ -221,6 +222,7 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
     }
   }
 
+  if (before) before();
   Slots later(spec_.shards);
   Slots free(spec_.shards);
   for (uint32_t i = 0; i < spec_.shards; ++i) {

@@ -32,6 +32,9 @@ struct StorageSpec {
   uint32_t kept_checkpoints = 2;
   // dram_pmem, which needs it: most bytes of DRAM for the caches of all tables.
   uint64_t cache_bytes = 0;
+  // Rows are their weights, without the state of optimizers and policies: for tables that are restored from
+  // files and read. All else that needs a whole row is refused.
+  bool weights_only = false;
 };
 
 // A checkpoint that a table can be recovered to.

@@ -79,6 +79,36 @@ TEST_P(ApplyIncrementTest, FollowsTheTableThatIsTrained) {
   EXPECT_EQ(Rows(*copy), Rows(*trained));
 }
 
+// Rows of 5 weights instead of 16 numbers; the rows that are read are the same.
+TEST_P(ApplyIncrementTest, WeightsAloneAreEnoughToRead) {
+  const auto trained = New(StorageSpec{});
+  StorageSpec storage = TestStorage(std::get<0>(GetParam()), rows_.path(), 0);
+  storage.weights_only = true;
+  const auto copy = New(storage);
+  Push(trained.get(), 0, 1500);
+  uint64_t last = trained->Save(files_.file("0")).checksum;
+  copy->Restore({files_.file("0")});
+  EXPECT_EQ(Rows(*copy), Rows(*trained));
+  for (uint64_t i = 1; i <= 3; ++i) {
+    const std::string file = files_.file(std::to_string(i));
+    Push(trained.get(), 500 * i, 500 * i + 900);
+    last = trained->Save(file, last).checksum;
+    copy->ApplyIncrement(file);
+    copy->Upkeep();
+    EXPECT_EQ(copy->rows(), trained->rows());
+    EXPECT_EQ(Rows(*copy), Rows(*trained));
+  }
+  EXPECT_EQ(copy->row_bytes(), trained->row_bytes());
+  const auto refused = [](const auto& work) {
+    return MessageOf<SpecError>(work).find("table 'C1' has the weights of its rows only") == 0;
+  };
+  EXPECT_TRUE(refused([&] { Push(copy.get(), 0, 10); }));
+  EXPECT_TRUE(refused([&] { copy->Save(files_.file("copy")); }));
+  EXPECT_TRUE(refused([&] { copy->Evict(); }));
+  EXPECT_TRUE(refused([&] { copy->Checkpoint(1); }));
+  EXPECT_EQ(Rows(*copy), Rows(*trained));
+}
+
 TEST_P(ApplyIncrementTest, RefusesWhatDoesNotFollow) {
   const auto trained = New(StorageSpec{});
   const auto copy = Copy();

@@ -26,8 +26,9 @@ inline bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
 // The rows, exchanged as a whole by Restore.
 struct Table::Content {
-  // One of them holds the rows; before the shards, which point to it.
+  // The arena or the pool holds the rows; before the shards, which point to it.
   std::unique_ptr<Arena> arena;
+  std::unique_ptr<Pool> counts;  // of the filter; led by the pool, if there are both
   std::unique_ptr<Pool> pool;
   std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
   std::array<std::unique_ptr<RowMap>, kShards> shards;

@@ -1,11 +1,12 @@
-// Processes that push to a pool are killed at any moment; the next one finds every row as it was at the
-// newest checkpoint.
+// Processes that push to a pool are killed at any moment; the next one finds every row, and what an admission
+// filter counted of every key, as it was at the newest checkpoint.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -25,7 +26,9 @@ namespace {
 constexpr uint32_t kDim = 16;
 constexpr Key kKeys = 4000;
 constexpr size_t kBatch = 200;
-constexpr int kKills = 25;
+constexpr int kKills = 15;
+constexpr uint64_t kFilterFreq =
+    8;  // times that a key is pushed before it has a row; its first update is then
 
 // What both processes see.
 struct Progress {
@@ -39,12 +42,17 @@ std::vector<Key> Batch(uint64_t step) {
   return keys;
 }
 
-std::unique_ptr<Table> Open(const std::string& directory, bool cached) {
+std::unique_ptr<Table> Open(const std::string& directory, bool cached, const std::string& filter) {
   TableSpec spec;
   spec.name = "t";
   spec.dim = kDim;
   spec.optimizer.name = "sgd";
   spec.initializer = {"zeros", {}, 0};
+  spec.admission.name = filter;
+  if (!filter.empty()) spec.admission.params["filter_freq"] = kFilterFreq;
+  if (filter == "cbf") {
+    spec.admission.params.insert({{"max_element_size", 1e5}, {"false_positive_probability", 1e-6}});
+  }
   // Processes with a cache, which some shards get, and without one take turns on the same pool.
   StorageSpec storage{"pmem_libpmem", directory, 0, true, 2};
   if (cached) {
@@ -55,8 +63,9 @@ std::unique_ptr<Table> Open(const std::string& directory, bool cached) {
 }
 
 // Every row counts the pushes to its key. Ends when it is killed.
-[[noreturn]] void PushForever(const std::string& directory, bool cached, Progress* progress) {
-  const auto table = Open(directory, cached);
+[[noreturn]] void PushForever(const std::string& directory, bool cached, const std::string& filter,
+                              Progress* progress) {
+  const auto table = Open(directory, cached, filter);
   std::vector<float> rows(kBatch * kDim);
   const std::vector<float> grads(kBatch * kDim, -1.0F);
   while (true) {
@@ -72,7 +81,10 @@ std::unique_ptr<Table> Open(const std::string& directory, bool cached) {
   }
 }
 
-TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
+class KillTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
+  const std::string filter = GetParam();
   const TestDirectory directory;
   void* memory = ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
@@ -87,7 +99,7 @@ TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
   for (int kill = 0; kill < kKills; ++kill) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) PushForever(directory.path(), kill % 2 == 0, progress);
+    if (child == 0) PushForever(directory.path(), kill % 2 == 0, filter, progress);
     // In its start or recovery, or around a checkpoint that is about to become durable.
     if (kill % 3 != 0) {
       const uint64_t wanted = progress->durable + 5 * (1 + random() % 4);
@@ -99,7 +111,7 @@ TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "it ended by itself";
 
-    const auto table = Open(directory.path(), false);
+    const auto table = Open(directory.path(), false, filter);
     const auto kept = table->Checkpoints();
     const uint64_t id = kept.empty() ? 0 : kept.back().id;
     ASSERT_GE(id, progress->durable.load());
@@ -111,13 +123,19 @@ TEST(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
     std::vector<float> rows(kKeys * kDim);
     table->Pull(all.data(), all.size(), rows.data());
     for (Key key = 0; key < kKeys; ++key) {
-      for (uint32_t d = 0; d < kDim; ++d) ASSERT_EQ(rows[key * kDim + d], expected[key]) << "key " << key;
+      const float before = filter.empty() ? 0.0F : kFilterFreq - 1;
+      const float value = std::max(0.0F, expected[key] - before);
+      for (uint32_t d = 0; d < kDim; ++d) ASSERT_EQ(rows[key * kDim + d], value) << "key " << key;
     }
   }
   std::printf("%d kills, %llu pushes survived\n", kKills, static_cast<unsigned long long>(counted));
   EXPECT_GT(counted, 0U);
   ::munmap(memory, sizeof(Progress));
 }
+
+INSTANTIATE_TEST_SUITE_P(Filters, KillTest, testing::Values("", "counter", "cbf"), [](const auto& filter) {
+  return std::string(*filter.param == '\0' ? "none" : filter.param);
+});
 
 }  // namespace
 }  // namespace oe

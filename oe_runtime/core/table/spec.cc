@@ -249,7 +249,8 @@ void to_json(json& json, const StorageSpec& spec) {
           {"capacity_bytes", spec.capacity_bytes},
           {"recover", spec.recover},
           {"kept_checkpoints", spec.kept_checkpoints},
-          {"cache_bytes", spec.cache_bytes}};
+          {"cache_bytes", spec.cache_bytes},
+          {"weights_only", spec.weights_only}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -267,7 +268,8 @@ void from_json(const json& json, StorageSpec& spec) {
   if (fields.Has("cache_bytes")) {
     read.cache_bytes = fields.Unsigned("cache_bytes", std::numeric_limits<uint64_t>::max());
   }
-  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes");
+  if (fields.Has("weights_only")) read.weights_only = fields.Boolean("weights_only");
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes, weights_only");
   spec = std::move(read);
 }
 

@@ -74,6 +74,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       ops_(RowOps::Create(spec_)),
       eviction_(spec_.eviction, ops_->format().dtype, spec_.dim, ops_->format().facts_at),
       row_bytes_(eviction_.facts().row_bytes()),
+      kept_bytes_(storage_->spec().weights_only ? ops_->format().state_at : row_bytes_),
       is_array_(IsArray(spec_)),
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
@@ -93,14 +94,18 @@ PoolSpec Table::NewPoolSpec() const {
   pool.table = spec_.name;
   nlohmann::json table = spec_;
   table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
-  nlohmann::json identity = {{"table", table}, {"server", shard_.server}, {"servers", shard_.servers}};
-  if (!job_.empty()) identity["job"] = job_;
-  pool.identity = identity.dump();
+  pool.identity = IdentityOf(pool.kind, table);
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
-  pool.row_bytes = row_bytes_;
+  pool.row_bytes = kept_bytes_;
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
   return pool;
+}
+
+std::string Table::IdentityOf(const std::string& kind, const nlohmann::json& what) const {
+  nlohmann::json identity = {{kind, what}, {"server", shard_.server}, {"servers", shard_.servers}};
+  if (!job_.empty()) identity["job"] = job_;
+  return identity.dump();
 }
 
 std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
@@ -114,6 +119,14 @@ std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
   }
 }
 
+void Table::RequireWhole() const {
+  if (!storage_->spec().weights_only) return;
+  throw SpecError(
+      "table '" + spec_.name +
+      "' has the weights of its rows only ('weights_only' of its storage), to be read and refreshed "
+      "from files");
+}
+
 std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   auto content = std::make_unique<Content>();
   std::array<std::unique_ptr<Index>, kShards> indexes;
@@ -125,12 +138,12 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
     if (content->pool) {
       store = content->pool->shard(i);
     } else {
-      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), row_bytes_);
+      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), kept_bytes_);
       store = content->stores[i].get();
     }
     content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
-  content->filter = NewFilter();
+  NewFilter(content.get(), fresh);
   return content;
 }
 
@@ -294,6 +307,7 @@ void Table::PushFinite(const Key* keys, size_t n, const std::byte* grads, double
 
 void Table::Push(const Key* keys, size_t n, const void* gradients, double learning_rate, Executor* executor,
                  const uint32_t* counts) {
+  RequireWhole();
   const auto* grads = static_cast<const std::byte*>(gradients);
   if (spec_.nonfinite_gradients == "skip" && !AllFinite(spec_, grads, n, executor)) {
     return PushFinite(keys, n, grads, learning_rate, executor, counts);
@@ -385,13 +399,21 @@ std::vector<Key> Table::Keys(uint32_t part) const {
   const RowMap& map = *content_->shards[part];
   const std::shared_lock<FairSharedMutex> lock(map.mutex());
   std::vector<Key> keys(map.size());
-  std::vector<uint32_t> numbers(map.size());
+  std::array<uint32_t, 1024> numbers{};
   uint64_t position = 0;
   size_t filled = 0;
   while (filled < keys.size()) {
-    filled += map.Scan(&position, keys.size() - filled, &keys[filled], &numbers[filled]);
+    const size_t most = std::min(numbers.size(), keys.size() - filled);
+    filled += map.Scan(&position, most, &keys[filled], numbers.data());
   }
   return keys;
+}
+
+uint64_t Table::CountKeys(uint32_t part) const {
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const RowMap& map = *content_->shards[part];
+  const std::shared_lock<FairSharedMutex> lock(map.mutex());
+  return map.size();
 }
 
 uint64_t Table::nonfinite_gradients() const { return nonfinite_gradients_; }
@@ -413,7 +435,8 @@ uint64_t Table::rows() const {
 
 uint64_t Table::bytes() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->bytes() : content_->arena->bytes();
+  const uint64_t counts = content_->counts ? content_->counts->bytes() : 0;
+  return counts + (content_->pool ? content_->pool->bytes() : content_->arena->bytes());
 }
 
 uint64_t Table::index_bytes() const {

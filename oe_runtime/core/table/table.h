@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -99,6 +100,7 @@ class Table {
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
   std::vector<Key> Keys(uint32_t part) const;
+  uint64_t CountKeys(uint32_t part) const;
 
   uint64_t version() const;  // pushes so far
   // Gradients with NaN or infinity, a row each, that were refused or skipped since the table was made.
@@ -107,8 +109,9 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
-  CacheStats cache() const;                        // of dram_pmem; otherwise all 0
-  size_t row_bytes() const { return row_bytes_; }  // weights, optimizer's state, facts of policies
+  CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  // Of a saved row: weights, optimizer's state, facts of policies.
+  size_t row_bytes() const { return row_bytes_; }
 
   // Evicts, then writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a
   // temporary name first, and with admission a second one beside it (checkpoint/filter_file.h). With `since`,
@@ -134,7 +137,7 @@ class Table {
   void ApplyIncrement(const std::string& file);
 
   // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
-  // SpecError.
+  // SpecError. What an admission filter counted is part of them.
   //
   // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
   // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
@@ -145,9 +148,10 @@ class Table {
   // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
-  // checkpoints and pushes are gone; what an admission filter counted is not in the storage, so it counts
-  // from zero again. Everything waits meanwhile. Throws StorageError for a checkpoint that is not kept or a
-  // pool that is damaged; then the content is as before.
+  // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
+  // their files were taken away or an earlier version made it, they begin at zero. Everything waits
+  // meanwhile. Throws StorageError for a checkpoint that is not kept or a pool that is damaged; then the
+  // content is as before.
   void Recover(std::optional<uint64_t> id);
 
  private:
@@ -156,10 +160,12 @@ class Table {
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
   PoolSpec NewPoolSpec() const;
+  std::string IdentityOf(const std::string& kind, const nlohmann::json& what) const;
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
   std::unique_ptr<Content> NewContent(bool fresh) const;
   void RecoverContent(std::optional<uint64_t> id);
   Pool& RequirePool() const;
+  void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;
@@ -171,7 +177,9 @@ class Table {
   static uint32_t TimesOf(const uint32_t* counts, uint32_t at) {
     return counts == nullptr ? 1 : std::max<uint32_t>(1, counts[at]);
   }
-  std::unique_ptr<AdmissionFilter> NewFilter() const;
+  PoolSpec CountsPoolSpec() const;
+  void NewFilter(Content* content, bool fresh) const;
+  void RecoverFilter(std::optional<uint64_t> id, const std::function<void()>& recover_rows);
   std::array<uint64_t, kParts> ShareOfCap() const;
   void FillMissing(Key key, std::byte* out) const;
   void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
@@ -192,6 +200,7 @@ class Table {
   const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
   const size_t row_bytes_;
+  const size_t kept_bytes_;  // of these, from the first on: what the storage has
   const bool is_array_;
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted

@@ -53,6 +53,7 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
 }  // namespace
 
 TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
+  RequireWhole();
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
@@ -137,7 +138,7 @@ void Table::LoadChain(const std::vector<std::string>& chain, Content* content) c
       uint32_t number = kNoRow;
       bool added = false;
       map.FindOrAdd(&key, 1, &number, [&](Key, std::byte* row) {
-        std::memcpy(row, reader.rows() + i * row_bytes_, row_bytes_);
+        std::memcpy(row, reader.rows() + i * row_bytes_, kept_bytes_);
         added = true;
       });
       if (!added) {
@@ -177,10 +178,11 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
     LoadFilters(saved, spec_, content->version.load(), content->filter.get(),
                 [this](Key key) { return InternalShard(key); });
   }
-  if (eviction_.capped()) KeepCap(content.get());
+  if (eviction_.capped() && kept_bytes_ == row_bytes_) KeepCap(content.get());
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
+  if (content_->counts) content_->counts->Remove();
   content_.swap(content);
 }
 
@@ -219,7 +221,7 @@ void Table::ApplyIncrement(const std::string& file) {
       uint32_t number = kNoRow;
       map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
       const auto copies = map.LockCopies();
-      std::memcpy(map.row(number), reader.rows() + i * row_bytes_, row_bytes_);
+      std::memcpy(map.row(number), reader.rows() + i * row_bytes_, kept_bytes_);
     }
   }
   for (const auto& map : content_->shards) map->changes().Start();
@@ -234,6 +236,7 @@ Pool& Table::RequirePool() const {
 }
 
 void Table::Checkpoint(uint64_t id) {
+  RequireWhole();
   // Pulls go on; pushes wait for the few microseconds that this takes.
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
@@ -259,6 +262,9 @@ void Table::Recover(std::optional<uint64_t> id) {
   const std::vector<CheckpointInfo> kept = pool.Checkpoints();
   bool changed = false;
   for (const auto& map : content_->shards) changed = changed || map->changed();
+  for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
+    changed = changed || content_->counts->shard(i)->changed();
+  }
   if (!changed && !kept.empty() && kept.back().id == id.value_or(kept.back().id) &&
       kept.back().version == content_->version.load()) {
     return;
@@ -274,12 +280,15 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
     indexes[i] = NewIndex(i);
     pointers.push_back(indexes[i].get());
   }
-  content_->version = pool.Recover(id, pointers).version;
-  content_->saved.reset();
-  for (uint32_t i = 0; i < kShards; ++i) {
-    content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
-  }
-  content_->filter = NewFilter();
+  const std::vector<CheckpointInfo> kept = pool.Checkpoints();
+  if (!id && !kept.empty()) id = kept.back().id;
+  RecoverFilter(id, [&] {
+    content_->version = pool.Recover(id, pointers).version;
+    content_->saved.reset();
+    for (uint32_t i = 0; i < kShards; ++i) {
+      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
+    }
+  });
   content_->hands = {};
   if (eviction_.capped()) KeepCap(content_.get());
 }

@@ -3,9 +3,14 @@
 #include <array>
 #include <limits>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/pooled_filter.h"
 #include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
@@ -14,11 +19,86 @@ namespace {
 constexpr size_t kSample = 16;           // rows of which the cap evicts the first
 constexpr size_t kSwept = size_t{4096};  // rows that a sweep looks at while pushes wait
 
+std::vector<std::unique_ptr<Index>> NewIndexes() {
+  std::vector<std::unique_ptr<Index>> indexes;
+  for (uint32_t i = 0; i < kShards; ++i) indexes.push_back(NewHashIndex());
+  return indexes;
+}
+
+StorageError CountsError(const std::string& table, const StorageError& error) {
+  return StorageError(error.what() + std::string("; its files hold what the admission filter of table '") +
+                      table + "' counted: with them moved away, that begins at zero and no row is lost");
+}
+
 }  // namespace
 
-std::unique_ptr<AdmissionFilter> Table::NewFilter() const {
-  if (spec_.admission.name.empty()) return nullptr;
-  return AdmissionFilter::Create(spec_.admission, kShards, shard_);
+PoolSpec Table::CountsPoolSpec() const {
+  PoolSpec pool = CountsPool(spec_.admission, kShards, [this](Key key) { return InternalShard(key); });
+  pool.table = spec_.name;
+  const nlohmann::json table = spec_;
+  pool.identity = IdentityOf(pool.kind, {{"name", spec_.name}, {"admission", table.at("admission")}});
+  return pool;
+}
+
+// Of a content whose rows have their place. One that is there already gets its counts from RecoverFilter().
+void Table::NewFilter(Content* content, bool fresh) const {
+  if (spec_.admission.name.empty() || storage_->spec().weights_only) return;
+  if (!content->pool) {
+    content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
+    return;
+  }
+  bool opened = false;
+  try {
+    content->counts = storage_->NewPool(CountsPoolSpec(), fresh, &opened);
+  } catch (const StorageError& error) {
+    if (!content->opened) throw;
+    throw CountsError(spec_.name, error);
+  }
+  if (opened && !content->opened) {  // of rows that are gone
+    content->counts->Remove();
+    content->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
+  }
+  content->pool->Lead(content->counts.get());
+  if (!opened)
+    content->filter = NewPooledFilter(spec_.admission, shard_, content->counts.get(), NewIndexes());
+}
+
+// Goes back to what was counted at checkpoint `id`, or without one to nothing. `recover_rows` does the same
+// with the rows, when it is known that the counts are there and right.
+void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()>& recover_rows) {
+  if (!content_->counts) return recover_rows();
+  const std::vector<CheckpointInfo> kept = content_->counts->Checkpoints();
+  const bool has =
+      id && std::any_of(kept.begin(), kept.end(), [&](const CheckpointInfo& info) { return info.id == *id; });
+  auto indexes = NewIndexes();
+  if (has || kept.empty()) {
+    std::vector<Index*> pointers;
+    for (const auto& index : indexes) pointers.push_back(index.get());
+    std::exception_ptr of_rows;
+    try {
+      (void)content_->counts->Recover(has ? id : std::nullopt, pointers, [&] {
+        try {
+          recover_rows();
+        } catch (...) {
+          of_rows = std::current_exception();
+          throw;
+        }
+      });
+    } catch (const StorageError& error) {
+      if (of_rows) std::rethrow_exception(of_rows);
+      throw CountsError(spec_.name, error);
+    }
+  } else {
+    recover_rows();
+    content_->filter.reset();
+    content_->pool->Lead(nullptr);
+    content_->counts->Remove();
+    content_->counts.reset();  // which makes room
+    bool opened = false;
+    content_->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
+    content_->pool->Lead(content_->counts.get());
+  }
+  content_->filter = NewPooledFilter(spec_.admission, shard_, content_->counts.get(), std::move(indexes));
 }
 
 std::array<uint64_t, Table::kParts> Table::ShareOfCap() const {
@@ -174,6 +254,7 @@ void Table::SweepInTurn(uint64_t step) {
 }
 
 uint64_t Table::Evict() {
+  RequireWhole();
   if (eviction_.sweeps() == 0) return 0;
   uint64_t evicted = 0;
   for (uint32_t shard = 0; shard < kShards; ++shard) {

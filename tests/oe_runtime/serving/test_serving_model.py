@@ -15,11 +15,12 @@ from serving_models import Training, batch
 from training_runs import DATA, SMALL, events
 
 import oe_runtime.keras as embed
-from oe_runtime import Client, StorageSpec, checkpoint, train
+from oe_runtime import Client, StorageSpec, TableSpec, checkpoint, train
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
 from oe_runtime.serving import InputError, Model, ServingError
+from oe_runtime.serving.checkpoints import Checkpoints, Rows
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +264,31 @@ def test_a_run_is_served_as_it_is(tmp_path):
         auc = StreamingAuc()
         auc.update(rows.labels, model.predict(inputs)["output_0"].reshape(-1))
     assert auc.log_loss() == pytest.approx(events(run, "eval")[0]["loss"], rel=1e-5)
+
+
+def test_optimizer_state_takes_no_memory(tmp_path):
+    spec = TableSpec("t", 16, optimizer="adam")
+    ids = np.arange(40_000)
+    with Client.in_process() as trained:
+        table = trained.create_table(spec)
+        for step in range(2):
+            pulled = trained.pull([ids], [(table, 0)])
+            trained.push(pulled, [np.ones((len(ids), 16), np.float32)], 0.1 + step)
+        checkpoint.publish(tmp_path, 1, lambda path: {"tables": trained.save(path)}, keep=1)
+        rows = trained.pull_rows(table, ids)
+        whole = memory(trained)
+    store = Rows([spec], StorageSpec(), threads=1)
+    store.use(store.load(Checkpoints(tmp_path).newest()))
+    try:
+        np.testing.assert_array_equal(store.client.pull_rows(0, ids), rows)
+        # 64 instead of 192 bytes a row, and what the last segment has free.
+        assert memory(store.client) < whole * 0.45
+        with pytest.raises(SpecError, match="has the weights of its rows only"):
+            store.client.push(store.client.pull([ids], [(0, 0)]), [np.ones((len(ids), 16), np.float32)], 0.1)
+    finally:
+        store.close()
+
+
+def memory(client):
+    """Bytes of rows on all servers."""
+    return sum(server["tables"]["t"]["bytes"] for server in client.stats()["servers"])
