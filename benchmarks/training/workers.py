@@ -124,10 +124,11 @@ def step_costs(options: argparse.Namespace, one: Server) -> dict[str, float]:
 def step_seconds(cell: dict[str, Any], workers: int, servers: int, gigabits: float) -> float:
     """The model: a step of workers in step, nothing hidden behind anything."""
     bytes_a_second = gigabits * 1e9 / 8 * PAYLOAD
+    alone = cell["compute_s"] + cell["pull_push_s"]
     wire = max(1, workers / servers) * cell["bytes"] / bytes_a_second + 2 * ROUND_TRIP
-    serving = workers / servers * cell["server_cpu_s"] / SERVER_CORES
+    queue = max(0, workers / servers - 1) * cell["server_cpu_s"] / SERVER_CORES
     ring = 2 * (workers - 1) * (cell["dense_bytes"] / workers / bytes_a_second + ROUND_TRIP)
-    return float(cell["compute_s"] + max(wire, serving) + ring)
+    return float(alone + wire + queue + ring)
 
 
 def report(parts: Path) -> int:
@@ -180,14 +181,15 @@ keys that a core of the server pulls and pushes in a second.
 n workers like the one above, m servers of {SERVER_CORES} cores, g Gb/s in each direction at every host, of
 which {PAYLOAD:.0%} are payload, round trips of {ROUND_TRIP * 1e6:.0f} µs. A step of workers in step takes
 
-    compute + max(wire, serving) + ring
-    wire    = max(1, n / m) · bytes / g + 2 round trips       (pull and push, at the busiest host)
-    serving = n / m · server's processor time / its cores     (several workers' equal keys are not merged)
-    ring    = 2 (n - 1) · (dense bytes / n / g + a round trip)
+    alone + wire + queue + ring
+    alone = computation, pull and push over loopback, as above (with the client's work and a server's)
+    wire  = max(1, n / m) · bytes / g + 2 round trips       (pull and push, at the busiest host)
+    queue = max(0, n / m - 1) · server's processor time / its cores    (other workers' keys; equal ones too)
+    ring  = 2 (n - 1) · (dense bytes / n / g + a round trip)
 
-Nothing is hidden behind the computation, as for workers in step today (they only read input ahead), keys are
-spread evenly, and hosts do nothing else. Samples/s, and in brackets the computation's share of the step: what
-is missing to 100 % is what the cluster costs.
+Nothing is hidden behind anything, which workers in step come near to today (they only read input ahead),
+keys are spread evenly, and hosts do nothing else. Samples/s, and in brackets the share of the step that is
+"alone": what is missing to 100% is what the cluster costs.
 
 """
     lines = []
@@ -195,8 +197,10 @@ is missing to 100 % is what the cluster costs.
         found = []
         for m in SERVERS:
             seconds = step_seconds(cell, n, m, gigabits)
-            found.append(f"{n * cell['batch'] / seconds:,.0f} ({cell['compute_s'] / seconds:.0%})")
-        lines.append([f"{model}, dim {dim}, {cap or 'full'}, {gigabits} Gb/s, {n} workers", *found])
+            share = (cell["compute_s"] + cell["pull_push_s"]) / seconds
+            found.append(f"{n * cell['batch'] / seconds:,.0f} ({share:.0%})")
+        of = f"{n} worker{'s' if n > 1 else ''}"
+        lines.append([f"{model}, dim {dim}, {cap or 'full'}, {gigabits} Gb/s, {of}", *found])
     text += table(["", *(f"{m} server{'s' if m > 1 else ''}" for m in SERVERS)], lines)
     parts.with_suffix(".md").write_text(text)
     print(text)
