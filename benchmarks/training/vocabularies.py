@@ -83,7 +83,7 @@ def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
     if not kind.startswith("served"):
         needed, there = stock_bytes(setup), available_bytes() - SPARE
         if needed > there:
-            return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} there"}
+            return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} free"}
         return one_worker(arguments)
     storage = "pmem_libpmem" if kind.endswith("pmem_libpmem") else "dram"
     with tempfile.TemporaryDirectory() as directory:
