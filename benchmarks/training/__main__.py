@@ -7,8 +7,9 @@
 vocabularies  WDL, DeepFM, DLRM at dims 9 and 64 and 40 k to 10 M ids a field, in float32 and bfloat16:
               samples/s and memory of stock Keras and of embeddings on a server
 throughput    DeepFM over Criteo's fields: stock, DRAM, a pool, OpenEmbedding
-auc           of the held-out rows over seeds: stock, served, served in bfloat16
+auc           of the held-out rows over seeds: stock, stock that updates rows as tables do, served
 pipeline      input, pull, compute and push of a step, and what the pipeline hides
+workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import auc
 import pipeline
 import throughput
 import vocabularies
+import workers
 
 PARTS = {
     "vocabularies": vocabularies.main,
     "throughput": throughput.main,
     "auc": auc.main,
     "pipeline": pipeline.main,
+    "workers": workers.main,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, server, table
+from processes import RESULTS, header, measured, server, table
 
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
@@ -52,34 +53,55 @@ def main() -> int:
 
 def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
     """The median round of each mode."""
-    from oe_runtime.client import Client
-    from oe_runtime.data import Split, open_source, training_batches
-    from oe_runtime.training.options import parse
-    from oe_runtime.training.stopping import StopRequest
-    from oe_runtime.training.trainee import KerasTrainee
-
-    data = "generate:1000000000"
-    command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]
-    command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
-    parsed = parse(command)
-    client = Client([endpoint])
-    trainee = KerasTrainee(parsed, client, StopRequest(with_parent=False))
-    clock = Clock()
-    batches = training_batches(open_source(data, options.cap), Split(parsed.holdout), options.batch_size)
     rounds: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
-    for number in range(options.rounds + 1):
-        for mode, (ahead, staleness) in MODES.items():
-            switch(trainee.model, clock, ahead=ahead, staleness=staleness)
-            seconds = options.seconds if number else 0.0
-            result = turn(trainee, clock, batches, options.batch_size, seconds)
+    with Trained(options, endpoint) as trained:
+        for number, mode in itertools.product(range(options.rounds + 1), MODES):
+            result = trained.turn(mode, options.seconds if number else 0.0)
             if number:  # the first compiles
                 rounds[mode].append(result)
-    client.close()
     shared = {"model": options.model, "dim": options.dim, "cap": options.cap, "batch": options.batch_size}
     return [
-        {**shared, "mode": mode, **{key: statistics.median(r[key] for r in results) for key in results[0]}}
+        {
+            **shared,
+            "mode": mode,
+            **{key: statistics.median(r[key] for r in results) for key in results[0]},
+            **measured(),
+        }
         for mode, results in rounds.items()
     ]
+
+
+class Trained:
+    """A model of the trainer's in this process, with its tables on one server, and generated rows."""
+
+    def __init__(self, options: argparse.Namespace, endpoint: str) -> None:
+        from oe_runtime.client import Client
+        from oe_runtime.data import Split, open_source, training_batches
+        from oe_runtime.training.options import parse
+        from oe_runtime.training.stopping import StopRequest
+        from oe_runtime.training.trainee import KerasTrainee
+
+        data = "generate:1000000000"
+        command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]
+        command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
+        parsed = parse(command)
+        self._client = Client([endpoint])
+        self.trainee = KerasTrainee(parsed, self._client, StopRequest(with_parent=False))
+        self._clock = Clock()
+        source, self._size = open_source(data, options.cap), options.batch_size
+        self._batches = training_batches(source, Split(parsed.holdout), self._size)
+
+    def turn(self, mode: str, seconds: float) -> dict[str, float]:
+        """See `turn`; in one of MODES."""
+        ahead, staleness = MODES[mode]
+        switch(self.trainee.model, self._clock, ahead=ahead, staleness=staleness)
+        return turn(self.trainee, self._clock, self._batches, self._size, seconds)
+
+    def __enter__(self) -> Trained:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
 
 class Clock:
@@ -161,16 +183,26 @@ def report(options: argparse.Namespace) -> int:
         name = f"{model}, dim {dim}, {cap or 'full'}, {mode}"
         hidden = "" if one is base else f"{1 - exposed / all_of_it:.0%}"
         speed = [f"{one['samples_per_s']:,.0f}", f"{one['samples_per_s'] / base['samples_per_s']:.2f}"]
-        rows.append([name, *(f"{one[part]:.1f}" for part in (*PARTS, "step")), hidden, *speed])
-    columns = ["", *(f"{part}, ms" for part in (*PARTS, "step")), "pull + push hidden", "samples/s", "×"]
+        when = f"{one['day']}, load {one['load']:.1f}"
+        rows.append([name, *(f"{one[part]:.1f}" for part in (*PARTS, "step")), hidden, *speed, when])
+    columns = [
+        "",
+        *(f"{part}, ms" for part in (*PARTS, "step")),
+        "pull + push hidden",
+        "samples/s",
+        "×",
+        "measured",
+    ]
     text = header("Where a training step's time goes")
     text += f"""\
 Batch {options.batch_size}, adagrad, generated rows, one server process over loopback sharing the cores with
 the worker; the median of several turns. Times are those of the thread that trains: what another thread does
 meanwhile is not in them, but takes the same cores, so a step gets shorter by less than what is hidden.
-"Pulled ahead" gives the results of one step after the other, bit for bit: it pulls rows of both batches again
-after the push, and cannot hide the push. Asked: {TARGET:.0%} hidden, with results equal or of a stated
-staleness.
+"Pulled ahead" gives the results of one step after the other, bit for bit: another thread pushes and then
+pulls the rows of both batches again, while this one reads input and does what Keras does between steps. What
+then is left waits for rows that the push changes, with which the next batch begins: with equal results, only
+the dense weights' update and the metrics, which come before the push, could hide a little more of it. Asked:
+{TARGET:.0%} hidden, with results equal or of a stated staleness.
 
 """
     target = options.parts.with_suffix(".md")
@@ -185,7 +217,8 @@ COLOURS = dict(zip(PARTS, ("#8c8c8c", "#2f6fb0", "#7aa974", "#c9762b", "#d8d8d8"
 
 def plot(cells: list[dict[str, Any]]) -> str:
     """One bar a cell, as SVG."""
-    longest = max(cell["step"] for cell in cells)
+    # Not `step`: medians of the parts need not add up to the median of the whole.
+    longest = max(sum(max(0.0, cell[part]) for part in PARTS) for cell in cells)
     lines, y = [], 40
     x = 10
     for part in PARTS:

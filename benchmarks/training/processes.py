@@ -49,6 +49,16 @@ class Server:
             time.sleep(0.05)
         self.endpoint = f"127.0.0.1:{json.loads(ready.read_text())['port']}"
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """End the server and note its peak memory."""
         assert self._process.stdin is not None

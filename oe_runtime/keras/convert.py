@@ -57,10 +57,11 @@ def distributed_model(
 
     With `pipeline`, the rows of the next batch are pulled while one computes; the results are those of one
     step after the other, to the bit. `fit` and `evaluate` do so by themselves; see `prefetch` for
-    `train_on_batch`. With several workers, only reading the batch and making its ids unique is done early,
-    because the next rows are there when all have pushed. `staleness=1` lets a push go out while the next
-    batch computes, on rows that lack this one push, always: faster, as reproducible, but not what one step
-    after the other gives. A push's error is then raised at the next step.
+    `train_on_batch`. Where a next batch is known, another thread pushes, and the error of a push is raised by
+    the next step, or whatever asks the servers first. With several workers, only reading the batch and making
+    its ids unique is done early, because the next rows are there when all have pushed. `staleness=1` lets a
+    push go out while the next batch computes, on rows that lack this one push, always: faster, as
+    reproducible, but not what one step after the other gives.
 
     With `micro_batches`, a training step computes its batch in so many parts, one after the other, and adds
     up their gradients before it updates dense weights and pushes, once. It needs less memory, and gives the

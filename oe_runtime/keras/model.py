@@ -30,8 +30,8 @@ class Distributed(_Model):  # type: ignore[misc]
     """What `distributed_model` adds to a Keras model: its embeddings are on parameter servers.
 
     compile, fit, evaluate, predict and the on_batch methods are Keras's. A training step pulls the rows of
-    its batch, runs one compiled function, and pushes the rows' gradients; the step is done when the servers
-    have applied them.
+    its batch, runs one compiled function, and pushes the rows' gradients. What asks the servers next, a save
+    for instance, finds them applied.
     """
 
     train_function: Any
@@ -137,8 +137,10 @@ class Distributed(_Model):  # type: ignore[misc]
     def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Says with which arrays `train_on_batch` will be called the time after the next.
 
-        Their rows are then pulled while the next batch computes. They must be the same objects, and not
-        change until then; if other ones come, what was pulled is dropped.
+        Their rows are then pulled while the next batch computes, and that one's push goes on after its
+        `train_on_batch` has returned: every request of the client waits for it and raises its error, and so
+        does the next `train_on_batch`. They must be the same objects, and not change until then; if other
+        ones come, what was pulled is dropped.
         """
         if self._training is None:
             raise RuntimeError("compile the model first")

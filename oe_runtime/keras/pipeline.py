@@ -3,9 +3,11 @@
 Batch k + 1 is read, its ids are made unique and its rows are pulled in a second thread, during the compute of
 batch k. After the push of k, those rows that both have are pulled again, and all of them if anything else has
 changed rows in between: a checkpoint that was put back, a save, which evicts, another model's push. So the
-results are, bit for bit, those of one step after the other. With `staleness` 1 the push of k goes out while
-k + 1 computes, on rows that lack that push and no other; save, evaluate and everything else that asks the
-servers waits for it.
+results are, bit for bit, those of one step after the other. Where a batch is known to follow and there is one
+worker, the second thread does the push and that pull too, while the caller reads input and runs callbacks;
+what the push raises, the next step does. With `staleness` 1 the push of k goes out while k + 1 computes, on
+rows that lack that push and no other. In both cases save, evaluate and everything else that asks the servers
+waits for the push.
 """
 
 from __future__ import annotations
@@ -63,11 +65,17 @@ class Pipeline:
             self._steps.refresh(prepared, self._staleness)
         if self._ahead and following is not None:
             self._next = (owner, self._in_thread().submit(self._prepare, following, prepared))
-        return self._steps.finish(prepared, self._in_thread() if self._staleness else None)
+        later = self._staleness or (self._next is not None and self._steps.alone)
+        result = self._steps.finish(prepared, self._in_thread() if later else None)
+        if self._next is not None and later and not self._staleness:
+            self._next = (owner, self._in_thread().submit(self._catch_up, self._next[1]))
+        return result
 
     def _take(self, is_mine: Callable[[Any], bool]) -> tuple[Any, Prepared | None] | None:
         """What was prepared for this step, if anything; what was for another is dropped."""
         waiting, self._next = self._next, None
+        if not self._staleness:
+            self._client.settle()
         return waiting[1].result() if waiting is not None and is_mine(waiting[0]) else None
 
     def _prepare(self, following: Callable[[], Any], before: Prepared) -> tuple[Any, Prepared | None]:
@@ -75,6 +83,13 @@ class Pipeline:
         if data is _END:
             return data, None
         return data, self._steps.prepare_ahead(self._body, data, None if self._staleness else before)
+
+    def _catch_up(self, following: Future[tuple[Any, Prepared | None]]) -> tuple[Any, Prepared | None]:
+        """What `_prepare` returned, up to date. The push comes before this in the one thread."""
+        data, prepared = following.result()
+        if prepared is not None:
+            self._steps.refresh(prepared)
+        return data, prepared
 
     def _in_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:

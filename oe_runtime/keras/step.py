@@ -40,6 +40,11 @@ class Steps:
         self._programs: dict[Any, _Program] = {}
         self._begun = False
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other worker trains the same tables."""
+        return self._model._workers is None
+
     def predict(self, data: Any) -> Any:
         """The model's outputs for (x, …)."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -81,7 +86,7 @@ class Steps:
         if program is None or not program.accepts([tuple(t.shape) for t in tensors]):
             return None
         prepared = self._plan(program, tensors)
-        if self._model._workers is None:
+        if self.alone:
             for pulled in prepared.pulls:
                 self._client.refresh(pulled)
                 if before is not None and before.program.trains:

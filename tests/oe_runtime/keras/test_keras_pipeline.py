@@ -90,6 +90,47 @@ def test_fit_gives_the_same_bits_and_works_ahead(monkeypatch):
     assert planned.count(False) == 2 * (12 + 3)
 
 
+def test_the_other_thread_pushes_and_pulls_again_where_a_batch_follows(monkeypatch):
+    x, y = random_ids(160)
+    model = _model()
+    calls = []
+    main = threading.current_thread()
+    core = model.client._core
+
+    class Spy:
+        def __getattr__(self, name):
+            real = getattr(core, name)
+
+            def call(*args):
+                calls.append((name, threading.current_thread() is main))
+                return real(*args)
+
+            return call if name in ("push", "refresh") else real
+
+    monkeypatch.setattr(model.client, "_core", Spy())
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert [call for call in calls if call[0] == "push"] == [("push", False)] * 10
+    last = [max(i for i, call in enumerate(calls) if call == (name, False)) for name in ("push", "refresh")]
+    assert last[0] > last[1]  # after the last push nothing is pulled; before, each is followed by a refresh
+    after = [calls[i + 1] for i, call in enumerate(calls) if call[0] == "push" and i != last[0]]
+    assert after == [("refresh", False)] * 9
+    calls.clear()
+    model.train_on_batch([v[:BATCH] for v in x], y[:BATCH])  # nothing follows: done when it returns
+    assert ("push", True) in calls
+
+
+def test_the_error_of_a_push_comes_before_the_next_step():
+    x, y = random_ids(64)
+    y[2 * BATCH] = np.nan
+    model = _model()
+    with pytest.raises(GradientError):
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    assert model.optimizer.iterations == 3
+    y[2 * BATCH], y[-1] = 0, np.nan
+    with pytest.raises(GradientError):  # of the last batch
+        _model().fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+
+
 @pytest.mark.parametrize("kind", ["repeated", "generator", "steps_per_execution"])
 def test_every_way_to_give_data(kind):
     x, y = random_ids(160)
