@@ -33,6 +33,7 @@ FAMILY = family_el8.FAMILY._replace(
         headers=family_el8.FAMILY.gpu.headers,
         branches={"7": "550"},
         repositories=["nvidia", "epel"],
+        fabric="nvidia-fabric-manager",
     ),
     python="python3",
     pythons={"7": "3.6"},
