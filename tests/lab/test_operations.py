@@ -23,8 +23,6 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tra
     found = Trainer(
         lab,
         tmp_path_factory.mktemp("operations"),
-        kernel_version="newest",
-        kernel_arguments=["mitigations=off"],
         training_data="generate:3000000:7",
         training_batch_size=512,
         training_checkpoint_steps=20,
@@ -63,8 +61,6 @@ def test_a_healthy_node(user: Trainer, before: dict[str, str]) -> None:
     assert "it is not what the inventory asks for" in shown
     assert "create a fsdax namespace on region0" in shown
     user.oeprov("bootstrap", "--yes")
-    assert user.on("lab-1", "uname -r").strip() != before["kernel"]
-    assert "mitigations=off" in user.on("lab-1", "cat /proc/cmdline")
     assert is_well(user)
 
 
@@ -87,20 +83,6 @@ def test_disks_that_are_full(user: Trainer) -> None:
     assert is_well(user)
 
 
-def test_a_server_that_was_stopped(user: Trainer) -> None:
-    job = interrupted_job(user)
-    unit = f"oeprov-{job}-server-0.service"
-    assert is_well(user), "its server runs"
-    user.on("lab-1", f"systemctl stop {unit}")
-    shown = ails(user)
-    assert f"server-0 of job {job} does not run: it ended" in shown
-    assert f"`systemctl start {unit}`" in shown
-    user.on("lab-1", f"systemctl start {unit}")
-    assert is_well(user)
-    assert "lab-1: stopped server-0" in user.say("stop", job)
-    assert is_well(user)
-
-
 def test_the_mode_from_before(user: Trainer) -> None:
     change = ("pmem-mode", "system-ram", *NODE)
     user.oeprov(*change, "--yes", *user.consents(*change))
@@ -120,24 +102,37 @@ def test_a_namespace_in_another_mode(user: Trainer) -> None:
     assert is_well(user)
 
 
+def test_a_server_that_was_stopped(user: Trainer) -> None:
+    job = interrupted_job(user)
+    unit = f"oeprov-{job}-server-0.service"
+    assert is_well(user), "its server runs"
+    user.on("lab-1", f"systemctl stop {unit}")
+    shown = ails(user)
+    assert f"server-0 of job {job} does not run: it ended" in shown
+    assert f"`systemctl start {unit}`" in shown
+    user.on("lab-1", f"systemctl start {unit}")
+    refused = user.oeprov("destroy", *NODE, "--yes", expect=1)
+    assert f"training job {job} runs on this host; stop it first" in refused
+    assert "lab-1: stopped server-0" in user.say("stop", job)
+    assert is_well(user)
+
+
 def test_the_kernel_from_before(user: Trainer, before: dict[str, str]) -> None:
+    user.set(kernel_version="newest", kernel_arguments=["mitigations=off"])
+    user.oeprov("bootstrap", *NODE, "--yes")
+    assert user.on("lab-1", "uname -r").strip() != before["kernel"]
+    assert "mitigations=off" in user.on("lab-1", "cat /proc/cmdline")
     user.oeprov("rollback", "kernel", *NODE, "--yes")
     assert user.on("lab-1", "uname -r").strip() == before["kernel"]
-    assert "is to do" not in ails(user)
+    assert "not what the inventory asks for" in ails(user)
     user.set(kernel_version="keep")
     assert is_well(user)
 
 
 def test_nothing_is_left(user: Trainer, before: dict[str, str]) -> None:
-    job = interrupted_job(user)
-    refused = user.oeprov("destroy", *NODE, "--yes", expect=1)
-    assert f"training job {job} runs on this host; stop it first" in refused
-    user.say("stop", job)
     user.oeprov("destroy", *NODE, "--yes")
     assert user.on("lab-1", "ndctl list -N | grep -c fsdax").strip() == "1", "data stays unless it is named"
-
-    shown = user.oeprov("destroy", *NODE, "--check", expect=0)
-    agreed = re.findall(r"--consent|lab-1:\S+/\S+", shown)
+    agreed = re.findall(r"--consent|lab-1:\S+/\S+", user.oeprov("destroy", *NODE, "--check"))
     assert any(item.startswith("lab-1:namespace0.0/") for item in agreed)
     user.oeprov("destroy", *NODE, "--yes", *agreed)
     assert user.on("lab-1", "ndctl list -N").strip() == ""
