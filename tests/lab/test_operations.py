@@ -14,7 +14,7 @@ from test_training import Trainer, far
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 NODE = ("--limit", "lab-1")  # the controller is left as it is
-FSTAB_AND_BOOT = "cat /etc/fstab /etc/default/grub"
+FSTAB_AND_BOOT = "cat /etc/fstab; grep CMDLINE /etc/default/grub"
 
 
 @pytest.fixture(scope="module")
