@@ -33,7 +33,7 @@ FORMAT = 1
 THERE = "/var/lib/oeprov/bundle"  # on hosts
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
-_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "linux_x86_64")
+_OLDEST = 17  # C libraries 2.this and later are what wheels are built for
 
 
 def parse_system(text: str) -> OsInfo:
@@ -100,6 +100,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     by_name = {system_of(os): os for os in systems.values()}
     pip: dict[str, set[str]] = {}
     pip_only: set[str] = set()
+    systems_of_keys = {wheel.own_key(): observe_os(System())}
     for name, host in inventory.hosts.items():
         os, desired = systems[name], host.desired()
         wanted.setdefault(system_of(os), {}).update(dict.fromkeys(_parts(host, os)))
@@ -109,6 +110,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
         made = build.build_of(state, desired)
         pip.setdefault(made, set()).update(desired.runtime_requirements)
+        systems_of_keys[build.key_of(made)] = os
     lines = []
     for system, parts in wanted.items():
         count = collect(by_name[system], list(parts), into / "packages" / system)
@@ -125,7 +127,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
         by_key.setdefault(key, set()).update({*requirements, str(path)} if requirements else ())
     for key, requirements in by_key.items():
         if requirements:
-            _pip(key, sorted(requirements), into / "pip" / key)
+            _pip(key, systems_of_keys[key], sorted(requirements), into / "pip" / key)
             shown = [name for name in sorted(requirements) if not name.endswith(".whl")]
             lines.append(f"pip/{key}: {', '.join(shown)} and what they need")
     return lines
@@ -184,12 +186,20 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     ]
 
 
-def _pip(key: str, requirements: list[str], into: Path) -> None:
+def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(into)]
     if key != wheel.own_key():
         argv += [f"--python-version={key.rpartition('-py')[2]}", "--implementation=cp"]
-        argv += [f"--platform={item}" for item in _PLATFORMS]
+        argv += [f"--platform={item}" for item in _platforms(os)]
     run([*argv, *requirements])
+
+
+def _platforms(os: OsInfo) -> list[str]:
+    """Names of the platforms whose wheels a system can use, the best first."""
+    family = families.of(os)
+    newest = family.glibc.get(families.release(family, os), _OLDEST) if family else _OLDEST
+    names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
+    return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
 
 
 def _files(root: Path) -> list[Path]:

@@ -68,6 +68,7 @@ class Family(NamedTuple):
     gpu: GpuDriver
     python: str = "python3"  # interpreter that makes the runtime's environment
     pythons: Dict[str, str] = {}  # release -> its version
+    glibc: Dict[str, int] = {}  # release -> its C library is 2.this
     lacks: Dict[str, List[str]] = {}  # release -> needs without a package there
     daxctl: Dict[str, int] = {}  # release -> version of daxctl there, where that is too old for something
     repositories: Dict[str, Repository] = {}

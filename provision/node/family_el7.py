@@ -37,6 +37,7 @@ FAMILY = family_el8.FAMILY._replace(
     ),
     python="python3",
     pythons={"7": "3.6"},
+    glibc={"7": 17},
     lacks={"7": ["cxl", "venv", "numpy"]},
     daxctl={"7": 65},
     repositories={

@@ -58,6 +58,7 @@ FAMILY = Family(
     ),
     python="python3.11",
     pythons={"8": "3.11"},
+    glibc={"8": 28},
     repositories={
         "crb": Repository({"rhel": "codeready-builder-for-rhel-8-x86_64-rpms", "": "powertools"}),
         "epel": Repository(

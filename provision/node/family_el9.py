@@ -25,6 +25,7 @@ FAMILY = _EL8._replace(
         ),
     },
     pythons={"9": "3.11"},
+    glibc={"9": 34},
     repositories={
         "crb": Repository({"rhel": "codeready-builder-for-rhel-9-x86_64-rpms", "": "crb"}),
         "epel": Repository(

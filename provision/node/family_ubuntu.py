@@ -32,5 +32,6 @@ FAMILY = family_debian.FAMILY._replace(
         signed=True,
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
+    glibc={"20.04": 31, "22.04": 35, "24.04": 39},
     lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"]},
 )

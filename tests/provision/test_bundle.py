@@ -13,6 +13,7 @@ from provision.bundle import MANIFEST, Bundle
 from provision.bundle_packages import Part
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, load
+from provision.node import kernelinstall, repositories
 from provision.node.state import OsInfo, Runtime, State
 
 DEBIAN = OsInfo("debian", "12", "debian", architecture="x86_64", package_manager="apt")
@@ -150,3 +151,37 @@ def test_the_manifest_is_plain(made: Path) -> None:
     manifest = json.loads((made / MANIFEST).read_text())
     assert manifest["format"] == 1
     assert all(len(sum_) == 64 for sum_ in manifest["files"].values())
+
+
+def test_wheels_are_for_the_hosts_c_library() -> None:
+    el8 = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
+    names = bundle._platforms(el8)
+    assert names[0] == "manylinux_2_28_x86_64"
+    assert names[-3:] == ["manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"]
+    assert bundle._platforms(el8._replace(id="centos", version="7"))[0] == "manylinux_2_17_x86_64"
+
+
+def test_a_driver_wants_what_goes_with_its_kernel(tmp_path: Path) -> None:
+    text = INVENTORY.replace("oeprov_kind: cpu", "oeprov_kind: gpu, gpu_driver: '580'").replace(
+        ", kernel_version: newest", ""
+    )
+    (tmp_path / "inventory.yml").write_text(text)
+    found = load(tmp_path / "inventory.yml", state_dir=tmp_path / "state")
+    with pytest.raises(OeprovError, match=r"set kernel_version, or name them in runtime_packages"):
+        bundle.make(found, tmp_path / "all", ["rocky-8"], tmp_path / "state")
+
+
+def test_elrepos_kernels_come_from_the_bundle(made: Path, tmp_path: Path) -> None:
+    text = INVENTORY.replace("kernel_version: newest", "kernel_version: newest, kernel_source: elrepo-lt")
+    (tmp_path / "inventory.yml").write_text(text)
+    found = load(tmp_path / "inventory.yml", state_dir=tmp_path / "state")
+    rocky = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
+    [_, kernel] = bundle._parts(found.hosts["server"], rocky)
+    assert kernel.names == ("kernel-lt",)
+    assert dict(kernel.given)["kernel"].startswith("https://elrepo.org/linux/kernel/el8/")
+    used = Bundle(made).used_by(found, tmp_path / "state").hosts["server"].desired()
+    assert used.kernel_repository_url == "/var/lib/oeprov/bundle/packages"
+    given = kernelinstall.given(used.kernel_repository_url, "", used.runtime_repositories)
+    commands = kernelinstall.install_commands(rocky, kernelinstall.Package("", "elrepo-lt", given))
+    commands += repositories.use(rocky, used.runtime_repositories, ["epel", "nvidia"]).commands
+    assert not any("http" in word for argv in commands for word in argv), "there is no network"
