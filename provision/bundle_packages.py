@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.errors import OeprovError
-from provision.node import families, repositories
-from provision.node.command import System
+from provision.node import families, packages, repositories
+from provision.node.command import Result, System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo
 
@@ -160,11 +160,11 @@ def _text(path: Path) -> str:
 
 
 def run(argv: Sequence[str]) -> str:
-    """Standard output of a program; OeprovError with the last that it said when it fails."""
+    """Standard output of a program; OeprovError with the errors that it told when it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise OeprovError(f"`{shlex.join(argv[:6])} …` failed: {' / '.join(said[-3:])}")
+        said = packages.first_errors(Result(list(argv), done.returncode, done.stdout, done.stderr))
+        raise OeprovError(f"`{shlex.join(argv[:2])} … {argv[-1]}` failed: {said}")
     return done.stdout
 
 
