@@ -143,16 +143,12 @@ def _no_other(packed: Path, log: Path) -> Path:
 def _parts(host: Host, os: OsInfo) -> list[Part]:
     """Packages that the host wants; those of drivers apart, because not all of them go together."""
     desired = host.desired()
-    family = families.of(os)
-    given = tuple(packages.given(desired).items())
     needs = Part(
-        tuple(packages.needed(desired, os)), given, tuple(packages.further_repositories(os, desired))
+        tuple(packages.needed(desired, os)),
+        tuple(packages.given(desired).items()),
+        tuple(packages.further_repositories(os, desired)),
     )
-    return [
-        item
-        for item in [needs, *_kernel(desired, os), *_drivers(host, desired, os)]
-        if family is not None and item.names
-    ]
+    return [item for item in [needs, *_kernel(desired, os), *_drivers(host, desired, os)] if item.names]
 
 
 def _kernel(desired: Desired, os: OsInfo) -> list[Part]:

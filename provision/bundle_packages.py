@@ -48,6 +48,8 @@ def collect(os: OsInfo, parts: Sequence[Part], into: Path) -> int:
 
     Raises OeprovError: this machine cannot get at packages of that system, or some of them are not to be had.
     """
+    if not os.package_manager:
+        raise OeprovError(f"{system_of(os)}: packages are known for {families.KNOWN} only")
     scratch = into.parent.absolute() / ".scratch"
     scratch.mkdir(parents=True)
     into.mkdir(parents=True, exist_ok=True)

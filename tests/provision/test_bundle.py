@@ -45,6 +45,8 @@ def made(tmp_path: Path, inventory: Any, monkeypatch: pytest.MonkeyPatch) -> Pat
         for name in names:
             (into / f"{name}.deb").write_text(name)
         (into / "Packages").write_text("index\n")
+        (into / "repodata").mkdir()
+        (into / "repodata/repomd.xml").write_text("index\n")
         return len(names)
 
     (tmp_path / "oeprov.whl").write_text("wheel")
@@ -127,13 +129,15 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
 
     monkeypatch.setattr(remote, "run", run)
     state = State(os=DEBIAN, runtime=Runtime(base="3.11.2"))
-    (there / "packages").mkdir(parents=True)
+    (there / "packages/repodata").mkdir(parents=True)
     (there / "packages" / "of-another-bundle.deb").write_text("old")
+    (there / "packages/repodata/of-another-bundle.xml").write_text("old")
     monkeypatch.setattr(bundle, "_BATCH", 1)  # several of them
     opened.send(used.hosts["server"], state)
     assert len([line for line in lines if "tar -xf" in line]) > 1
     sent = {path.name for path in (there / "packages").iterdir()}
     assert sent == {path.name for path in (made / "packages" / "debian-12-x86_64").iterdir()}
+    assert [path.name for path in (there / "packages/repodata").iterdir()] == ["repomd.xml"]
     count = len(lines)
     opened.send(used.hosts["server"], state)
     assert not [line for line in lines[count:] if "tar -xf" in line]
