@@ -1,18 +1,16 @@
 """``oeprov bundle``: all that the hosts of an inventory need, in one directory, for sites without a network.
 
 A bundle has, for each system (``debian-12-x86_64``), ``packages/SYSTEM`` with system packages, all that they
-depend on and apt's index; for each kind of wheel, ``wheels/KEY`` with oeprov's own and ``pip/KEY`` with what
-pip would fetch; and ``MANIFEST.json``, which has the SHA-256 of every file.
+depend on and the package manager's index; for each kind of wheel, ``wheels/KEY`` with oeprov's own and
+``pip/KEY`` with what pip would fetch; and ``MANIFEST.json``, which has the SHA-256 of every file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,28 +18,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision import flavors, remote, wheel
+from provision.bundle_packages import Part, collect, digest, run, system_of
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
-from provision.node import build, families, kernelinstall, packages
+from provision.node import build, families, gpu, gpubundle, kernelinstall, packages
 from provision.node.command import System
-from provision.node.kernelinstall import Package
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
+from provision.node.step import Desired
 from provision.settings import Kind
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
 THERE = "/var/lib/oeprov/bundle"  # on hosts
-_TIMEOUT = 3600
+_TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
-_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "linux_x86_64")
-
-
-def system_of(os: OsInfo) -> str:
-    """What a bundle calls a system: packages of one serve no other."""
-    family = families.of(os)
-    release = os.version if family is None else families.release(family, os)
-    return f"{os.id}-{release}-{os.architecture}"
+_OLDEST = 17  # C libraries 2.this and later are what wheels are built for
 
 
 def parse_system(text: str) -> OsInfo:
@@ -104,22 +96,24 @@ def _assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]
 
 
 def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
-    wanted: dict[str, set[str]] = {}
+    wanted: dict[str, dict[Part, None]] = {}
     by_name = {system_of(os): os for os in systems.values()}
     pip: dict[str, set[str]] = {}
     pip_only: set[str] = set()
+    systems_of_keys = {wheel.own_key(): observe_os(System())}
     for name, host in inventory.hosts.items():
         os, desired = systems[name], host.desired()
-        wanted.setdefault(system_of(os), set()).update(packages.needed(desired, os), _kernel(host, os))
+        wanted.setdefault(system_of(os), {}).update(dict.fromkeys(_parts(host, os)))
         if host.kind is Kind.local:
             pip_only.update(desired.runtime_requirements)
             continue
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
         made = build.build_of(state, desired)
         pip.setdefault(made, set()).update(desired.runtime_requirements)
+        systems_of_keys[build.key_of(made)] = os
     lines = []
-    for system, names in wanted.items():
-        count = _packages(by_name[system], sorted(names), into / "packages" / system)
+    for system, parts in wanted.items():
+        count = collect(by_name[system], list(parts), into / "packages" / system)
         lines.append(f"packages/{system}: {count} packages")
     by_key: dict[str, set[str]] = {wheel.own_key(): pip_only}
     for made, requirements in pip.items():
@@ -133,7 +127,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
         by_key.setdefault(key, set()).update({*requirements, str(path)} if requirements else ())
     for key, requirements in by_key.items():
         if requirements:
-            _pip(key, sorted(requirements), into / "pip" / key)
+            _pip(key, systems_of_keys[key], sorted(requirements), into / "pip" / key)
             shown = [name for name in sorted(requirements) if not name.endswith(".whl")]
             lines.append(f"pip/{key}: {', '.join(shown)} and what they need")
     return lines
@@ -146,71 +140,62 @@ def _no_other(packed: Path, log: Path) -> Path:
     )
 
 
-def _kernel(host: Host, os: OsInfo) -> list[str]:
+def _parts(host: Host, os: OsInfo) -> list[Part]:
+    """Packages that the host wants; those of drivers apart, because not all of them go together."""
+    desired = host.desired()
+    needs = Part(
+        tuple(packages.needed(desired, os)),
+        tuple(packages.given(desired).items()),
+        tuple(packages.further_repositories(os, desired)),
+    )
+    return [item for item in [needs, *_kernel(desired, os), *_drivers(host, desired, os)] if item.names]
+
+
+def _kernel(desired: Desired, os: OsInfo) -> list[Part]:
     """Packages of the kernel that the host wants."""
-    version = host.kernel.version
-    if version == "keep" or os.package_manager != "apt":
+    if not desired.kernel_version:
         return []
-    commands = kernelinstall.install_commands(os, Package("" if version == "newest" else version))
-    return [word for word in commands[-1] if word.startswith("linux-")]
+    release = "" if desired.kernel_version == "newest" else desired.kernel_version
+    return [Part(tuple(kernelinstall.names(os, release, desired.kernel_source)), _kernel_from(desired, os))]
 
 
-def _packages(os: OsInfo, names: list[str], into: Path) -> int:
-    """Fetches packages and all that they depend on, as on a machine that has nothing; how many there are."""
-    if os.package_manager != "apt":
+def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
+    given = packages.given(desired)
+    url = desired.kernel_repository_url or kernelinstall.address(os, desired.kernel_source)
+    return tuple({**given, **({kernelinstall.KERNEL: url} if url else {})}.items())
+
+
+def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
+    """Packages of the GPU driver, of each kind that GPUs of today need."""
+    if desired.kind != "gpu" or not desired.gpu_driver:
+        return []
+    headers = gpubundle.kernel_packages(os)
+    if not desired.kernel_version and not any(name.startswith(headers) for name in desired.runtime_packages):
         raise OeprovError(
-            f"packages of {system_of(os)} cannot be collected here. On such a machine: `dnf download "
-            f"--resolve --alldeps {' '.join(names)}` and `createrepo_c .`; name that directory, on the "
-            "hosts, as runtime_repositories: {archive: /path}, and use --system for the other hosts"
+            f"host {host.name}: its driver needs packages for its kernel, which is not known here: set "
+            f"kernel_version, or name them in runtime_packages (they begin with {' or '.join(headers)})"
         )
-    own = observe_os(System())
-    if (own.id, own.version) != (os.id, os.version):
-        raise OeprovError(
-            f"this machine is {system_of(own)}, and its apt knows nothing of {system_of(os)}: run `oeprov "
-            "bundle` on such a machine, with --limit to its hosts"
-        )
-    apt = into.parent.absolute() / ".apt"
-    for name in ("lists", "archives/partial"):
-        (apt / name).mkdir(parents=True, exist_ok=True)
-    (apt / "status").write_text("")
-    options = [f"Dir::State::status={apt / 'status'}", f"Dir::Cache::archives={apt / 'archives'}"]
-    argv = ["apt-get", *(word for option in options for word in ("-o", option))]
-    _run([*argv, "-y", "--no-install-recommends", "--download-only", "install", *names])
-    into.mkdir(parents=True)
-    stanzas = []
-    for path in sorted((apt / "archives").glob("*.deb")):
-        there = into / path.name.replace("%3a", ".")
-        shutil.move(path, there)
-        control = _run(["dpkg-deb", "-f", str(there)]).strip()
-        sum_, size = _digest(there), there.stat().st_size
-        stanzas.append(f"{control}\nFilename: ./{there.name}\nSize: {size}\nSHA256: {sum_}\n")
-    shutil.rmtree(apt)
-    (into / "Packages").write_text("\n".join(stanzas))
-    return len(stanzas)
+    given = _kernel_from(desired, os)
+    return [
+        Part(tuple(item.names), given, tuple(item.repositories), tuple(item.streams))
+        for item in gpubundle.drivers(os, desired)
+    ]
 
 
-def _pip(key: str, requirements: list[str], into: Path) -> None:
+def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(into)]
     if key != wheel.own_key():
         argv += [f"--python-version={key.rpartition('-py')[2]}", "--implementation=cp"]
-        argv += [f"--platform={item}" for item in _PLATFORMS]
-    _run([*argv, *requirements])
+        argv += [f"--platform={item}" for item in _platforms(os)]
+    run([*argv, *requirements])
 
 
-def _run(argv: list[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise OeprovError(f"`{shlex.join(argv[:6])} …` failed: {' / '.join(said[-3:])}")
-    return done.stdout
-
-
-def _digest(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
+def _platforms(os: OsInfo) -> list[str]:
+    """Names of the platforms whose wheels a system can use, the best first."""
+    family = families.of(os)
+    newest = family.glibc.get(families.release(family, os), _OLDEST) if family else _OLDEST
+    names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
+    return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
 
 
 def _files(root: Path) -> list[Path]:
@@ -218,7 +203,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _write_manifest(root: Path) -> None:
-    files = {path.relative_to(root).as_posix(): _digest(path) for path in _files(root)}
+    files = {path.relative_to(root).as_posix(): digest(path) for path in _files(root)}
     (root / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
 
 
@@ -238,7 +223,7 @@ class Bundle:
         for name in sorted(set(self.files) | there):
             if name not in there:
                 raise OeprovError(f"{root}: {name} is missing; copy the bundle again")
-            if name not in self.files or _digest(root / name) != self.files[name]:
+            if name not in self.files or digest(root / name) != self.files[name]:
                 raise OeprovError(f"{root}: {name} is not what was bundled; copy the bundle again")
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
@@ -255,9 +240,13 @@ class Bundle:
             if host.connection == "local":
                 place = str(self.root / "packages" / own)
                 index = str(self.root / "pip" / wheel.own_key())
-            update = {"repositories": {"archive": place}, "index": index}
+            # NVIDIA's repository for apt decides which packages of the driver are taken.
+            named = [name for name in (gpu.REPOSITORY,) if name in host.runtime.repositories]
+            update = {"repositories": dict.fromkeys(["archive", *named], place), "index": index}
             runtime = host.runtime.model_copy(update=update)
-            hosts[name] = replace(host, runtime=runtime)
+            elrepo = host.kernel.source in kernelinstall.ELREPO
+            kernel = host.kernel.model_copy(update={"repository_url": place} if elrepo else {})
+            hosts[name] = replace(host, runtime=runtime, kernel=kernel)
         return replace(inventory, hosts=hosts)
 
     def lacks(self, os: OsInfo) -> str:
@@ -281,7 +270,7 @@ class Bundle:
             if name.startswith(here)
         }
         _on(host, f"mkdir -p {THERE}/packages {THERE}/pip")
-        said = _on(host, f"cd {THERE} && sha256sum packages/* pip/* 2>/dev/null || true")
+        said = _on(host, f"cd {THERE} && find packages pip -type f -exec sha256sum {{}} +")
         have = {line[66:]: line[:64] for line in said.splitlines()}
         missing = {there: name for there, (name, sum_) in wanted.items() if have.get(there) != sum_}
         # What is cut off in the middle has another sum, and is sent again by the next run.

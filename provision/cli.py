@@ -28,12 +28,12 @@ from provision import (
 from provision.cli_options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
-    Consent,
+    Change,
     InventoryPath,
     Json,
     Limit,
     StateDir,
-    Yes,
+    changes_hosts,
     open_inventory,
 )
 from provision.errors import OeprovError
@@ -55,13 +55,6 @@ app.add_typer(cli_inventory.app, name="inventory")
 app.add_typer(cli_lab.app, name="lab")
 app.add_typer(cli_checkpoint.app, name="checkpoint")
 _PROVISION, _TRAIN = "Hosts", "Training"
-
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
-    ),
-]
 
 
 def _version(value: bool) -> None:
@@ -111,18 +104,13 @@ def plan(
     rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov bootstrap -i inventory/local.yml --yes  |  oeprov bootstrap --check",
 )
+@changes_hosts
 def bootstrap(
-    inventory: InventoryPath = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    yes: Yes = False,
-    consent: Consent = None,
-    check: Check = False,
+    change: Change,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", metavar="DIR", help="Take all packages from there: see oeprov bundle."),
     ] = None,
-    as_json: Json = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
 
@@ -133,16 +121,13 @@ def bootstrap(
     """
     from provision import converge
 
-    found = open_inventory(inventory, limit, state_dir)
-    agreed = converge.Consent(yes=yes, objects=consent or [])
+    found = change.open()
     opened = None
     if bundle is not None:
         from provision.bundle import Bundle
 
         opened = Bundle(bundle)
-    return converge.bootstrap(
-        found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check, bundle=opened
-    )
+    return converge.bootstrap(found, bundle=opened, **change.how)
 
 
 @app.command(
@@ -181,17 +166,12 @@ def bundle(
     rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov pmem-mode system-ram --limit re7p-1 --check  |  oeprov pmem-mode fsdax --yes",
 )
+@changes_hosts
 def pmem_mode(
     mode: Annotated[
         str, typer.Argument(help="fsdax, system-ram, memory, or on kind local directory.", metavar="MODE")
     ],
-    inventory: InventoryPath = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    yes: Yes = False,
-    consent: Consent = None,
-    check: Check = False,
-    as_json: Json = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    change: Change,
 ) -> int:
     """Switch how hosts use their persistent memory.
 
@@ -201,9 +181,7 @@ def pmem_mode(
     from provision import converge, planning
 
     planning.check_mode(mode)
-    found = open_inventory(inventory, limit, state_dir)
-    agreed = converge.Consent(yes=yes, objects=consent or [])
-    return converge.pmem_mode(found, mode, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+    return converge.pmem_mode(change.open(), mode, **change.how)
 
 
 class Rollback(str, Enum):
@@ -217,28 +195,20 @@ class Rollback(str, Enum):
     rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov rollback kernel --check  |  oeprov rollback pmem-mode --limit re6p-1",
 )
+@changes_hosts
 def rollback(
     what: Annotated[Rollback, typer.Argument(help="What to bring back to what it was.")],
-    inventory: InventoryPath = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    yes: Yes = False,
-    consent: Consent = None,
-    check: Check = False,
-    as_json: Json = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    change: Change,
 ) -> int:
     """Go back to the kernel, or the mode of persistent memory, from before the last change.
 
     The journal in the state directory knows it. Planned, shown and agreed to like any change: the old kernel
     boots on trial, and data is lost only with --consent that names the host and the object.
     """
-    from provision import converge
     from provision import rollback as back
 
-    found = open_inventory(inventory, limit, state_dir)
-    agreed = converge.Consent(yes=yes, objects=consent or [])
     way = back.kernel if what is Rollback.kernel else back.pmem_mode
-    return way(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+    return way(change.open(), **change.how)
 
 
 @app.command(
@@ -246,14 +216,9 @@ def rollback(
     epilog="Examples:  oeprov destroy --check  |  oeprov destroy --limit re6p-1 --consent "
     "re6p-1:job/deepfm-20261122-101500",
 )
+@changes_hosts
 def destroy(
-    inventory: InventoryPath = DEFAULT_INVENTORY,
-    limit: Limit = None,
-    yes: Yes = False,
-    consent: Consent = None,
-    check: Check = False,
-    as_json: Json = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    change: Change,
 ) -> int:
     """Take what oeprov made off the hosts: services, environments, mounts, configuration, kernel arguments.
 
@@ -262,12 +227,9 @@ def destroy(
     too (oeprov rollback kernel), and what this machine keeps of jobs on hosts (jobs in the state directory).
     Doing it twice does no harm.
     """
-    from provision import converge
     from provision import destroy as removing
 
-    found = open_inventory(inventory, limit, state_dir)
-    agreed = converge.Consent(yes=yes, objects=consent or [])
-    return removing.run(found, state_dir=state_dir, consent=agreed, as_json=as_json, check=check)
+    return removing.run(change.open(), **change.how)
 
 
 @app.command(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +51,12 @@ Consent = Annotated[
         help="Agree to lose this object, named as the plan names it; once for each.",
     ),
 ]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
+    ),
+]
 DEFAULT_INVENTORY = Path("inventory.yml")
 DEFAULT_STATE_DIR = Path(".oeprov")
 
@@ -56,3 +66,49 @@ def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:
     from provision import inventory
 
     return inventory.load(path, limit, state_dir=state_dir)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the options of a command that changes hosts say."""
+
+    path: Path
+    limit: str | None
+    how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
+
+    def open(self) -> Inventory:
+        """The inventory; OeprovError says what is wrong in it."""
+        return open_inventory(self.path, self.limit, self.how["state_dir"])
+
+
+def _change(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> Change:
+    from provision import converge
+
+    agreed = converge.Consent(yes=yes, objects=consent or [])
+    how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
+    return Change(inventory, limit, how)
+
+
+def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the options of all that change hosts; it takes them as ``change``."""
+    shared = inspect.signature(_change, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    options = [item for name, item in {**own, **shared}.items() if name != "change"]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        return command(change=_change(**{name: given.pop(name) for name in shared}), **given)
+
+    keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in options]
+    # What Typer makes its options of.
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in keywords}
+    return run

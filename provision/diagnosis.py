@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from provision.node.step import Desired, Plan
 
 MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
 _HUGE_SHARE = 0.1
+_FULL_SHARE = 0.03
 # Flags of a module in the kernel's words (Documentation/ABI/testing/sysfs-bus-nfit).
 _FLAGS = {
     "save_fail": "did not save its contents at the last power loss",
@@ -47,6 +49,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
         yield from _system_ram(state, desired)
     if desired.kind != "local":
         yield from _kernel(state)
+    yield from _servers(health)
     yield from _machine(state, health, skew)
     for line in plan.problems:
         yield Finding(line, "until then, bootstrap changes nothing on this host")
@@ -188,12 +191,29 @@ def _kernel(state: State) -> Iterator[Finding]:
         )
 
 
+def _servers(health: Health) -> Iterator[Finding]:
+    for unit, how in sorted(health.servers.items()):
+        job, server = re.sub(r"^oeprov-(.+)-(server-\d+)[.]service$", r"\1 \2", unit).split(" ")
+        yield Finding(
+            f"{server} of job {job} does not run: {how}",
+            f"`systemctl start {unit}`, and `oeprov resume {job}` if the training ended; `oeprov stop {job}` "
+            "if it is not wanted any more",
+        )
+
+
 def _machine(state: State, health: Health, skew: float) -> Iterator[Finding]:
     for number, holder in sorted(health.ports.items()):
         if "oeprov-" not in holder:  # a server of ours, which may
             yield Finding(
                 f"port {number} is taken by {holder}",
                 "stop that, or set parameter_server_port and parameter_server_metrics_port to others, or 0",
+            )
+    for where, (free, size) in health.disks.items():
+        if free < _FULL_SHARE * size:
+            yield Finding(
+                f"{where} is full: {human(free)} of {human(size)} are free",
+                f"`du -xh {where} | sort -h | tail` shows what takes the room; jobs keep their rows in "
+                "oeprov/JOB of each mount, and their checkpoints in /var/lib/oeprov/jobs",
             )
     if health.memory and health.huge_pages > _HUGE_SHARE * health.memory:
         yield Finding(

@@ -155,6 +155,11 @@ class GpuSettings(_Settings):
     persistence: bool = Field(
         default=True, description="Keep the driver loaded while nobody uses it (persistence mode)."
     )
+    fabric_manager: bool = Field(
+        default=True,
+        description="Where there are NVSwitches, install nvidia-fabricmanager of the driver's version and "
+        "start it; also take it into bundles.",
+    )
 
 
 class ServerSettings(_Settings):

@@ -26,6 +26,7 @@ class KernelSource(NamedTuple):
     by_suffix: Dict[str, List[str]] = {}  # end of a release -> packages on top
     release_rpm: str = ""  # package that brings the repository, for hosts without a mirror
     repository: str = ""  # what that package calls the repository, disabled
+    address: str = ""  # of the repository, and of its key: for collecting packages elsewhere
     archived: str = ""  # who has archived it: a mirror must be named
 
 
@@ -50,6 +51,7 @@ class GpuDriver(NamedTuple):
     headers: Dict[str, str] = {}  # kernel_source -> what modules are built against; "" for any other
     branches: Dict[str, str] = {}  # release -> the branch that newest is there
     repositories: List[str] = []  # those that it comes from on top of the enabled ones
+    fabric: str = ""  # package of nvidia-fabricmanager, by {branch} or of the enabled stream; empty: none
     signed: bool = False  # its modules come with the distribution's signature, which Secure Boot takes
 
 
@@ -66,6 +68,7 @@ class Family(NamedTuple):
     gpu: GpuDriver
     python: str = "python3"  # interpreter that makes the runtime's environment
     pythons: Dict[str, str] = {}  # release -> its version
+    glibc: Dict[str, int] = {}  # release -> its C library is 2.this
     lacks: Dict[str, List[str]] = {}  # release -> needs without a package there
     daxctl: Dict[str, int] = {}  # release -> version of daxctl there, where that is too old for something
     repositories: Dict[str, Repository] = {}

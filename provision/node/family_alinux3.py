@@ -16,6 +16,7 @@ FAMILY = _EL8._replace(
     # ELRepo builds for EL's user space; Alibaba's drivers are in Alibaba's own kernel.
     kernels={"distribution": KernelSource("kernel", ["kernel-{release}"])},
     pythons={"3": "3.11"},
+    glibc={"3": 32},
     repositories={name: _EL8.repositories[name] for name in ("epel", "nvidia")},
     comes_from={"build": ["epel"], "ipmctl": ["epel"]},
     compilers="",

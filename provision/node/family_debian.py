@@ -41,5 +41,6 @@ FAMILY = Family(
     ),
     time_service="systemd-timesyncd",
     pythons={"11": "3.9", "12": "3.11", "13": "3.13"},
+    glibc={"11": 31, "12": 36, "13": 41},
     lacks={"11": ["cxl"], "12": ["tbb"], "13": ["memkind", "ipmctl", "tbb"]},
 )

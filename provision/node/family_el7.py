@@ -33,9 +33,11 @@ FAMILY = family_el8.FAMILY._replace(
         headers=family_el8.FAMILY.gpu.headers,
         branches={"7": "550"},
         repositories=["nvidia", "epel"],
+        fabric="nvidia-fabric-manager",
     ),
     python="python3",
     pythons={"7": "3.6"},
+    glibc={"7": 17},
     lacks={"7": ["cxl", "venv", "numpy"]},
     daxctl={"7": 65},
     repositories={

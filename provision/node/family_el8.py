@@ -5,6 +5,7 @@ from .family import DriverPackages, Family, GpuDriver, KernelSource, Repository
 EPEL = "https://dl.fedoraproject.org/pub/epel/"
 NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos/"
 _ELREPO = "https://www.elrepo.org/elrepo-release-8.el8.elrepo.noarch.rpm"
+_KERNELS = "https://elrepo.org/linux/kernel/el8/$basearch/ https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
 
 FAMILY = Family(
     name="EL 8",
@@ -38,10 +39,10 @@ FAMILY = Family(
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
         "elrepo-lt": KernelSource(
-            "kernel-lt", ["kernel-lt-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+            "kernel-lt", ["kernel-lt-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
         ),
         "elrepo-ml": KernelSource(
-            "kernel-ml", ["kernel-ml-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+            "kernel-ml", ["kernel-ml-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
         ),
     },
     gpu=GpuDriver(
@@ -53,9 +54,11 @@ FAMILY = Family(
             "elrepo-ml": "kernel-ml-devel-{release}",
         },
         repositories=["nvidia", "epel"],
+        fabric="nvidia-fabric-manager",
     ),
     python="python3.11",
     pythons={"8": "3.11"},
+    glibc={"8": 28},
     repositories={
         "crb": Repository({"rhel": "codeready-builder-for-rhel-8-x86_64-rpms", "": "powertools"}),
         "epel": Repository(

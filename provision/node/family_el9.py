@@ -5,6 +5,7 @@ from .family import KernelSource, Repository
 
 _EL8 = family_el8.FAMILY
 _ELREPO = "https://www.elrepo.org/elrepo-release-9.el9.elrepo.noarch.rpm"
+_KERNELS = "https://elrepo.org/linux/kernel/el9/$basearch/ https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
 
 FAMILY = _EL8._replace(
     name="EL 9",
@@ -17,13 +18,14 @@ FAMILY = _EL8._replace(
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
         "elrepo-lt": KernelSource(
-            "kernel-lt", ["kernel-lt-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+            "kernel-lt", ["kernel-lt-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
         ),
         "elrepo-ml": KernelSource(
-            "kernel-ml", ["kernel-ml-{release}"], release_rpm=_ELREPO, repository="elrepo-kernel"
+            "kernel-ml", ["kernel-ml-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
         ),
     },
     pythons={"9": "3.11"},
+    glibc={"9": 34},
     repositories={
         "crb": Repository({"rhel": "codeready-builder-for-rhel-9-x86_64-rpms", "": "crb"}),
         "epel": Repository(

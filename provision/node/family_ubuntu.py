@@ -28,8 +28,10 @@ FAMILY = family_debian.FAMILY._replace(
         DriverPackages(_modules("580", ""), _modules("{branch}", "")),
         DriverPackages(_modules("580", "-open"), _modules("{branch}", "-open")),
         branches={"20.04": "580", "22.04": "580", "24.04": "580"},  # NVIDIA's long-term branch until 2028
+        fabric="nvidia-fabricmanager-{branch}",
         signed=True,
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
+    glibc={"20.04": 31, "22.04": 35, "24.04": 39},
     lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"]},
 )

@@ -6,7 +6,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import cuda, families, gpucheck, kernel, packages, repositories
+from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
 from .state import Gpu, OsInfo, State
@@ -23,6 +23,7 @@ _VENDOR = GpuDriver(
     DriverPackages("cuda-drivers", "cuda-drivers-{branch}"),
     DriverPackages("nvidia-open", "nvidia-open-{branch}"),
     headers={"": "linux-headers-{release}"},
+    fabric="nvidia-fabricmanager-{branch}",
 )
 NOUVEAU = "nouveau"  # what consent calls it
 # The second is dracut's; both keep it out of the initial ramdisk too, and go when a boot on trial fails.
@@ -52,7 +53,7 @@ def observe(system: System, whole: bool = True) -> Gpu:
     loaded = parse_version(system.read("/proc/driver/nvidia/version"))
     keys = [key for key in (system.read(path, "latin-1") for path in _DKMS_KEYS) if key]
     enrolled = system.read(_MACHINE_KEYS, "latin-1") if keys else ""
-    return found._replace(
+    return gpufabric.observe(system, found)._replace(
         driver=loaded or system.read("/sys/module/nvidia/version").strip(),
         names=_names(system, found.devices),
         installed=_installed(system),
@@ -131,7 +132,7 @@ def changes(state: State, desired: Desired) -> bool:
 
 def plan(state: State, desired: Desired) -> List[Step]:
     """Installs the wanted driver; none when it is there, or when the inventory leaves the driver alone."""
-    packed = _packages(state, desired) if changes(state, desired) else None
+    packed = packages_of(state, desired) if changes(state, desired) else None
     if packed is None:
         return []
     streams, names = packed
@@ -169,7 +170,7 @@ def _kernels(state: State, desired: Desired) -> List[str]:
     return list(dict.fromkeys(item for item in (state.kernel.running, after) if item))
 
 
-def _packages(state: State, desired: Desired) -> Optional[Tuple[List[List[str]], List[str]]]:
+def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]], List[str]]]:
     """Commands that choose dnf's module stream, and packages; None on systems that are not known."""
     where, _ = source(state, desired)
     if where is None or not state.os.package_manager:
@@ -235,12 +236,22 @@ def after(state: State, desired: Desired) -> List[Step]:
     """Loads the driver where that takes no reboot, keeps it ready, and tries it."""
     if not concerned(state, desired):
         return []
-    coming = changes(state, desired) and _packages(state, desired) is not None
+    coming = changes(state, desired) and packages_of(state, desired) is not None
     if not (coming or state.gpu.driver or (desired.gpu_driver and state.gpu.installed)):
         return []
     reboots = bool(reboot_reasons(state, desired))
     steps = gpucheck.plan_load() if not state.gpu.driver and not reboots else []
-    return steps + gpucheck.plan(state, desired, again=coming or reboots)
+    where, _ = source(state, desired)
+    driver = will_run(state, desired) or desired.gpu_driver
+    fabric = gpufabric.plan(state, desired, where, driver) if where else []
+    return steps + fabric + gpucheck.plan(state, desired, again=coming or reboots or bool(fabric))
+
+
+def will_run(state: State, desired: Desired) -> str:
+    """Version of the driver that will run, as far as it is known: 550.90.07, or 550 for all of a branch."""
+    if changes(state, desired):
+        return branch_of(state, desired)
+    return state.gpu.installed or state.gpu.driver
 
 
 def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:

@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import cuda, families, gpu, gpucheck
+from . import cuda, families, gpu, gpucheck, gpufabric
 from .state import State
 from .step import Desired
 
@@ -98,16 +98,9 @@ def _secure_boot(state: State, desired: Desired) -> List[str]:
     ]
 
 
-def _expected(state: State, desired: Desired) -> str:
-    """Version of the driver that will run, as far as it is known: 550.90.07, or 550 for all of a branch."""
-    if gpu.changes(state, desired):
-        return gpu.branch_of(state, desired)
-    return state.gpu.installed or state.gpu.driver
-
-
 def _driver(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     """A driver that is too old for TensorFlow, or for the GPU."""
-    version = _expected(state, desired)
+    version = gpu.will_run(state, desired)
     if not version:
         return []
     least, what = build.driver, "TensorFlow {} (CUDA {})".format(build.tensorflow, build.cuda)
@@ -197,7 +190,7 @@ def notes(state: State, desired: Desired) -> List[str]:
     """A GPU that cannot be used as things are, or not at once."""
     if not gpu.concerned(state, desired):
         return []
-    found, there = [], state.gpu.driver or state.gpu.installed
+    found = []
     if not desired.gpu_driver and not state.gpu.driver:
         why = "nouveau has the GPU" if state.gpu.nouveau else "no NVIDIA driver is loaded"
         found.append("{} and gpu_driver is keep: training would run on the CPUs".format(why))
@@ -217,9 +210,7 @@ def notes(state: State, desired: Desired) -> List[str]:
                     build.tensorflow if build else "", build.cuda if build else "", item.name
                 )
             )
-    if state.gpu.switches and (there or desired.gpu_driver):
-        found.append(
-            "{} NVSwitch(es): CUDA wants nvidia-fabricmanager of the driver's very version beside them; "
-            "oeprov does not install it".format(state.gpu.switches)
-        )
+    where, _ = gpu.source(state, desired)
+    if where is not None:
+        found += gpufabric.notes(state, desired, where, gpu.will_run(state, desired))
     return found

@@ -1,16 +1,17 @@
 """What ``oeprov doctor`` wants to know of a machine beyond what plans depend on. Changes nothing."""
 
 import json
+import os
 import re
 import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import port
+from . import job, port, systemd
 from .__main__ import MARKER
-from .command import System
+from .command import CommandError, System
 from .observe import observe
-from .state import decode, encode_fields
+from .state import State, decode, encode_fields
 from .step import Desired
 
 _BUS = "/sys/bus/nd/devices"
@@ -28,6 +29,8 @@ class Health(NamedTuple):
     flags: Dict[str, str] = {}  # module -> what its firmware complains about
     bad_blocks: Dict[str, int] = {}  # region -> blocks of 512 bytes that cannot be read
     services: Dict[str, str] = {}  # service -> its state, of those asked for
+    disks: Dict[str, List[int]] = {}  # mount point of what oeprov writes to -> free and whole size
+    servers: Dict[str, str] = {}  # unit of a parameter server that does not run -> how it ended
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -39,8 +42,8 @@ class Health(NamedTuple):
         return decode(cls, data)
 
 
-def look(system: System, ports: List[int], services: List[str]) -> Health:
-    """The machine's health now."""
+def look(system: System, ports: List[int], services: List[str], places: List[str]) -> Health:
+    """The machine's health now; ``places``: what is written to, as far as it is there."""
     meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", system.read("/proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", system.read("/sys/kernel/mm/transparent_hugepage/enabled"))
     names = system.list(_BUS)
@@ -59,7 +62,41 @@ def look(system: System, ports: List[int], services: List[str]) -> Health:
         flags={name: text for name, text in flags.items() if text},
         bad_blocks={name: count for name, count in bad.items() if count},
         services={name: system.run(["systemctl", "is-active", name]).out.strip() for name in services},
+        disks=_disks(system, places),
+        servers=_servers(system),
     )
+
+
+def _places(desired: Desired, state: State) -> List[str]:
+    """What oeprov and its jobs write to."""
+    mounts = [item.where for item in state.mounts if item.where.startswith(desired.pmem_mount_prefix)]
+    system = ["/", "/boot", job.HOME] if desired.kind != "local" else []
+    return [path for path in [*system, desired.runtime_venv, desired.pmem_directory, *mounts] if path]
+
+
+def _disks(system: System, places: List[str]) -> Dict[str, List[int]]:
+    """Space of the file systems that the places lie on, each once."""
+    found: Dict[str, List[int]] = {}
+    for place in places:
+        while place != "/" and not os.path.ismount(system.path(place)):
+            place = os.path.dirname(place)
+        try:
+            space = os.statvfs(system.path(place))
+        except OSError:
+            continue  # what is wrong with a mount is said elsewhere
+        found[place] = [space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize]
+    return found
+
+
+def _servers(system: System) -> Dict[str, str]:
+    """Servers whose job was not stopped, and that do not run."""
+    names = [name for name in systemd.ours(system) if "-server-" in name]
+    try:
+        units = systemd.show(system, names)
+    except CommandError:
+        return {}
+    down = [unit for unit in units.values() if unit.failing or not (unit.up or unit.ending)]
+    return {unit.name: systemd.how_it_ended(system, unit) for unit in down}
 
 
 def _blocks(text: str) -> int:
@@ -72,8 +109,9 @@ def main(wanted: Dict[str, Any]) -> None:
     """Print state and health; an error of any kind becomes an answer too."""
     system = System()
     try:
-        state = observe(system, Desired.from_dict(wanted["desired"]))
-        health = look(system, wanted["ports"], wanted["services"])
+        desired = Desired.from_dict(wanted["desired"])
+        state = observe(system, desired)
+        health = look(system, wanted["ports"], wanted["services"], _places(desired, state))
         answer: Dict[str, Any] = {"state": state.to_dict(), "health": health.to_dict()}
     except Exception as error:
         answer = {"error": "{}: {}".format(type(error).__name__, error)}

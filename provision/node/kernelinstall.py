@@ -4,10 +4,11 @@ import os as operating_system
 import platform
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import bootentry, bootloader, families, repositories
 from .command import CommandError, System
+from .family import KernelSource
 from .packages import first_errors
 from .state import OsInfo
 from .step import Applied
@@ -82,31 +83,48 @@ def given(kernel_url: str, archive_url: str, others: Dict[str, str]) -> Dict[str
     return found
 
 
+def _source(os: OsInfo, name: str) -> Optional[KernelSource]:
+    family = families.of(os)
+    return None if family is None else family.kernels.get(name, family.kernels["distribution"])
+
+
+def names(os: OsInfo, release: str, source_name: str) -> List[str]:
+    """Packages of a kernel; of the newest when ``release`` is empty."""
+    source = _source(os, source_name)
+    if source is None:
+        return []
+    found = source.pinned if release else [source.newest]
+    for end, more in source.by_suffix.items():
+        found = found + (more if release.endswith(end) else [])
+    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what rpm packages are named by.
+    plain = release if os.package_manager == "apt" else re.sub(r"\.(x86_64|aarch64)$", "", release)
+    return [_filled(name, os, plain) for name in found]
+
+
+def address(os: OsInfo, source_name: str) -> str:
+    """Where a source's packages are, as ``repositories.use`` takes it; empty: with the distribution's."""
+    source = _source(os, source_name)
+    return "" if source is None else source.address
+
+
 def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
     """Command lines that install the wanted kernel."""
-    family = families.of(os)
-    source = None if family is None else family.kernels.get(wanted.source, family.kernels["distribution"])
+    source = _source(os, wanted.source)
     if source is None:
         return []
     use = repositories.use(os, wanted.repositories, [])
+    found = names(os, wanted.release, wanted.source)
     if os.package_manager == "apt":
-        names = source.pinned if wanted.release else [source.newest]
-        for end, more in source.by_suffix.items():
-            names = names + (more if wanted.release.endswith(end) else [])
-        names = [_filled(name, os, wanted.release) for name in names]
         install = ["install", "-y", "--no-install-recommends"]
         return use.commands + [
             ["apt-get"] + use.options + ["update"],
-            ["apt-get"] + use.options + install + names,
+            ["apt-get"] + use.options + install + found,
         ]
-    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what packages are named by.
-    release = re.sub(r"\.(x86_64|aarch64)$", "", wanted.release)
-    names = [name.format(release=release) for name in source.pinned] if release else [source.newest]
     commands, options = list(use.commands), list(use.options)
     if source.release_rpm and KERNEL not in wanted.repositories:
         commands.append([os.package_manager, "install", "-y", source.release_rpm])
         options.append("--enablerepo=" + source.repository)
-    return commands + [[os.package_manager, "install", "-y"] + options + names]
+    return commands + [[os.package_manager, "install", "-y"] + options + found]
 
 
 def room(system: System, release: str) -> Tuple[int, int]:

@@ -45,12 +45,12 @@ def needed(desired: Desired, os: OsInfo) -> List[str]:
     return list(dict.fromkeys(wanted + desired.runtime_packages))
 
 
-def _repositories(os: OsInfo, desired: Desired) -> repositories.Use:
-    """Where the packages come from, beyond the repositories that are enabled."""
+def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
+    """The family's repositories that the packages come from, beyond those that are enabled."""
     family = families.of(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
-    return repositories.use(os, given(desired), list(dict.fromkeys(wanted)))
+    return list(dict.fromkeys(wanted))
 
 
 def given(desired: Desired) -> Dict[str, str]:
@@ -129,7 +129,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     missing = [name for name in needed(desired, state.os) if not state.packages.get(name)]
     if not missing or not state.os.package_manager:
         return []
-    use = _repositories(state.os, desired)
+    use = repositories.use(state.os, given(desired), further_repositories(state.os, desired))
     return [
         Step(
             id="packages",
@@ -223,6 +223,14 @@ def apply(
     if missed:
         raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(missed)))
     return absent
+
+
+def run_install(system: System, manager: str, command: List[str], options: List[str]) -> Result:
+    """Runs an installation of a version that the index may not have yet."""
+    if manager == "apt":
+        _repair_dpkg(system)
+        _apt_update(system, options)
+    return _run(system, command)
 
 
 def first_errors(result: Result) -> str:

@@ -14,6 +14,7 @@ from .state import OsInfo
 YUM = "/etc/yum.repos.d/oeprov.repo"
 APT = "/etc/apt/sources.list.d/oeprov.list"
 UNSIGNED = "unsigned"
+LOCAL = "local"  # a directory: unsigned, and what was read of it does not hold when it is another
 ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone
 
 
@@ -50,17 +51,20 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
         if not given:
             return ENABLED
         lines = [_LOCAL_APT.format(item) if item.startswith("/") else item for item in given.values() if item]
-        return Use(APT, "".join(line + "\n" for line in lines), _ONLY_APT if given.get(ARCHIVE) else [])
+        text = "".join(line + "\n" for line in dict.fromkeys(lines))
+        return Use(APT, text, _ONLY_APT if given.get(ARCHIVE) else [])
     sections, options = [], []
     if given.get(ARCHIVE):
         # The distribution's own addresses do not answer, and one that does not fails the whole command.
         options.append("--disablerepo=*")
+    if given.get(ARCHIVE, "").startswith("/"):
+        wanted = [name for name in wanted if given.get(name)]  # a directory has all: there is no network
     for name in [item for item in given if item not in known or item in wanted] + wanted:
         section = "oeprov-" + name
         own = [known[name].url, known[name].key] if name in known else ["", ""]
         words = given.get(name, "").split()
         if words and words[0].startswith("/"):
-            words = ["file://" + words[0], UNSIGNED]
+            words = ["file://" + words[0], LOCAL]
         url, key = (words + own[1:])[:2] if words else own
         shipped = known[name].ids.get(os.id, known[name].ids.get("", "")) if name in known else ""
         option = "--enablerepo=" + (section if given.get(name) or not shipped else shipped)
@@ -74,8 +78,8 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
 
 def _section(name: str, url: str, key: str) -> str:
     text = "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
-    if key == UNSIGNED:
-        return text + "gpgcheck=0\n"
+    if key in (UNSIGNED, LOCAL):
+        return text + "gpgcheck=0\n" + ("metadata_expire=1\n" if key == LOCAL else "")
     return text + ("gpgcheck=1\ngpgkey={}\n".format(key) if key else "")
 
 

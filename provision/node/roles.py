@@ -21,6 +21,7 @@ _ROLES: Dict[str, str] = {
     "install_gpu_driver": "gpu",
     "load_gpu_driver": "gpu",
     "keep_gpu_driver": "gpu",
+    "run_gpu_fabric": "gpu",
     "check_gpu": "gpu",
 }
 # What runs on a host goes on undisturbed: these can be done on all hosts at once.

@@ -242,6 +242,8 @@ class Gpu(NamedTuple):
     checked: str = ""  # what the last check that passed was made with
     toolkits: List[str] = []  # versions of CUDA in /usr/local
     switches: int = 0  # NVSwitches
+    fabric: str = ""  # version of nvidia-fabricmanager; empty: not installed, or no switches
+    fabric_runs: bool = False  # now, and after the next boot
 
 
 class JobFiles(NamedTuple):

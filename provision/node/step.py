@@ -86,6 +86,7 @@ class Desired(NamedTuple):
     runtime_image_check: bool = True
     gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
     gpu_persistence: bool = True
+    gpu_fabric_manager: bool = True
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""

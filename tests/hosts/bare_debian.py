@@ -23,7 +23,7 @@ from provision.lab import image
 
 ROOTS = Path(__file__).parents[2] / ".oeprov" / "test-roots"
 SUITE, PACKAGES = "bookworm", "python3,openssh-server"
-_NEEDED = ("mmdebstrap", "unshare", "chroot", "mount", "ssh", "ssh-keygen")
+_NEEDED = ("mmdebstrap", "unshare", "nsenter", "chroot", "mount", "ssh", "ssh-keygen")
 _SCRIPT = """\
 set -eu
 directory=$1 lower=$2 port=$3 root=$1/root
@@ -149,6 +149,15 @@ class BareDebian:
         if check and done.returncode:
             raise RuntimeError(f"`{command}` ended with {done.returncode}: {done.stderr}")
         return done.stdout
+
+    def bind(self, *paths: Path) -> None:
+        """Show directories of this machine at the same places of the host."""
+        assert self._process is not None
+        for path in paths:
+            there = f"{self.root}{path}"
+            line = f"mkdir -p '{there}' && mount --bind '{path}' '{there}'"
+            argv = ["nsenter", "--mount", f"--target={self._process.pid}", "sh", "-c", line]
+            subprocess.run(argv, check=True)
 
     def ssh_options(self) -> list[str]:
         """What ``ssh`` needs besides address, port and key."""

@@ -42,6 +42,28 @@ x
 {scripts}
 %files
 """
+FABRICS = ("580.65.06", "580.95.05", "580.105.08")
+_FABRIC = """\
+%post
+printf '#!/bin/sh\\necho Fabric Manager version is : {}\\n' >/usr/bin/nv-fabricmanager
+chmod +x /usr/bin/nv-fabricmanager
+"""
+# A module whose stream is the default one, as EL 8's AppStream has many.
+_MODULES = """\
+---
+document: modulemd
+version: 2
+data:
+  {name: tools, stream: "1", version: 1, context: x, arch: noarch, summary: x, description: x,
+   license: {module: [MIT]}, dependencies: [{requires: {platform: [el8]}}],
+   artifacts: {rpms: ["of-a-module-0:1-1.noarch"]}}
+...
+---
+document: modulemd-defaults
+version: 1
+data: {module: tools, stream: "1"}
+...
+"""
 # name, version, release, tags, scripts
 _SMALL = [
     ("libpmem", "1.6.1", "1.el8", "", ""),
@@ -53,6 +75,8 @@ _SMALL = [
     ("numactl", "2.0.16", "4.el8", "", ""),
     ("e2fsprogs", "1.45.6", "5.el8", "", ""),
     ("broken", "1", "1", "", "%pre\nexit 1"),
+    ("of-a-module", "1", "1", "ModularityLabel: tools:1:1:x", ""),
+    *[("nvidia-fabric-manager", version, "1", "", _FABRIC.format(version)) for version in FABRICS],
     ("kernel-lt", *KERNEL.split("-"), "", "%post\n" + _KERNEL_POST),
     # What dnf reads the release from, and what scripts need.
     ("rocky-release", "8.10", "1.9.el8", "Provides: system-release = 8.10\nProvides: /bin/sh", ""),
@@ -75,10 +99,12 @@ class ElHost(BareDebian):
         self.run("echo x >/boot/initramfs-$(uname -r).img")
         for name, version, release, tags, scripts in _SMALL:
             text = _SPEC.format(name=name, version=version, release=release, tags=tags, scripts=scripts)
-            self.put(f"/root/specs/{name}.spec", text)
+            self.put(f"/root/specs/{name}-{version}.spec", text)
+        self.put("/root/modules.yaml", _MODULES)
         self.run(
             "cd /root/specs && for spec in *.spec; do rpmbuild -bb --quiet --define '_rpmdir "
-            f"{REPOSITORY}' $spec; done && createrepo_c -q {REPOSITORY}"
+            f"{REPOSITORY}' $spec; done && createrepo_c -q {REPOSITORY} && "
+            f"modifyrepo_c --mdtype=modules /root/modules.yaml {REPOSITORY}/repodata"
         )
         return self
 

@@ -14,14 +14,14 @@ import bare_debian
 import pytest
 import yaml
 from bare_debian import put_wheel
-from el_host import KERNEL, REPOSITORY, ElHost
+from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
 
 from provision import share
 
 BIN = Path(sys.executable).parent
 ROCKY = (
     'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n'
-    'PRETTY_NAME="Rocky Linux 8.10 (Green Obsidian)"\n'
+    'PRETTY_NAME="Rocky Linux 8.10 (Green Obsidian)"\nPLATFORM_ID="platform:el8"\n'
 )
 CENTOS = (
     'NAME="CentOS Linux"\nID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n'
@@ -186,3 +186,70 @@ def test_centos_7_says_what_it_cannot_do_and_what_would_work(centos: ElHost, tmp
     assert "yum install -y '--disablerepo=*' --enablerepo=oeprov-archive libpmem libstdc++" in shown
     assert "1 host converged" in oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=0)
     assert "libpmem-1.6.1-1.el8.noarch" in centos.run("rpm -qa")
+
+
+def test_a_host_without_a_network_is_set_up_from_a_bundle_made_on_another(
+    rocky: ElHost, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    put_wheel(work / "state", "rocky-8-x86_64-py3.11")
+    variables: dict[str, Any] = {"runtime_packages": ["of-a-module"]}
+    kernel = {
+        "kernel_version": "newest",
+        "kernel_source": "elrepo-lt",
+        "kernel_repository_url": f"file://{REPOSITORY} unsigned",
+    }
+    with ElHost(tmp_path / "site", ROCKY) as site:
+        base = f"[base]\nname=base\nbaseurl=file://{REPOSITORY}\ngpgcheck=0\n"
+        site.put("/etc/yum.repos.d/base.repo", base)
+        site.bind(share.root(), Path(sys.base_prefix), work)
+        oeprov(work, rocky, {**variables, **kernel}, "inventory", "check", expect=0)
+        bundle = f"cd {work} && {BIN}/oeprov bundle all -i inventory.yml --limit server --state-dir state"
+        site.run("rpm -e createrepo_c 2>/dev/null; mv /usr/bin/createrepo_c /usr/bin/hidden")
+        assert "createrepo_c: dnf install createrepo_c" in site.run(f"{bundle} 2>&1", check=False)
+        site.run("mv /usr/bin/hidden /usr/bin/createrepo_c")
+        made = site.run(bundle)
+        assert "packages/rocky-8-x86_64: " in made
+        assert site.run("rpm -qa") == "", "nothing is installed where it is made"
+    names = {path.name for path in (work / "all/packages/rocky-8-x86_64").glob("*.rpm")}
+    assert f"kernel-lt-{KERNEL}.noarch.rpm" in names
+    assert "python3.11-3.11.9-1.el8.noarch.rpm" in names, "python3.11-numpy wants it"
+
+    # What is enabled on the host cannot be reached.
+    rocky.put("/etc/yum.repos.d/base.repo", "[base]\nname=base\nbaseurl=http://192.0.2.9/\ngpgcheck=0\n")
+    rocky.run(f": >/etc/resolv.conf; rm -r {REPOSITORY}")
+    shown = oeprov(work, rocky, variables, "bootstrap", "--bundle", "all", "--yes", expect=0)
+    assert "1 host converged" in shown
+    installed = rocky.run("rpm -qa").splitlines()
+    assert {"libpmem-1.6.1-1.el8.noarch", "of-a-module-1-1.noarch"} <= set(installed)
+    again = oeprov(work, rocky, variables, "bootstrap", "--bundle", "all", "--yes", expect=0)
+    assert "nothing to do" in again
+    there = "/var/lib/oeprov/bundle/packages"
+    code = (
+        "from node import kernelinstall\nfrom node.command import System\nfrom node.state import OsInfo\n"
+        "os = OsInfo('rocky', '8.10', 'rhel', architecture='x86_64', package_manager='dnf')\n"
+        f"given = {{'archive': '{there}', 'kernel': '{there}'}}\n"
+        "kernelinstall._run_install(System(), os, kernelinstall.Package('', 'elrepo-lt', given))\n"
+    )
+    on_node(rocky, code)
+    assert rocky.run("rpm -q kernel-lt").strip() == f"kernel-lt-{KERNEL}.noarch"
+
+
+def test_the_fabric_manager_follows_the_driver(rocky: ElHost) -> None:
+    rocky.put("/usr/bin/systemctl", "#!/bin/sh\nexit 0\n")
+    rocky.run("chmod +x /usr/bin/systemctl")
+    code = (
+        "from node import gpufabric, repositories\nfrom node.command import System\n"
+        "from node.state import OsInfo\n"
+        "gpufabric._LOADED = '/root/driver'\n"
+        "os = OsInfo('rocky', '8.10', 'rhel', package_manager='dnf')\n"
+        f"use = repositories.use(os, {{'archive': '{ARCHIVE}'}}, [])._asdict()\n"
+        "args = {'manager': 'dnf', 'package': 'nvidia-fabric-manager', 'repositories': use}\n"
+        "print(gpufabric.ACTIONS['run_gpu_fabric'](System(), args).message)\n"
+    )
+    for driver in (FABRICS[1], FABRICS[2], FABRICS[0]):  # the second is a way back
+        rocky.put("/root/driver", driver)
+        assert f"nvidia-fabricmanager {driver} runs" in on_node(rocky, code)
+    rocky.put("/root/driver", "570.1.2")
+    assert "update the driver (gpu_driver: newest)" in on_node(rocky, code, check=False)

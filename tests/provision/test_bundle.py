@@ -10,8 +10,10 @@ import pytest
 
 from provision import bundle, remote, wheel
 from provision.bundle import MANIFEST, Bundle
+from provision.bundle_packages import Part
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, load
+from provision.node import kernelinstall, repositories
 from provision.node.state import OsInfo, Runtime, State
 
 DEBIAN = OsInfo("debian", "12", "debian", architecture="x86_64", package_manager="apt")
@@ -37,15 +39,18 @@ def inventory(tmp_path: Path) -> Any:
 def made(tmp_path: Path, inventory: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle for Debian 12, without what only apt could bring."""
 
-    def packages(os: OsInfo, names: list[str], into: Path) -> int:
+    def collect(os: OsInfo, parts: list[Part], into: Path) -> int:
         into.mkdir(parents=True)
+        names = [name for part in parts for name in part.names]
         for name in names:
             (into / f"{name}.deb").write_text(name)
         (into / "Packages").write_text("index\n")
+        (into / "repodata").mkdir()
+        (into / "repodata/repomd.xml").write_text("index\n")
         return len(names)
 
     (tmp_path / "oeprov.whl").write_text("wheel")
-    monkeypatch.setattr(bundle, "_packages", packages)
+    monkeypatch.setattr(bundle, "collect", collect)
     monkeypatch.setattr(bundle.wheel, "provide", lambda build, state_dir, elsewhere: tmp_path / "oeprov.whl")
     lines = bundle.make(inventory, tmp_path / "all", ["debian-12"], tmp_path / "state")
     assert lines[-1] == "wheels/debian-12-x86_64-py3.11: oeprov.whl"
@@ -93,7 +98,7 @@ def test_nothing_is_left_of_one_that_could_not_be_made(
         ("plan9-4", "expected ID-RELEASE"),
         ("debian-99", "expected ID-RELEASE"),
         ("nobody=debian-12", "there is no host nobody"),
-        ("rocky-9", "dnf download --resolve --alldeps .*python3.11"),
+        ("rocky-9", "repositories have nothing for rocky-9-x86_64: .* name a mirror of its packages"),
         ("ubuntu-24.04", "its apt knows nothing of ubuntu-24.04-x86_64"),
     ):
         with pytest.raises(OeprovError, match=said):
@@ -124,13 +129,15 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
 
     monkeypatch.setattr(remote, "run", run)
     state = State(os=DEBIAN, runtime=Runtime(base="3.11.2"))
-    (there / "packages").mkdir(parents=True)
+    (there / "packages/repodata").mkdir(parents=True)
     (there / "packages" / "of-another-bundle.deb").write_text("old")
+    (there / "packages/repodata/of-another-bundle.xml").write_text("old")
     monkeypatch.setattr(bundle, "_BATCH", 1)  # several of them
     opened.send(used.hosts["server"], state)
     assert len([line for line in lines if "tar -xf" in line]) > 1
     sent = {path.name for path in (there / "packages").iterdir()}
     assert sent == {path.name for path in (made / "packages" / "debian-12-x86_64").iterdir()}
+    assert [path.name for path in (there / "packages/repodata").iterdir()] == ["repomd.xml"]
     count = len(lines)
     opened.send(used.hosts["server"], state)
     assert not [line for line in lines[count:] if "tar -xf" in line]
@@ -148,3 +155,37 @@ def test_the_manifest_is_plain(made: Path) -> None:
     manifest = json.loads((made / MANIFEST).read_text())
     assert manifest["format"] == 1
     assert all(len(sum_) == 64 for sum_ in manifest["files"].values())
+
+
+def test_wheels_are_for_the_hosts_c_library() -> None:
+    el8 = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
+    names = bundle._platforms(el8)
+    assert names[0] == "manylinux_2_28_x86_64"
+    assert names[-3:] == ["manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"]
+    assert bundle._platforms(el8._replace(id="centos", version="7"))[0] == "manylinux_2_17_x86_64"
+
+
+def test_a_driver_wants_what_goes_with_its_kernel(tmp_path: Path) -> None:
+    text = INVENTORY.replace("oeprov_kind: cpu", "oeprov_kind: gpu, gpu_driver: '580'").replace(
+        ", kernel_version: newest", ""
+    )
+    (tmp_path / "inventory.yml").write_text(text)
+    found = load(tmp_path / "inventory.yml", state_dir=tmp_path / "state")
+    with pytest.raises(OeprovError, match=r"set kernel_version, or name them in runtime_packages"):
+        bundle.make(found, tmp_path / "all", ["rocky-8"], tmp_path / "state")
+
+
+def test_elrepos_kernels_come_from_the_bundle(made: Path, tmp_path: Path) -> None:
+    text = INVENTORY.replace("kernel_version: newest", "kernel_version: newest, kernel_source: elrepo-lt")
+    (tmp_path / "inventory.yml").write_text(text)
+    found = load(tmp_path / "inventory.yml", state_dir=tmp_path / "state")
+    rocky = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
+    [_, kernel] = bundle._parts(found.hosts["server"], rocky)
+    assert kernel.names == ("kernel-lt",)
+    assert dict(kernel.given)["kernel"].startswith("https://elrepo.org/linux/kernel/el8/")
+    used = Bundle(made).used_by(found, tmp_path / "state").hosts["server"].desired()
+    assert used.kernel_repository_url == "/var/lib/oeprov/bundle/packages"
+    given = kernelinstall.given(used.kernel_repository_url, "", used.runtime_repositories)
+    commands = kernelinstall.install_commands(rocky, kernelinstall.Package("", "elrepo-lt", given))
+    commands += repositories.use(rocky, used.runtime_repositories, ["epel", "nvidia"]).commands
+    assert not any("http" in word for argv in commands for word in argv), "there is no network"

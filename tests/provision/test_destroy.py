@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from fake_processes import make_job
+from one_host import inventory
 
 from provision import cli, fresh, past
-from provision.inventory import Inventory, Removal, load
+from provision.inventory import Removal
 from provision.jobs import JobState
 from provision.journal import Journal
 from provision.node import process
@@ -241,37 +242,21 @@ def test_an_empty_stand_in_goes(tmp_path: Path) -> None:
 def test_the_journal_knows_the_first_arguments(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", "run")
     journal.write("before", cluster="c", host="old", kernel="1", mode="")
-    inventory = make_inventory(tmp_path)
+    found = inventory(tmp_path, "re6p")
     for words in (["quiet"], ["quiet", "more"]):
         state = State(kernel=KernelState("1", cmdline=words))
         for host in ("one", "old"):
-            past.write(journal, "c", host, state, inventory.hosts["one"].kind)
+            past.write(journal, "c", host, state, found.hosts["one"].kind)
     assert past.first_arguments(journal, "c") == {"one": ("quiet",)}
-
-
-INVENTORY = """\
-all:
-  vars: {oeprov_cluster: c}
-  children:
-    parameter_servers: {hosts: {one: }}
-    workers: {hosts: {one: }}
-  hosts:
-    one: {ansible_host: 192.0.2.7, oeprov_kind: re6p, runtime_extra: none}
-"""
-
-
-def make_inventory(directory: Path) -> Inventory:
-    (directory / "inventory.yml").write_text(INVENTORY)
-    return load(directory / "inventory.yml", state_dir=directory)
 
 
 def test_the_command_shows_and_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inventory = make_inventory(tmp_path)
+    found = inventory(tmp_path, "re6p")
     state = used(remains=Remains(jobs=[JobFiles(JOB, pools=["/mnt/pmem0/oeprov/x"])]))
-    monkeypatch.setattr("provision.observe.observe", lambda found: dict.fromkeys(found.hosts, state))
-    words = ["destroy", "-i", str(inventory.path), "--state-dir", str(tmp_path)]
+    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    words = ["destroy", "-i", str(found.path), "--state-dir", str(tmp_path)]
     assert cli.run([*words, "--check", "--json"]) == 2
     [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
     assert [step["id"] for step in plan["steps"]] == ["unmount-pmem0", "fstab-forget", "remove-files"]
@@ -287,18 +272,18 @@ def test_the_command_shows_and_refuses(
 def test_a_job_of_this_state_directory_that_runs_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inventory, state, job = make_inventory(tmp_path), used(), make_job(tmp_path)
-    monkeypatch.setattr("provision.observe.observe", lambda found: dict.fromkeys(found.hosts, state))
+    found, state, job = inventory(tmp_path, "re6p"), used(), make_job(tmp_path)
+    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
     me = os.getpid()
     job.write_state(JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me)))
-    assert cli.run(["destroy", "-i", str(inventory.path), "--state-dir", str(tmp_path), "--yes"]) == 1
+    assert cli.run(["destroy", "-i", str(found.path), "--state-dir", str(tmp_path), "--yes"]) == 1
     assert f"training job {job.id} is running on this cluster; stop it first" in capsys.readouterr().err
 
 
 def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
     from provision.placement import connection, restored
 
-    host = make_inventory(tmp_path).hosts["one"]
+    host = inventory(tmp_path, "re6p").hosts["one"]
     doomed = replace(host, removal=Removal((), "/j", None))
     assert not restored(json.loads(json.dumps(connection(doomed)))).desired().remove
     assert doomed.desired().remove

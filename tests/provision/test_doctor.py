@@ -5,6 +5,7 @@ a piece of each finding and of what to do about it, in order.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,21 @@ def test_health_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pyte
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setattr(port, "holder", lambda system, number: "redis (pid 7)" if number == 7700 else "")
-    found = health.look(System(str(tmp_path)), [7700, 7701], [])
+    unit = "oeprov-deepfm-1-server-0.service"
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    for name in (unit, "oeprov-deepfm-1-server-1.service", "oeprov-deepfm-1-worker-0.service"):
+        (tmp_path / "etc/systemd/system" / name).write_text("")
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(
+        f"#!/bin/sh\nprintf 'Id={unit}\\nActiveState=failed\\nExecMainCode=2\\nExecMainStatus=9\\n\\n'\n"
+        "printf 'Id=oeprov-deepfm-1-server-1.service\\nActiveState=active\\n'\n"
+    )
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
+    found = health.look(System(str(tmp_path)), [7700, 7701], [], ["/", "/boot/not/there"])
+    free, size = found.disks.pop("/")
+    assert 0 <= free <= size
     assert found._replace(time=0.0) == Health(
         memory=1 << 30,
         huge_pages=32 << 20,
@@ -57,6 +72,7 @@ def test_health_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pyte
         modules=["nmem0", "nmem1"],
         flags={"nmem0": "not_armed"},
         bad_blocks={"region0": 16},
+        servers={unit: "it was killed by signal 9"},
     )
     assert Health.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 

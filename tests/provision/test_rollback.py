@@ -5,30 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_host import inventory
 
 from provision import converge, fresh, past, rollback
 from provision.converge import Consent
 from provision.errors import ConvergeError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
 from provision.journal import Journal
 from provision.node.state import DaxDevice, Dimms, KernelState, State
 from provision.settings import Kind
 
 OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
-INVENTORY = """\
-all:
-  vars: {oeprov_cluster: c}
-  children:
-    parameter_servers: {hosts: {one: }}
-    workers: {hosts: {one: }}
-  hosts:
-    one: {ansible_host: 192.0.2.7, oeprov_kind: KIND, runtime_extra: none}
-"""
-
-
-def inventory(directory: Path, kind: str) -> Inventory:
-    (directory / "inventory.yml").write_text(INVENTORY.replace("KIND", kind))
-    return load(directory / "inventory.yml", state_dir=directory)
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, found: Inventory, **parts: Any) -> State:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from provision import fresh
-from provision.node import cuda, gpu, gpucheck, packages, roles
+from provision.node import cuda, gpu, gpubundle, gpucheck, gpufabric, packages, roles
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
+from provision.node.state import Gpu, OsInfo
 
 SAMPLES = json.loads(Path(__file__).parent.joinpath("gpu_samples.json").read_text())
 T4 = SAMPLES["T4"]
@@ -343,3 +344,74 @@ def test_the_driver_is_installed_from_its_stream_and_its_module_looked_for(
     ran = len(machine.ran)
     assert not install(machine, step.args).changed
     assert not [argv for argv in machine.ran[ran:] if argv[0] == "dnf"]
+
+
+def test_the_fabric_manager_is_brought_to_the_drivers_version(tmp_path: Path) -> None:
+    there = {"version": "580.65.06", "up": False}
+
+    def install() -> tuple[int, str, str]:
+        there["version"] = "580.95.05"
+        return ok()
+
+    def restart() -> tuple[int, str, str]:
+        there["up"] = True
+        return ok()
+
+    machine = Machine(
+        tmp_path,
+        {"/sys/module/nvidia/version": "580.95.05\n"},
+        {
+            "nv-fabricmanager --version": lambda: ok(f"Fabric Manager version is : {there['version']}\n"),
+            "dnf install -y --enablerepo=x nvidia-fabric-manager-580.95.05": install,
+            "systemctl enable": ok(),
+            "systemctl restart": restart,
+            "systemctl is-": lambda: (0 if there["up"] else 3, "", ""),
+        },
+    )
+    before = gpufabric.observe(machine, Gpu(switches=6))
+    assert (before.fabric, before.fabric_runs) == ("580.65.06", False)
+    assert gpufabric.observe(machine, Gpu()) == Gpu(), "without switches nothing is asked"
+    args = {
+        "manager": "dnf",
+        "package": "nvidia-fabric-manager",
+        "repositories": packages.repositories.Use(options=["--enablerepo=x"])._asdict(),
+    }
+    act = gpufabric.ACTIONS["run_gpu_fabric"]
+    assert act(machine, args).message == "nvidia-fabricmanager 580.95.05 runs, at the next boot too"
+    after = gpufabric.observe(machine, Gpu(switches=6))
+    assert (after.fabric, after.fabric_runs) == ("580.95.05", True)
+
+    there.update(version="580.65.06", up=True)
+    machine.answers["dnf install"] = (1, "", "Error: Unable to find a match: nvidia-fabric-manager-580.95.05")
+    with pytest.raises(CommandError, match="no repository has that any more, update the driver"):
+        act(machine, args)
+    (tmp_path / "sys/module/nvidia/version").unlink()
+    with pytest.raises(CommandError, match="driver is not loaded"):
+        act(machine, args)
+
+
+def test_bundles_have_drivers_for_new_and_old_gpus() -> None:
+    rocky = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
+    wanted = Desired(kind="gpu", gpu_driver="newest", kernel_version="newest")
+    assert gpubundle.drivers(rocky, wanted) == [
+        gpubundle.Driver(
+            ["kernel-devel", "nvidia-open", "nvidia-fabric-manager"],
+            ["nvidia-driver:open-dkms"],
+            ["nvidia", "epel"],
+        ),
+        gpubundle.Driver(
+            ["kernel-devel", "cuda-drivers", "nvidia-fabric-manager"],
+            ["nvidia-driver:580-dkms"],
+            ["nvidia", "epel"],
+        ),
+    ]
+    pinned = wanted._replace(
+        gpu_driver="590", kernel_version="5.4.278-1.el8.elrepo.x86_64", kernel_source="elrepo-lt"
+    )
+    [driver] = gpubundle.drivers(rocky, pinned._replace(gpu_fabric_manager=False))
+    assert driver.names == ["kernel-lt-devel-5.4.278-1.el8.elrepo", "nvidia-open"]
+    ubuntu = OsInfo("ubuntu", "22.04", "debian", architecture="x86_64", package_manager="apt")
+    for item in gpubundle.drivers(ubuntu, wanted):
+        assert not item.streams
+        assert "nvidia-fabricmanager-580" in item.names
+        assert not any("newest" in name for name in item.names)

@@ -1,0 +1,22 @@
+"""An inventory of one host that is a parameter server and a worker, and that nobody can reach."""
+
+from pathlib import Path
+
+from provision.inventory import Inventory, load
+
+_TEXT = """\
+all:
+  vars: {oeprov_cluster: c}
+  children:
+    parameter_servers: {hosts: {one: }}
+    workers: {hosts: {one: }}
+  hosts:
+    one: {ansible_host: 192.0.2.7, oeprov_kind: KIND, runtime_extra: none}
+"""
+
+
+def inventory(directory: Path, kind: str) -> Inventory:
+    """The inventory, written to ``directory``; the host is ``one``, of that kind, the cluster ``c``."""
+    path = directory / "inventory.yml"
+    path.write_text(_TEXT.replace("KIND", kind))
+    return load(path, state_dir=directory)
