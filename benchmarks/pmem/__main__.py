@@ -75,10 +75,11 @@ SECTIONS = {
         "A checkpoint every 1,000 batches beside none",
         "Turns of 1,000 batches of one table, with a checkpoint at their beginning and without; ms a batch "
         "(the mean of the medians of every ten, of the median turn), then how much longer the turns with a "
-        "checkpoint take, pair by pair (median, least to most). Pulls of a whole batch, all of them, p50 / "
-        "p99 / p99.9 / longest in ms.",
-        "tier | dim | threads | model | without | with | slower | pulls without | pulls with "
-        "| longest with / p99 without | longest Checkpoint() | durable after ms",
+        "checkpoint take, pair by pair (median and its interval of 95 %), and how much more processor time of"
+        " all threads, the one that makes checkpoints durable included. The client's part, the same in both, "
+        "is in all of them. Pulls of a whole batch, all of them, p50 / p99 / p99.9 / longest in ms.",
+        "tier | dim | threads | model | without | with | slower | more processor time | pairs "
+        "| pulls without | pulls with | longest with / p99 without | longest Checkpoint() | durable after ms",
         "pmem_checkpoints",
         (
             f"dram_pmem {ROWS} 64 1 0 1000 75",
