@@ -36,17 +36,18 @@ def main() -> None:
     )
     optimizer = de.DynamicEmbeddingOptimizer(OPTIMIZERS[asked["optimizer"]](0.01))
 
+    # What was looked up lies in a variable of its own, which the optimizer takes for the weights.
+    rows_of_ids = de.shadow_ops.ShadowVariable(table, name="rows")
+
     @tf.function(reduce_retracing=True)
     def pull(ids: tf.Tensor) -> tf.Tensor:
-        return de.embedding_lookup_unique(table, ids, name="pull")
+        return de.shadow_ops.embedding_lookup_unique(rows_of_ids, ids, dim, True)
 
     @tf.function(reduce_retracing=True)
     def step(ids: tf.Tensor, gradient: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            got, trainable = de.embedding_lookup_unique(table, ids, return_trainable=True, name="step")
-            loss = tf.reduce_sum(got * gradient)
-        grads = tape.gradient(loss, [trainable])
-        optimizer.apply_gradients(zip(grads, [trainable], strict=True))
+            loss = tf.reduce_sum(pull(ids) * gradient)
+        optimizer.apply_gradients([(tape.gradient(loss, rows_of_ids), rows_of_ids)])
 
     for begin in range(0, rows, 200_000):
         keys = tf.range(begin, min(begin + 200_000, rows), dtype=tf.int64)
