@@ -229,14 +229,13 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   }
   for (size_t shard = 0; shard < kShards; ++shard) begin[shard + 1] += begin[shard];
   std::array<Key, kPiece> sorted;
-  std::array<uint16_t, kPiece> order;
+  std::array<uint16_t, kPiece> place;
   std::array<uint32_t, kShards + 1> next = begin;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t at = next[shard_of[i]]++;
     sorted[at] = keys[i];
-    order[at] = static_cast<uint16_t>(i);
+    place[i] = static_cast<uint16_t>(at);
   }
-  std::array<const std::byte*, kPiece> found;
   std::array<const std::byte*, kPiece> rows;
   std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
   for (size_t shard = 0; shard < kShards; ++shard) {
@@ -244,19 +243,18 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
     if (size == 0) continue;
     const RowMap& map = *content_->shards[shard];
     locks[shard] = std::shared_lock(map.mutex());
-    map.Find(&sorted[begin[shard]], size, found.data());
-    for (size_t i = 0; i < size; ++i) rows[order[begin[shard] + i]] = found[i];
+    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]]);
   }
   const size_t bytes = ops_->format().value_bytes();
   const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
   const auto fetch = [&](size_t i) {
-    if (rows[i] != nullptr) PrefetchRow(rows[i], weights_bytes);
+    if (rows[place[i]] != nullptr) PrefetchRow(rows[place[i]], weights_bytes);
   };
   for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
   for (size_t i = 0; i < n; ++i, out += bytes) {
     if (i + kAhead < n) fetch(i + kAhead);
-    const std::byte* row = rows[i];
+    const std::byte* row = rows[place[i]];
     if (row == nullptr) {
       FillMissing(keys[i], out);
     } else if (half) {
