@@ -2,7 +2,7 @@
 // without, without, with, …), of one table, since two tables alike lie in memory that is not equally fast.
 // Each checkpoint is durable before the next turn, and what else the machine does falls on both kinds. Rows
 // that the turn after a checkpoint has not written are copied in the next one: with 10^6 rows and 1,000
-// batches, one in a hundred.
+// batches, one in a hundred; fewer rows and batches in proportion are as many.
 //   pmem_checkpoints DIRECTORY STORAGE ROWS DIM THREADS DIMMS EVERY SECONDS
 // A step is as in pmem_tiers.cc. The client's part is the same with and without: it is timed before, and its
 // median is part of every step. Times of the table are told twice: as they passed, and as processor time of
@@ -10,11 +10,10 @@
 // charged for DIMMS is what checkpoints flush (model.h); 0 is without the model. Prints lines of Markdown
 // tables.
 
-#include <ctime>
-
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -174,8 +173,9 @@ int main(int argc, char** argv) {
 
   const auto& [with, without] = kinds;
   const double p99 = oe::Quantile(without.pulls, 0.99);
-  std::printf("| `%s` | %u | %u | %s | %.2f | %.2f | **%s** | **%s** | %zu |", type.c_str(), dim,
-              pool.threads(), dimms == 0 ? "none" : (std::to_string(dimms) + " DIMM").c_str(),
+  std::printf("| `%s` | %llu | %u | %u | %s | %.2f | %.2f | **%s** | **%s** | %zu |", type.c_str(),
+              static_cast<unsigned long long>(rows), dim, pool.threads(),
+              dimms == 0 ? "none" : (std::to_string(dimms) + " DIMM").c_str(),
               client_time + oe::Quantile(without.turns, 0.5), client_time + oe::Quantile(with.turns, 0.5),
               More(with.turns, without.turns, client_time).c_str(),
               More(with.processor, without.processor, client_time).c_str(), with.turns.size());

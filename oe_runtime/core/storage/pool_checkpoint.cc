@@ -31,7 +31,6 @@ class MetaFlusher {
   }
 
  private:
-
   Flusher* const flusher_;
   std::byte* line_ = nullptr;
 };
