@@ -7,6 +7,7 @@ row for each id, looked up once for each distinct one; a push is what a compiled
 optimizer takes longer than that.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -16,7 +17,9 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", TF_USE_LEGACY_KERAS="1")  # its opti
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_recommenders_addons import dynamic_embedding as de
+
+with contextlib.redirect_stdout(sys.stderr):  # it prints as it is loaded
+    from tensorflow_recommenders_addons import dynamic_embedding as de
 
 OPTIMIZERS = {"adagrad": tf.keras.optimizers.legacy.Adagrad, "adam": tf.keras.optimizers.legacy.Adam}
 

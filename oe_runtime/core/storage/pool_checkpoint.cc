@@ -19,7 +19,8 @@ class MetaFlusher {
   explicit MetaFlusher(Flusher* flusher) : flusher_(flusher) {}
 
   void Store(SlotMeta* meta, uint64_t state) {
-    auto* line = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(meta) & ~(kCacheLine - 1));
+    const std::byte* line = reinterpret_cast<const std::byte*>(meta);
+    line -= reinterpret_cast<uintptr_t>(line) % kCacheLine;
     if (line != line_) Flush();
     line_ = line;
     flusher_->Store(&meta->state, state);
@@ -32,7 +33,7 @@ class MetaFlusher {
 
  private:
   Flusher* const flusher_;
-  std::byte* line_ = nullptr;
+  const std::byte* line_ = nullptr;
 };
 
 // Sorts different numbers below `slots`, the largest first.
