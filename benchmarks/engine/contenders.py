@@ -28,6 +28,11 @@ class Setup:
     rows: int
     optimizer: str
 
+    @property
+    def row_bytes(self) -> int:
+        """Of weights and the optimizer's state."""
+        return self.dim * 4 * (3 if self.optimizer == "adam" else 2)
+
 
 def write_ids(file: Path, rows: int, skewed: bool, seed: int) -> None:
     """Batches of a round: 0.05 % of the rows take 85.7 % of the ids and 1 % take 95.7 %, or all alike."""
@@ -111,11 +116,22 @@ def _family(pid: int) -> list[int]:
     return family
 
 
-def ours(setup: Setup, where: str, index: str = "hash", tls: str = "off", share: bool = True) -> Contender:
-    """This engine; ``share``: with memory that client and server share."""
+def ours(
+    setup: Setup,
+    where: str,
+    index: str = "hash",
+    tls: str = "off",
+    share: bool = True,
+    pools: Path | None = None,
+) -> Contender:
+    """This engine; ``share``: with memory that client and server share; with ``pools``, its rows in a directory
+    and a cache of 2 % of their bytes in DRAM."""
+    cache = setup.row_bytes * setup.rows // 50
+    storage = ["--storage", "dram_pmem", "--storage-path", str(pools), "--storage-cache", str(cache)]
     asked = {"where": where, "tls": tls, "share": share, "index": index, **vars(setup)}
+    asked["storage"] = storage if pools else []
     name = "ours" + (", array" if index == "array" else "") + (", TLS" if tls == "on" else "")
-    name += "" if share else ", TCP"
+    name += ("" if share else ", TCP") + (", dram_pmem" if pools else "")
     return Contender(name, (sys.executable, str(HERE / "ours.py"), dumps(asked)))
 
 
@@ -127,10 +143,19 @@ def openembedding(setup: Setup) -> Contender:
 
 
 def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
-    """FBGEMM; with ``rowwise``, its Adagrad that keeps one sum a row instead of one an element."""
-    asked = {**vars(setup), **({"optimizer": "rowwise"} if rowwise else {})}
-    name = "FBGEMM" + (", rowwise" if rowwise else "")
+    """FBGEMM; with ``rowwise``, its Adagrad that keeps one sum a row instead of one an element.
+
+    Its dims are multiples of 4, so its users round up.
+    """
+    dim = (setup.dim + 3) // 4 * 4
+    asked = {**vars(setup), "dim": dim, **({"optimizer": "rowwise"} if rowwise else {})}
+    name = "FBGEMM" + (", rowwise" if rowwise else "") + (f", dim {dim}" if dim != setup.dim else "")
     return Contender(name, (*peers.fbgemm().command, dumps(asked)))
+
+
+def tfra(setup: Setup) -> Contender:
+    """TensorFlow Recommenders Addons."""
+    return Contender("TFRA", (*peers.tfra().command, dumps(vars(setup))))
 
 
 def sockets(setup: Setup) -> Contender:

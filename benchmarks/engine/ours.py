@@ -1,12 +1,15 @@
 """This engine, driven by lines on standard input (contenders.py): in process, or over loopback to a server.
 
-python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "hash", "dim": 9, "rows": 1000,
+python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "hash", "storage": [], "dim": 9, "rows": 1000,
                  "optimizer": "adagrad"}'
+
+"storage" are options of the server.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +26,7 @@ TOKEN = "a token for the servers of a benchmark"  # noqa: S105
 
 
 @contextmanager
-def _client(where: str, tls: str, share: bool) -> Iterator[oe.Client]:
+def _client(where: str, tls: str, share: bool, storage: list[str]) -> Iterator[oe.Client]:
     if where == "in process":
         with oe.Client.in_process() as client:
             yield client
@@ -33,8 +36,10 @@ def _client(where: str, tls: str, share: bool) -> Iterator[oe.Client]:
         token.write_text(TOKEN)
         token.chmod(0o600)
         command = [sys.executable, "-m", "oe_runtime.server", "--exit-with-parent", "--tls", tls]
-        command += ["--ready-file", f"{folder}/ready", "--token-file", str(token)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command += ["--ready-file", f"{folder}/ready", "--token-file", str(token), *storage]
+        # Pools in memory are flushed as persistent memory is: CLWB and fences instead of msync.
+        environment = {**os.environ, "PMEM_IS_PMEM_FORCE": "1"}
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
         try:
             while not Path(folder, "ready").exists():
                 if server.poll() is not None:
@@ -58,7 +63,7 @@ def main() -> None:
         optimizer={"name": asked["optimizer"]},
         **({"index": "array", "input_dim": rows} if asked["index"] == "array" else {}),
     )
-    with _client(asked["where"], asked["tls"], asked["share"]) as client:
+    with _client(asked["where"], asked["tls"], asked["share"], asked["storage"]) as client:
         lookups = [(client.create_table(spec), 0)]
         for begin in range(0, rows, 200_000):
             pulled = client.pull([np.arange(begin, min(begin + 200_000, rows))], lookups)

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / ".cache" / "benchmark-engine"
 FBGEMM = ("torch==2.13.0+cpu", "numpy", "fbgemm-gpu-cpu==1.8.0")
+TFRA = ("tensorflow-cpu==2.16.2", "tf-keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
 DEBIAN = ("libboost1.81-dev", "libabsl-dev")  # 1.81 is the first with unordered_flat_map
 ABSEIL = ("raw_hash_set", "hash", "city", "low_level_hash", "hashtablez_sampler", "raw_logging_internal")
 
@@ -57,29 +58,22 @@ def openembedding() -> Built:
 
 def fbgemm() -> Built:
     """A virtual environment with FBGEMM for the CPU."""
-    python = CACHE / "fbgemm" / "bin" / "python"
-    if not (CACHE / "fbgemm" / "complete").exists():
-        _run(sys.executable, "-m", "venv", "--clear", CACHE / "fbgemm")
-        _run(python, "-m", "pip", "install", "-q", *FBGEMM)
-        _run(python, "-c", "import fbgemm_gpu")
-        (CACHE / "fbgemm" / "complete").touch()
-    return Built((str(python), str(HERE / "fbgemm.py")))
+    return _environment("fbgemm", FBGEMM, "fbgemm_gpu")
+
+
+def _environment(name: str, requirements: tuple[str, ...], module: str) -> Built:
+    python = CACHE / name / "bin" / "python"
+    if not (CACHE / name / "complete").exists():
+        _run(sys.executable, "-m", "venv", "--clear", CACHE / name)
+        _run(python, "-m", "pip", "install", "-q", *requirements)
+        _run(python, "-c", f"import {module}")
+        (CACHE / name / "complete").touch()
+    return Built((str(python), str(HERE / f"{name}.py")))
 
 
 def tfra() -> Built:
-    """TensorFlow Recommenders Addons has wheels for TensorFlow up to 2.15 and Python up to 3.11 only."""
-    _run(
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "-d",
-        CACHE,
-        "tensorflow-recommenders-addons",
-    )
-    raise Missing("it is built for an older TensorFlow than this project's")
+    """A virtual environment with TensorFlow Recommenders Addons and the last TensorFlow it works with."""
+    return _environment("tfra", TFRA, "tensorflow_recommenders_addons.dynamic_embedding")
 
 
 def maps() -> Built:

@@ -162,6 +162,7 @@ class ModelledMedium final : public Medium {
   std::vector<std::string> List() const override { return medium_->List(); }
   std::string PathOf(const std::string& name) const override { return medium_->PathOf(name); }
   std::unique_ptr<Flusher> NewFlusher() override {
+    if (!model_->on()) return medium_->NewFlusher();
     return std::make_unique<ModelledFlusher>(model_, medium_->NewFlusher());
   }
 

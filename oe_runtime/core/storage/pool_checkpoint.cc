@@ -12,6 +12,49 @@ namespace {
 
 constexpr size_t kAhead = 8;  // rows on their way
 
+// Flushes metadata by cache lines, of which one holds that of several slots: once after the last of them that
+// follow each other, since a line that is stored to while it is written back waits for that.
+class MetaFlusher {
+ public:
+  explicit MetaFlusher(Flusher* flusher) : flusher_(flusher) {}
+
+  void Store(SlotMeta* meta, uint64_t state) {
+    const std::byte* line = reinterpret_cast<const std::byte*>(meta);
+    line -= reinterpret_cast<uintptr_t>(line) % kCacheLine;
+    if (line != line_) Flush();
+    line_ = line;
+    flusher_->Store(&meta->state, state);
+  }
+  // To be called after the last.
+  void Flush() {
+    if (line_ != nullptr) flusher_->Flush(line_, kCacheLine);
+    line_ = nullptr;
+  }
+
+ private:
+  Flusher* const flusher_;
+  const std::byte* line_ = nullptr;
+};
+
+// Sorts different numbers below `slots`, the largest first.
+void SortDescending(std::vector<uint32_t>* numbers, size_t slots) {
+  const size_t words = slots / 64 + 1;
+  if (numbers->size() < words) {  // few of many
+    std::sort(numbers->begin(), numbers->end(), std::greater<>());
+    return;
+  }
+  std::vector<uint64_t> bits(words);
+  for (const uint32_t number : *numbers) bits[number / 64] |= uint64_t{1} << number % 64;
+  size_t at = 0;
+  for (size_t word = words; word > 0; --word) {
+    for (uint64_t left = bits[word - 1]; left != 0;) {
+      const int bit = 63 - __builtin_clzll(left);
+      (*numbers)[at++] = static_cast<uint32_t>((word - 1) * 64) + static_cast<uint32_t>(bit);
+      left ^= uint64_t{1} << bit;
+    }
+  }
+}
+
 }  // namespace
 
 void Pool::Start() {
@@ -179,7 +222,7 @@ void Pool::MakeDurable(const Job& job) {
     // In order, their metadata is read, and later flushed, line by line; and so is what will be written to
     // them, which begins with those that are given back last.
     retired[i] = job.changes[i].retired;
-    std::sort(retired[i].begin(), retired[i].end(), std::greater<>());
+    SortDescending(&retired[i], blocks_[i].size() << layout_.shift);
     for (const uint32_t number : retired[i]) {
       const SlotMeta* meta = MetaOf(i, number);
       digest_ -= SlotDigest(meta->key, meta->state);
@@ -201,6 +244,7 @@ void Pool::MakeDurable(const Job& job) {
 // epoch, recovery invalidates them.
 void Pool::Seal(const Job& job) {
   const uint64_t epoch = job.checkpoint.epoch;
+  MetaFlusher metas(flusher_.get());
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     shards_[i]->WriteBackUpTo(static_cast<uint32_t>(epoch));
     std::vector<uint32_t> tombstones = job.changes[i].tombstones;
@@ -219,10 +263,10 @@ void Pool::Seal(const Job& job) {
         digest_ += SlotDigest(meta->key, state);
         flusher_->Flush(row, layout_.row_bytes);
       }
-      flusher_->Store(&meta->state, state);
-      flusher_->Flush(meta, sizeof(SlotMeta));
+      metas.Store(meta, state);
     }
   }
+  metas.Flush();
   flusher_->Fence();
 }
 
@@ -268,13 +312,11 @@ void Pool::Recycle() {
 }
 
 void Pool::Invalidate(const Slots& slots) {
+  MetaFlusher metas(flusher_.get());
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    for (const uint32_t number : slots[i]) {
-      SlotMeta* meta = MetaOf(i, number);
-      flusher_->Store(&meta->state, 0);
-      flusher_->Flush(&meta->state, sizeof(meta->state));
-    }
+    for (const uint32_t number : slots[i]) metas.Store(MetaOf(i, number), 0);
   }
+  metas.Flush();
 }
 
 void Pool::Verify(uint32_t shard, const std::vector<uint32_t>& numbers) const {

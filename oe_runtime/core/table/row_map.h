@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -60,8 +61,8 @@ class RowMap {
         numbers[i] = store_->Add(keys[i]);
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
+        Changed(&numbers[i], 1);
       }
-      Changed(numbers + begin, end - begin);
     }
   }
 
@@ -167,6 +168,7 @@ class RowMap {
   static constexpr size_t kAtOnce = 64;
 
   void Changed(const uint32_t* numbers, size_t n) noexcept {
+    if (!changes_.known()) return;
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
     }
@@ -191,7 +193,7 @@ class RowMap {
 
   // Replaces rows of earlier epochs by copies.
   void MakeWritable(const Key* keys, size_t n, uint32_t* numbers) {
-    std::array<uint32_t, kAtOnce> old{};
+    std::array<uint32_t, kAtOnce> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] != kNoRow) slots_->PrefetchWritable(numbers[i]);
@@ -201,13 +203,18 @@ class RowMap {
       slots_->PrefetchRow(numbers[i]);
       old[count++] = static_cast<uint32_t>(i);
     }
+    std::bitset<256> replaced;  // of numbers, by their lowest bits
     for (size_t at = 0; at < count; ++at) {
       const uint32_t i = old[at];
-      if (at > 0) index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
-      if (slots_->Writable(numbers[i])) continue;
-      Reserve(keys[i]);
-      numbers[i] = slots_->Replace(keys[i], numbers[i]);
-      index_->Set(keys[i], numbers[i]);
+      const uint32_t number = numbers[i];
+      if (replaced[number % replaced.size()]) {  // the key may have come earlier in this batch
+        index_->Find(&keys[i], 1, &numbers[i]);
+        if (slots_->Writable(numbers[i])) continue;
+      }
+      replaced.set(number % replaced.size());
+      OrStorageError([&] { store_->Reserve(); });
+      numbers[i] = slots_->Replace(keys[i], number);
+      if (numbers[i] != number) index_->Set(keys[i], numbers[i]);
     }
   }
 

@@ -120,6 +120,27 @@ TEST_P(TableCheckpointTest, GoesOnWithTheSameBits) {
   }
 }
 
+// A row that is copied after a checkpoint is copied once, and none is taken for another one's copy.
+TEST_P(TableCheckpointTest, KeysThatComeAgainInAPush) {
+  const auto model = Table::Create(Spec(), StorageSpec{});
+  std::vector<Key> keys = AllKeys();
+  keys.insert(keys.end(), keys.begin(), keys.begin() + 500);
+  std::shuffle(keys.begin(), keys.end(), std::mt19937_64(3));
+  std::vector<float> grads(keys.size() * kDim);
+  for (size_t i = 0; i < grads.size(); ++i) grads[i] = static_cast<float>(i % 31) / 31.0F - 0.4F;
+  {
+    const auto table = Open();
+    for (uint64_t step = 1; step <= 3; ++step) {
+      for (Table* each : {table.get(), model.get()}) each->Push(keys.data(), keys.size(), grads.data(), 0.05);
+      ASSERT_EQ(Rows(*table), Rows(*model));
+      table->Checkpoint(step);
+    }
+  }
+  const auto table = Open();
+  EXPECT_EQ(table->rows(), kInputDim);
+  EXPECT_EQ(Rows(*table), Rows(*model));
+}
+
 TEST_P(TableCheckpointTest, WhatCameAfterTheCheckpointIsGone) {
   std::vector<float> then;
   {
