@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
-from oe_runtime.keras.workers import Workers
 from oe_runtime.spec import StorageSpec, Worker
+
+if TYPE_CHECKING:
+    from oe_runtime.keras.workers import Workers
 
 _PATIENCE = 60.0  # seconds for servers to start
 
