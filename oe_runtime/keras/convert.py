@@ -12,6 +12,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect
 from oe_runtime.keras.translate import check_constraint
@@ -94,6 +95,7 @@ def distributed_model(
             return _server_embedding(layer, explicit=explicit)
         return None
 
+    refuse_legacy(model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
     new: Distributed
@@ -147,7 +149,8 @@ def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[i
             return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
         return value
 
-    for name, value in list(vars(owner).items()):
+    # On PyTorch, layers are not among the attributes but in its modules.
+    for name, value in [*vars(owner).items(), *vars(owner).get("_modules", {}).items()]:
         if name.startswith("_"):  # what Keras itself keeps track of
             continue
         changed = new(value)

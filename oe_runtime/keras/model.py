@@ -205,7 +205,10 @@ class Distributed(_Model):  # type: ignore[misc]
         """
         if include_optimizer:
             raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
-        return _exports().save_as_original_model(self, self._tables(), Path(path), overwrite=overwrite)
+        written: Path = _exports().save_as_original_model(
+            self, self._tables(), Path(path), overwrite=overwrite
+        )
+        return written
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
@@ -214,7 +217,8 @@ class Distributed(_Model):  # type: ignore[misc]
         They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
         it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
         """
-        return _exports().save_serving_model(self, self._tables(), Path(path))
+        written: Path = _exports().save_serving_model(self, self._tables(), Path(path))
+        return written
 
     def export(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refused: the rows are not in the model. Use `save_as_original_model`."""

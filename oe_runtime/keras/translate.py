@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
@@ -68,6 +69,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
     del explicit
+    refuse_legacy(optimizer)
     optimizer = keras.optimizers.get(optimizer)
     table_optimizer(optimizer)
     return optimizer

@@ -195,7 +195,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def trains(self) -> bool:
         """Whether gradients of what is looked up now are wanted."""
-        return self.training and torch.is_grad_enabled()
+        return bool(self.training and torch.is_grad_enabled())
 
     def _rows(self, ids: Any) -> tuple[Any, Any]:
         """The distinct rows of `ids` (a leaf), and for each id the number of its row.

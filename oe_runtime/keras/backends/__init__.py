@@ -66,6 +66,10 @@ class Backend(Protocol):
 
 
 def _load() -> Backend:
+    if keras.__version__.startswith("2."):
+        raise ImportError(
+            f"oe_runtime.keras needs Keras 3, but {keras.__version__} is installed: pip install 'keras>=3.4'"
+        )
     if NAME not in ("tensorflow", "torch", "jax"):
         raise ImportError(
             f"oe_runtime.keras needs Keras on TensorFlow, PyTorch or JAX, not on {NAME}: set KERAS_BACKEND, "

@@ -104,7 +104,8 @@ class _Lookups:
         flat = keras.tree.flatten(x)
         computed = iter(self._compute(state, x, None) if self._computed else ())
         numbers: dict[int, int] = {}
-        ids, sources = [], []
+        ids: list[NDArray[np.int64]] = []
+        sources: list[int] = []
         for lookup, direct in enumerate(self.direct):
             key = -1 - lookup if direct is None else direct
             if key not in numbers:
@@ -193,11 +194,24 @@ class Steps:
                     if number == 0:
                         raise
                     break
-                result, state = step(state, data)
+                try:
+                    result, state = step(state, data)
+                except Exception:
+                    self._put_back(state)
+                    raise
                 results.append(result)
             return join(results), state
 
         return function
+
+    def _put_back(self, state: Any) -> None:
+        """Gives the model the state before a step that failed: Keras took it out of the model's variables."""
+        names = ["trainable_variables", "non_trainable_variables", "metrics_variables"][: len(state)]
+        if len(state) == 4:
+            names.insert(2, "optimizer_variables")
+        self._model._jax_state = dict(zip(names, state, strict=True))
+        self._model._jax_state_synced = False
+        self._model.jax_state_sync()
 
     def _pull(self, state: Any, data: Any) -> tuple[Any, Rows, _Layout]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -96,14 +96,15 @@ class Steps:
             )
             # The rate of this step: applying the gradients moves the schedule on.
             rate = float(optimizer.learning_rate)
+            # Before the dense weights change: if the servers refuse it, those stay as they were.
+            one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate)
             if variables:
                 optimizer.apply(dense, variables)
             else:
                 optimizer.iterations.assign_add(1)
-            one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _test(self, data: Any) -> Any:
         x, y, sample_weight = _tensors(data)
         rows = self._pull(x)
@@ -112,7 +113,7 @@ class Steps:
         self._loss(x, y, y_pred, sample_weight, rows, leaves, training=False)
         return self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _predict(self, data: Any) -> Any:
         x, _, _ = _tensors(data)
         rows = self._pull(x)
@@ -155,7 +156,8 @@ class Steps:
         self._counts[key] = len(collect.ids)
         self._looked_up = collect.ids
         numbers: dict[Any, int] = {}
-        ids, sources = [], []
+        ids: list[Any] = []
+        sources: list[int] = []
         for tensor in collect.ids:
             # Lookups of the same tensor share their ids.
             same = (tensor.data_ptr(), tensor.dtype, tensor.numel()) if tensor.is_contiguous() else id(tensor)

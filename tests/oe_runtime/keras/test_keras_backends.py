@@ -243,7 +243,7 @@ class Subclassed(keras.Model):
     """Ids of 64 bits, in a dict, one field looked up by a hash of it too, with dropout."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(name="clicks")
         self.wide = embed.Embedding(-1, 3, keras.initializers.RandomNormal(stddev=0.1, seed=2), name="wide")
         self.hashed = keras.layers.Embedding(ROWS, 2, name="hashed")
         self.drop = keras.layers.Dropout(0.2, seed=3)
@@ -257,7 +257,10 @@ class Subclassed(keras.Model):
 
 def _subclassed(client=None):
     model = embed.distributed_model(Subclassed(), client)
-    model.compile(embed.distributed_optimizer("adam"), "binary_crossentropy", metrics=["AUC"])
+    model.compile(
+        embed.distributed_optimizer(keras.optimizers.Adam(0.05)), "binary_crossentropy", metrics=["AUC"]
+    )
+    assert set(model.tables) == {"wide", "hashed"}
     return model
 
 
@@ -271,8 +274,8 @@ def _wide_data():
 def test_subclassed_models_and_their_files(any_id, tmp_path):
     x, y = _wide_data()
     model = _subclassed(Client.in_process(servers=2))
-    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
-    losses = model.fit(x, y, batch_size=50, epochs=6, verbose=0, callbacks=[best]).history["loss"]
+    each = keras.callbacks.ModelCheckpoint(tmp_path / "each.keras")
+    losses = model.fit(x, y, batch_size=50, epochs=6, verbose=0, callbacks=[each]).history["loss"]
     assert losses[-1] < losses[0]
     assert model.client.stats()["servers"][0]["tables"]["wide"]["rows"] > 20
     expected = model.predict(x, verbose=0)
@@ -288,7 +291,7 @@ def test_subclassed_models_and_their_files(any_id, tmp_path):
     embed.load_server_model(again, tmp_path / "rows")
     rows = again.get_layer("wide").table.rows(x["ids"])
     np.testing.assert_array_equal(rows, model.get_layer("wide").table.rows(x["ids"]))
-    again.load_weights(tmp_path / "best.keras")
+    again.load_weights(tmp_path / "each.keras")
     np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=1e-6)
 
 
@@ -304,13 +307,14 @@ def test_ids_may_not_depend_on_embeddings(any_id):
 
 def test_a_refused_push_says_why():
     model, _ = pair()
+    model.compile(keras.optimizers.SGD(0.5), "mse")
     x, y = random_ids(60)
     x[2][7] = np.nan
     with pytest.raises(GradientError, match="is not finite"):
         model.fit(x, y, verbose=0)
     x[2][7] = 0
     assert np.isfinite(model.get_layer("table_a").table.rows(np.arange(ROWS))).all()
-    if BACKEND == "jax":  # the step's result is taken over after the push
+    if BACKEND != "tensorflow":  # dense weights are not changed before the push there
         assert np.isfinite(model.evaluate(x, y, verbose=0))
 
 
