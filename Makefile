@@ -9,12 +9,13 @@ PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 CTEST = ctest --output-on-failure -j $(PROCESSES)
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint format wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
 	@echo 'make test      C++ and Python tests'
 	@echo 'make test-torch  those of PyTorch, which it installs (a large download; make test skips them without)'
+	@echo 'make test-jax  those of Keras on JAX, which it installs (a large download)'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
 	@echo 'make test-kubernetes  training on a real Kubernetes (as root; KUBERNETES=DIRECTORY has its programs)'
@@ -37,10 +38,18 @@ test: test-core
 	@tools/setup.sh test
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
 
+BACKENDS = tests/oe_runtime/keras/test_keras_backends.py
+
 test-torch: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
 	$(BIN)/python -m pytest tests/oe_runtime/pytorch
+	KERAS_BACKEND=torch $(BIN)/python -m pytest $(BACKENDS)
+
+test-jax: setup
+	@tools/setup.sh test
+	@$(BIN)/python -c 'import jax' 2>/dev/null || $(BIN)/pip install -q jax
+	KERAS_BACKEND=jax $(BIN)/python -m pytest $(BACKENDS)
 
 test-hosts: setup
 	@tools/setup.sh test

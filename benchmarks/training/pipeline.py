@@ -131,9 +131,9 @@ def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
     from oe_runtime.keras import step
 
     model._pipelined, model._staleness = ahead, staleness
-    pipeline = model._training = model._pipeline(step.TRAIN, staleness)
-    model.train_function = None
     steps, program = model._steps, step._Program
+    pipeline = steps.training = steps.pipeline(step.TRAIN, staleness)
+    model.train_function = None
     for owner, name, part in (
         (pipeline, "_take", "pull"),  # waiting for what the other thread prepares
         (steps, "prepare", "pull"),

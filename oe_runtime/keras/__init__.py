@@ -6,18 +6,20 @@
     model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
     model.fit(...)
 
-The names are those of `openembedding.tensorflow`. Importing this module needs TensorFlow and Keras, but no
-server.
+The names are those of `openembedding.tensorflow`. Importing this module needs Keras and the backend that it
+runs on, TensorFlow, PyTorch or JAX (KERAS_BACKEND), but no server. `pulling` and `TensorFlowWorkers` are
+there on TensorFlow only.
 """
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
+from oe_runtime.keras import backends
 from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
-from oe_runtime.keras.pipeline import pulling
 from oe_runtime.keras.saving import (
     load_server_model,
     persist_server_model,
@@ -28,7 +30,6 @@ from oe_runtime.keras.saving import (
 )
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
-from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 
 __version__ = version("oeprov")
 
@@ -39,17 +40,26 @@ __all__ = [
     "DistributedModel",
     "Embedding",
     "Flags",
-    "TensorFlowWorkers",
-    "Workers",
     "accept_keras2_layers",
     "distributed_model",
     "distributed_optimizer",
     "flags",
     "load_server_model",
     "persist_server_model",
-    "pulling",
     "restore_server_model",
     "save_as_original_model",
     "save_server_model",
     "should_persist_server_model",
 ]
+
+if TYPE_CHECKING or backends.NAME == "tensorflow":
+    from oe_runtime.keras.pipeline import pulling
+    from oe_runtime.keras.workers import TensorFlowWorkers, Workers
+
+    __all__ += ["TensorFlowWorkers", "Workers", "pulling"]
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in ("TensorFlowWorkers", "Workers", "pulling"):
+            raise AttributeError(f"{name} needs Keras on TensorFlow, but it runs on {backends.NAME} here")
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

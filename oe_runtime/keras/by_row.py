@@ -20,6 +20,7 @@ import tensorflow as tf
 from oe_runtime.client import Pairs
 from oe_runtime.keras import feed
 from oe_runtime.keras.gradients import RowGroup
+from oe_runtime.keras.supply import Answers
 
 # Below, a row of products takes longer to sum than to compute (measured: dim 9 loses, dim 64 wins).
 _LEAST_DIM = 32
@@ -32,7 +33,7 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """See keras.layers.Dense."""
-        step = feed.current()
+        step: Any = feed.current()  # one of `supply`
         product = None if step is None else step.product(inputs, self.kernel)
         if product is None:
             return super().call(inputs, training=training)
@@ -47,7 +48,7 @@ class Concatenate(keras.layers.Concatenate):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """See keras.layers.Concatenate."""
-        step = feed.current()
+        step: Any = feed.current()  # one of `supply`
         joined = None
         if step is not None and isinstance(inputs, (list, tuple)) and not self._reshape_required:
             joined = step.joined(inputs, self.axis)
@@ -88,7 +89,7 @@ class Products:
         self._groups = groups
         self.used: set[int] = set()
 
-    def product(self, answers: feed.Answers, inputs: Any, kernel: Any) -> Any:
+    def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
         """inputs @ kernel, or None where its lookups are not those of one whole group or more, each once."""
         if not isinstance(inputs, tf.Tensor) or tf.executing_eagerly() or inputs.shape.rank != 2:
             return None
@@ -149,7 +150,7 @@ def _gather(rows: Any, places: Any) -> Any:
     return tf.gather(rows, places), lambda g: (tf.math.unsorted_segment_sum(g, places, count), None)
 
 
-def _parts(tensor: Any, answers: feed.Answers) -> list[Any] | None:
+def _parts(tensor: Any, answers: Answers) -> list[Any] | None:
     """What lies side by side in each example of `tensor`: lookups (int), and other tensors (examples, n).
 
     None where the lengths are not known.

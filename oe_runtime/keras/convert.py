@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras import by_row
+from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
-from oe_runtime.keras.workers import Workers
+
+if TYPE_CHECKING:
+    from oe_runtime.keras.workers import Workers
 
 
 def distributed_model(
@@ -77,16 +79,13 @@ def distributed_model(
     quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
-    if tf.distribute.has_strategy():
-        raise ValueError(
-            "distributed_model does not work inside a tf.distribute strategy: call it outside, with one "
-            "process a device, and workers=TensorFlowWorkers(endpoints, rank)"
-        )
+    several = workers is not None and workers.count > 1
+    backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
     if client is not None and not isinstance(client, Client):
         raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
     if staleness not in (0, 1):
         raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
-    if staleness and (not pipeline or (workers is not None and workers.count > 1)):
+    if staleness and (not pipeline or several):
         raise ValueError("staleness=1 needs the pipeline, and one worker")
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
@@ -99,6 +98,7 @@ def distributed_model(
             return _server_embedding(layer, explicit=explicit)
         return None
 
+    refuse_legacy(model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
     new: Distributed
@@ -107,9 +107,9 @@ def distributed_model(
     else:
         new = _in_place(model, replace)
     _warn_of_hidden_embeddings(new, sparse_as_dense_size)
-    by_row.take_over(new)
+    backend.adapt(new)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
-    new._workers = workers if workers is not None and workers.count > 1 else None
+    new._workers = workers if several else None
     new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
     _warn_of_regularizers(new)
     return new
@@ -152,7 +152,8 @@ def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[i
             return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
         return value
 
-    for name, value in list(vars(owner).items()):
+    # On PyTorch, layers are not among the attributes but in its modules.
+    for name, value in [*vars(owner).items(), *vars(owner).get("_modules", {}).items()]:
         if name.startswith("_"):  # what Keras itself keeps track of
             continue
         changed = new(value)

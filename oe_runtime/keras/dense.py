@@ -91,7 +91,10 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
         if want != have:
             raise CheckpointError(f"{path}: variable {name} has shape {have}, but the model's has {want}")
         dtype = np.asarray(variable).dtype
-        if dtype != arrays[name].dtype:
+        if dtype.kind in "iu" and arrays[name].dtype.kind in "iu":
+            # Counters and random states are of another width on another backend of Keras.
+            arrays[name] = arrays[name].astype(dtype)
+        elif dtype != arrays[name].dtype:
             raise CheckpointError(
                 f"{path}: variable {name} is {arrays[name].dtype}, but the model's is {dtype}"
             )

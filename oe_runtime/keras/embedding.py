@@ -8,12 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.keras import feed
-from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.backends import backend
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import DTYPES, TableSpec
 
@@ -143,33 +142,18 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """Embeddings of ids: from the running step's rows, or pulled here and now outside of a step."""
-        ids = self._integer(inputs)
+        ids = backend.integer_ids(inputs, self.name)
         step = feed.current()
         rows = self._pull(ids) if step is None else step.lookup(self, ids)
-        return tf.cast(rows, self.compute_dtype)
-
-    def _integer(self, ids: Any) -> Any:
-        if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-            raise ValueError(
-                f"layer '{self.name}': sparse and ragged ids are not supported, pad them and mask"
-            )
-        ids = tf.convert_to_tensor(ids)
-        if ids.dtype == tf.uint64:
-            return tf.bitcast(ids, tf.int64)
-        return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+        return keras.ops.cast(rows, self.compute_dtype)
 
     def _pull(self, ids: Any) -> Any:
-        table = self.table
-        if table is None:
+        if self.table is None:
             raise RuntimeError(
                 f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, "
                 "client) and compile that with an optimizer (the rows keep the optimizer's state)"
             )
-        if tf.executing_eagerly():
-            return to_tensor(table.rows(to_numpy(ids)))
-        rows = tf.numpy_function(table.rows, [ids], self.rows_dtype, stateful=True)
-        rows.set_shape((*ids.shape, self.output_dim))
-        return rows
+        return backend.pull(self.table, ids, self.rows_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """False where the id is 0, if the layer was made with mask_zero."""

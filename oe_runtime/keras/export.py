@@ -17,8 +17,9 @@ import tensorflow as tf
 from oe_runtime.keras import dense
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, Table
-from oe_runtime.keras.feed import Collect, Supply, feeding
+from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
 

@@ -2,22 +2,17 @@
 
 A step runs outside the graph: the ids first, then the pull, then one compiled function. While a model is
 called under `feeding(...)`, its `Embedding` layers turn to the given feed, once for every lookup, always in
-the same order: `Collect` writes down which layer looks up which ids, `Supply` answers with rows that were
-pulled before.
+the same order: a `Collect` writes down which layer looks up which ids, a `Supply` answers with rows that were
+pulled before. There is one of each for TensorFlow's graphs (`supply`) and one for other backends
+(`backends.one_by_one`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
-
-import tensorflow as tf
-
-# The lookups that a tensor is the answer to, side by side and of one id an example, by graph and operation.
-Answers = dict[tuple[int, str], tuple[int, ...]]
 
 
 class Feed(Protocol):
@@ -25,22 +20,6 @@ class Feed(Protocol):
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Returns the embeddings of `ids` as they come from servers, of shape ids.shape + (dim,)."""
-        ...
-
-    def product(self, inputs: Any, kernel: Any) -> Any:
-        """Returns inputs @ kernel if there is a shorter way to it, else None."""
-        ...
-
-    def joined(self, inputs: Sequence[Any], axis: int) -> Any:
-        """Returns the concatenation of lookups if it is there already, else None."""
-        ...
-
-
-class Products(Protocol):
-    """Knows a shorter way to products of embeddings; see `oe_runtime.keras.by_row`."""
-
-    def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
-        """Returns inputs @ kernel, or None."""
         ...
 
 
@@ -62,98 +41,27 @@ def feeding(feed: Feed) -> Iterator[None]:
         _current.reset(token)
 
 
-class Collect:
-    """Writes down the lookups of a model's call; `answers` are the tensors that stood in for the rows."""
-
-    def __init__(self) -> None:
-        self.layers: list[Any] = []
-        self.ids: list[Any] = []
-        self.answers: list[Any] = []
-
-    def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns zeros: nothing that is computed from them is kept."""
-        answer = tf.zeros(tf.concat([tf.shape(ids), [layer.output_dim]], 0), layer.rows_dtype)
-        answer.set_shape((*ids.shape, layer.output_dim))
-        self.layers.append(layer)
-        self.ids.append(ids)
-        self.answers.append(answer)
-        return answer
-
-    def product(self, _inputs: Any, _kernel: Any) -> Any:
-        """None: there are no rows yet."""
-        return None
-
-    def joined(self, _inputs: Sequence[Any], _axis: int) -> Any:
-        """None: there are no rows yet."""
-        return None
+def check_order(layers: Sequence[Any], number: int, layer: Any) -> None:
+    """Raises RuntimeError unless lookup `number` of `layers`, whose rows were pulled, is that of `layer`."""
+    if number >= len(layers) or layers[number] is not layer:
+        raise RuntimeError(
+            f"Embedding '{layer.name}' was not expected here: the model looks its embeddings up in "
+            "another order when training=True than when training=False, which is not supported"
+        )
 
 
-class Supply:
-    """Answers the lookups, in the order `Collect` saw them, with rows[i] of shape (number of ids, dim).
+def dependent_ids(layer: str, of: str = "other layers") -> ValueError:
+    """The error of a model that computes ids from embeddings."""
+    return ValueError(
+        f"Embedding '{layer}': its ids are computed from the embeddings of {of}. "
+        "All ids of a batch must be known before rows are pulled"
+    )
 
-    `together`: by lookups, of one id an example, their rows side by side, (examples, lookups, dim).
-    """
 
-    def __init__(
-        self,
-        layers: Sequence[Any],
-        rows: Sequence[Any],
-        together: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
-        products: Products | None = None,
-    ) -> None:
-        self._layers = layers
-        self._rows = rows
-        self._next = 0
-        self._products = products
-        self._together = together
-        self._answers: Answers = {}
-
-    def part(self, cut: Callable[[Any], Any]) -> Supply:
-        """The same for a part of the batch, which `cut` takes from the rows of a lookup."""
-        return Supply(self._layers, [cut(rows) for rows in self._rows])
-
-    def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns the rows of the next lookup in the shape of `ids`."""
-        if self._next >= len(self._layers) or self._layers[self._next] is not layer:
-            raise RuntimeError(
-                f"Embedding '{layer.name}' was not expected here: the model looks its embeddings up in "
-                "another order when training=True than when training=False, which is not supported"
-            )
-        rows = self._rows[self._next]
-        self._next += 1
-        if ids.shape.rank is not None and None not in ids.shape[1:]:
-            shape: Any = [-1 if ids.shape.rank else 1, *ids.shape[1:], layer.output_dim]
-            if not ids.shape.rank:
-                shape = [layer.output_dim]
-        else:
-            shape = tf.concat([tf.shape(ids), [layer.output_dim]], 0)
-        rows = tf.reshape(rows, shape)
-        rows.set_shape((*ids.shape, layer.output_dim))
-        if ids.shape.rank and all(n == 1 for n in ids.shape[1:]):
-            self._note(rows, (self._next - 1,))
-        return rows
-
-    def joined(self, inputs: Sequence[Any], axis: int) -> Any:
-        """Returns the concatenation of `inputs` if they are all lookups of tables of one dim, else None."""
-        if tf.executing_eagerly() or not all(isinstance(t, tf.Tensor) for t in inputs):
-            return None
-        known = [self._answers.get((id(t.graph), t.op.name), ()) for t in inputs]
-        whole = self._together.get(tuple(lookup for lookups in known for lookup in lookups))
-        rank = inputs[0].shape.rank
-        if whole is None or not all(known) or len(inputs) < 2 or axis % rank not in (1, rank - 1):
-            return None
-        if axis % rank == rank - 1:
-            shape = [-1, *inputs[0].shape[1:-1], whole.shape[1] * whole.shape[2]]
-        else:
-            shape = [-1, whole.shape[1], *inputs[0].shape[2:]]
-        result = tf.reshape(whole, shape)
-        self._note(result, tuple(lookup for lookups in known for lookup in lookups))
-        return result
-
-    def _note(self, answer: Any, lookups: tuple[int, ...]) -> None:
-        if not tf.executing_eagerly():
-            self._answers[id(answer.graph), answer.op.name] = lookups
-
-    def product(self, inputs: Any, kernel: Any) -> Any:
-        """Returns inputs @ kernel if it can be had without the rows of every example, else None."""
-        return None if self._products is None else self._products.product(self._answers, inputs, kernel)
+def skeleton(data: Any) -> Any:
+    """Equal for equal structures of dicts, lists and tuples."""
+    if isinstance(data, dict):
+        return tuple((k, skeleton(v)) for k, v in data.items())
+    if isinstance(data, (list, tuple)):
+        return (type(data), *(skeleton(v) for v in data))
+    return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oe_runtime.keras.translate import clips
+from oe_runtime.keras.translate import clip_tables, clips
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,6 @@ def each_row_once(gradient: Any) -> Any:
     return tf.IndexedSlices(sums, rows, gradient.dense_shape)
 
 
-def needs_sums(optimizer: Any, layers: Sequence[Any]) -> bool:
-    """Whether the rows' gradients must be summed before the push, not by it."""
-    return clips(optimizer) or any(layer.embeddings_regularizer is not None for layer in layers)
-
-
 def regularization(groups: Sequence[RowGroup]) -> list[Any]:
     """The regularizers' losses of the rows of a batch."""
     return [
@@ -98,18 +93,12 @@ def regularization(groups: Sequence[RowGroup]) -> list[Any]:
 def clip(
     optimizer: Any, dense: Sequence[Any], groups: Sequence[RowGroup], sums: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Clips (dense gradients, summed gradients of the groups) as Keras does, with a table as one variable.
-
-    By norm and by value each variable is clipped by itself, and the optimizer does so with the dense ones. By
-    the global norm they are clipped together; what the optimizer sees then has no larger norm, so that it
-    leaves it as it is.
-    """
+    """`translate.clip_tables` for the summed gradients of groups of tables."""
     if not clips(optimizer):
         return dense, sums
     parts = [group.split(s) for group, s in zip(groups, sums, strict=True)]
-    before = list(dense) if optimizer.global_clipnorm else []
-    clipped = iter(optimizer._clip_gradients([*before, *(part for group in parts for part in group)]))
-    dense = [next(clipped) for _ in before] if optimizer.global_clipnorm else dense
+    dense, tables = clip_tables(optimizer, dense, [part for group in parts for part in group])
+    clipped = iter(tables)
     joined = [
         group.join([next(clipped) for _ in group_parts])
         for group, group_parts in zip(groups, parts, strict=True)

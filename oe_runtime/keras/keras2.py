@@ -1,4 +1,4 @@
-"""Layers that were written for Keras 2, on Keras 3."""
+"""What was written for Keras 2, on Keras 3."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def accept_keras2_layers() -> None:
 
     either.accepts_keras2 = True  # type: ignore[attr-defined]
     keras.layers.Layer.add_weight = either
+
+
+def refuse_legacy(thing: Any) -> None:
+    """Raises ValueError for a model or optimizer of tf-keras, which is Keras 2: tf.keras with a setting."""
+    if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__):
+        raise ValueError(
+            f"{type(thing).__name__} is of tf-keras 2, which tf.keras is with TF_USE_LEGACY_KERAS=1, but "
+            "oe_runtime.keras needs Keras 3: unset TF_USE_LEGACY_KERAS, or write `import keras` in place of "
+            "tf.keras; accept_keras2_layers() takes layers that were written for Keras 2"
+        )

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from oe_runtime.keras.feed import Supply
 from oe_runtime.keras.gradients import RowGroup
+from oe_runtime.keras.supply import Supply
 
 
 class Gradients(NamedTuple):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras import best_rows, dense, export, saving
+from oe_runtime.keras import backends, best_rows, dense, saving
+from oe_runtime.keras.backends import backend
 from oe_runtime.keras.embedding import Embedding, Table
-from oe_runtime.keras.gradients import needs_sums
-from oe_runtime.keras.pipeline import Pipeline
-from oe_runtime.keras.step import TEST, TRAIN, Steps
-from oe_runtime.keras.translate import table_optimizer
-from oe_runtime.keras.workers import Workers
+from oe_runtime.keras.translate import needs_sums, table_optimizer
 from oe_runtime.spec import TableSpec
+
+if TYPE_CHECKING:
+    from oe_runtime.keras.workers import Workers
 
 # Keras changes the bases of every class in a functional model's, so that this one must not have its own.
 _Model: Any = keras.Model if TYPE_CHECKING else object
@@ -43,12 +41,11 @@ class Distributed(_Model):  # type: ignore[misc]
     _table_layers: Mapping[str, Embedding] = MappingProxyType({})
     _table_seed = 0
     _nonfinite_gradients = "refuse"
-    _steps: Steps | None = None
+    _steps: backends.Steps | None = None
     _workers: Workers | None = None
     _pipelined = True
     _staleness = 0
     _micro_batches = 1
-    _training: Pipeline | None = None
     _persisted = 0  # the batch of the last persist_server_model
     xla = False  # whether steps are compiled by XLA
 
@@ -110,6 +107,7 @@ class Distributed(_Model):  # type: ignore[misc]
         del experimental_run_tf_function
         if self.dtype_policy.name == "mixed_float16":
             raise ValueError("mixed_float16 scales the loss, which tables do not support; use mixed_bfloat16")
+        for_keras = backend.check_compile(self, jit_compile=jit_compile)
         optimizer = keras.optimizers.get(optimizer)
         rule = table_optimizer(optimizer)
         client = self.client
@@ -124,15 +122,10 @@ class Distributed(_Model):  # type: ignore[misc]
         }
         tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
         self.xla = jit_compile is True and not run_eagerly
-        super().compile(optimizer, *args, jit_compile=False, run_eagerly=run_eagerly, **kwargs)
+        super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
         for name, layer in self._table_layers.items():
             layer.table = tables[name]
-        self._steps = Steps(self, client, eager=run_eagerly)
-        self._training = self._pipeline(TRAIN, self._staleness)
-
-    def _pipeline(self, body: Any, staleness: int = 0) -> Pipeline:
-        ahead = self._pipelined and not self.run_eagerly
-        return Pipeline(self._running(), self.client, body, ahead=ahead, staleness=staleness if ahead else 0)
+        self._steps = backend.steps(self, client, eager=run_eagerly)
 
     def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Says with which arrays `train_on_batch` will be called the time after the next.
@@ -142,9 +135,7 @@ class Distributed(_Model):  # type: ignore[misc]
         does the next `train_on_batch`. They must be the same objects, and not change until then; if other
         ones come, what was pulled is dropped.
         """
-        if self._training is None:
-            raise RuntimeError("compile the model first")
-        self._training.announce((x, y, sample_weight))
+        self._running().announce((x, y, sample_weight))
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """keras.Model.fit. All is pushed when it returns.
@@ -163,47 +154,27 @@ class Distributed(_Model):  # type: ignore[misc]
         return history
 
     def make_train_function(self, force: bool = False) -> Any:
-        """The function that `fit` calls with an iterator of batches."""
+        """The function that `fit` calls with batches."""
         if self.train_function is None or force:
-            self.train_function = self._over_batches(self._training)
+            self.train_function = self._running().train_function()
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """The function that `evaluate` calls with an iterator of batches."""
+        """The function that `evaluate` calls with batches."""
         if self.test_function is None or force:
-            self.test_function = self._over_batches(self._pipeline(TEST))
+            self.test_function = self._running().test_function()
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """The function that `predict` calls with a list of batches."""
+        """The function that `predict` calls with batches."""
         if self.predict_function is None or force:
-            step = self._running().predict
-
-            def predict(batches: Iterable[Any]) -> Any:
-                outputs = [step(batch) for batch in batches]
-                return (
-                    keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
-                    if outputs[1:]
-                    else outputs[0]
-                )
-
-            self.predict_function = predict
+            self.predict_function = self._running().predict_function()
         return self.predict_function
 
-    def _running(self) -> Steps:
+    def _running(self) -> backends.Steps:
         if self._steps is None:
             raise RuntimeError("compile the model first: the rows of its tables keep the optimizer's state")
         return self._steps
-
-    def _over_batches(self, step: Any) -> Callable[[Any], Any]:
-        def function(iterator: Any) -> Any:
-            logs = step(iterator)
-            with contextlib.suppress(StopIteration):
-                for _ in range(1, self.steps_per_execution):
-                    logs = step(iterator)
-            return logs
-
-        return function
 
     def save_dense(self, directory: str | os.PathLike[str]) -> Path:
         """Writes all weights that are not rows, and the optimizer's variables, into `directory`/dense.npz.
@@ -237,7 +208,10 @@ class Distributed(_Model):  # type: ignore[misc]
         """
         if include_optimizer:
             raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
-        return export.save_as_original_model(self, self._tables(), Path(path), overwrite=overwrite)
+        written: Path = _exports().save_as_original_model(
+            self, self._tables(), Path(path), overwrite=overwrite
+        )
+        return written
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
@@ -246,7 +220,8 @@ class Distributed(_Model):  # type: ignore[misc]
         They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
         it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
         """
-        return export.save_serving_model(self, self._tables(), Path(path))
+        written: Path = _exports().save_serving_model(self, self._tables(), Path(path))
+        return written
 
     def export(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refused: the rows are not in the model. Use `save_as_original_model`."""
@@ -279,3 +254,15 @@ class Distributed(_Model):  # type: ignore[misc]
 
 class DistributedModel(Distributed, keras.Model):  # type: ignore[misc]
     """A functional model with embeddings on parameter servers."""
+
+
+def _exports() -> Any:
+    """The module that writes SavedModels."""
+    if backends.NAME != "tensorflow":
+        raise ValueError(
+            f"a SavedModel is TensorFlow's, but Keras runs on {backends.NAME} here: save_weights(directory), "
+            "make the model with KERAS_BACKEND=tensorflow, load_weights(directory), and export that"
+        )
+    from oe_runtime.keras import export
+
+    return export

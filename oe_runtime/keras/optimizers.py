@@ -95,13 +95,14 @@ class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable."""
-        accumulator = self._accumulators[self._get_variable_index(variable)]
+        slot = self._accumulators[self._get_variable_index(variable)]
+        accumulator = ops.convert_to_tensor(slot)
         gradient = ops.cast(gradient, variable.dtype)
         decayed = ops.maximum(accumulator * self.accumulator_decay_rate, self.initial_accumulator_value)
         due = ops.equal((self.iterations + 1) % self.accumulator_decay_step, 0)
-        self.assign(accumulator, ops.where(due, decayed, accumulator) + ops.square(gradient))
+        self.assign(slot, ops.where(due, decayed, accumulator) + ops.square(gradient))
         rate = ops.cast(learning_rate, variable.dtype)
-        self.assign_sub(variable, rate * gradient / ops.sqrt(accumulator))
+        self.assign_sub(variable, rate * gradient / ops.sqrt(ops.convert_to_tensor(slot)))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

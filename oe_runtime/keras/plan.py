@@ -11,7 +11,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.keras.arrays import to_numpy
-from oe_runtime.keras.feed import Collect, feeding
+from oe_runtime.keras.feed import dependent_ids, feeding
+from oe_runtime.keras.supply import Collect
 
 # Operations that leave the order of the elements as it is, and integer casts that lose nothing.
 _SAME_ELEMENTS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"}
@@ -117,8 +118,5 @@ def _refuse_dependence(ids: Any, stand_ins: dict[str, str], layer: str) -> None:
             continue
         seen.add(op.name)
         if op.name in stand_ins:
-            raise ValueError(
-                f"Embedding '{layer}': its ids are computed from the embeddings of '{stand_ins[op.name]}'. "
-                "All ids of a batch must be known before rows are pulled"
-            )
+            raise dependent_ids(layer, f"'{stand_ins[op.name]}'")
         rest.extend(t.op for t in op.inputs)

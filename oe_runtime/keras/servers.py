@@ -7,15 +7,17 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
-from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.training import horovod
+
+if TYPE_CHECKING:
+    from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 
 _PATIENCE = 60.0  # seconds for servers to start
 
@@ -64,6 +66,8 @@ class _Together:
         rank, endpoints = found
         if len(endpoints) != count:
             raise ValueError(f"flags.num_workers is {count}, but {len(endpoints)} processes were started")
+        from oe_runtime.keras.workers import TensorFlowWorkers  # TensorFlow, which not every backend needs
+
         try:
             self.workers = TensorFlowWorkers(endpoints, rank)
         except RuntimeError as error:

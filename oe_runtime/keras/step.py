@@ -14,10 +14,12 @@ import tensorflow as tf
 from oe_runtime.client import Client, Pairs, Pulled
 from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_numpy, to_tensor
-from oe_runtime.keras.feed import Supply, feeding
-from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, needs_sums, regularization
+from oe_runtime.keras.feed import feeding, skeleton
+from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, regularization
 from oe_runtime.keras.micro_batches import Gradients, accumulated
 from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.supply import Supply
+from oe_runtime.keras.translate import needs_sums
 from oe_runtime.keras.workers import begin_alike, weighted_mean
 
 # What is compiled, one of TRAIN, TEST and PREDICT: (model, the rows of all lookups, those of trained tables
@@ -141,17 +143,8 @@ class Steps:
         leaves = [None if isinstance(v, tf.experimental.Optional) else v for v in keras.tree.flatten(data)]
         tensors = [to_tensor(v) for v in leaves if v is not None]
         present = tuple(v is not None for v in leaves)
-        key = (body, _skeleton(data), present, tuple((t.dtype, len(t.shape)) for t in tensors))
+        key = (body, skeleton(data), present, tuple((t.dtype, len(t.shape)) for t in tensors))
         return tensors, key, present
-
-
-def _skeleton(data: Any) -> Any:
-    """Equal for equal structures of dicts, lists and tuples."""
-    if isinstance(data, dict):
-        return tuple((k, _skeleton(v)) for k, v in data.items())
-    if isinstance(data, (list, tuple)):
-        return (type(data), *(_skeleton(v) for v in data))
-    return None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
+from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
@@ -68,6 +69,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
     del explicit
+    refuse_legacy(optimizer)
     optimizer = keras.optimizers.get(optimizer)
     table_optimizer(optimizer)
     return optimizer
@@ -79,6 +81,9 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
     kind = type(optimizer)  # exactly: a subclass may update differently
+    if kind.__module__.startswith("keras.src.backend.torch.optimizers."):
+        # Keras's own, whose updates are written in PyTorch.
+        kind = next((base for base in kind.__mro__ if base in _OPTIMIZERS), kind)
     if kind not in _OPTIMIZERS:
         known = ", ".join(k.__name__ for k in _OPTIMIZERS)
         raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
@@ -105,6 +110,25 @@ def _weight_decay(optimizer: Any) -> float:
 def clips(optimizer: Any) -> bool:
     """Whether gradients are clipped before the optimizer sees them."""
     return any((optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue))
+
+
+def clip_tables(
+    optimizer: Any, dense: Sequence[Any], tables: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Clips (dense gradients, summed gradients of tables) as Keras does, with a table as one variable.
+
+    By norm and by value each variable is clipped by itself, and the optimizer does so with the dense ones. By
+    the global norm they are clipped together; what the optimizer sees then has no larger norm, so that it
+    leaves it as it is.
+    """
+    before = list(dense) if optimizer.global_clipnorm else []
+    clipped = optimizer._clip_gradients([*before, *tables])
+    return (clipped[: len(before)] if optimizer.global_clipnorm else dense), clipped[len(before) :]
+
+
+def needs_sums(optimizer: Any, layers: Sequence[Any]) -> bool:
+    """Whether the rows' gradients must be summed before the push, not by it."""
+    return clips(optimizer) or any(layer.embeddings_regularizer is not None for layer in layers)
 
 
 def table_initializer(

@@ -24,17 +24,8 @@ _DTYPES = {
 
 
 @dataclass
-class Lookup:
-    """Rows that a forward pass has pulled, as a leaf of autograd's graph."""
-
-    ids: NDArray[np.int64]
-    pulled: Pulled
-    rows: Any  # (unique ids, dim)
-
-
-@dataclass
 class Table:
-    """A layer's table on the servers behind `client`, and the lookups since the last step."""
+    """A layer's table on the servers behind `client`, and what was looked up since the last step."""
 
     client: Client
     number: int
@@ -42,20 +33,101 @@ class Table:
     lookups: list[Lookup] = field(default_factory=list)
 
 
+@dataclass
+class Lookup:
+    """A table's part of a pull: its rows are a leaf of autograd's graph."""
+
+    table: Table
+    asked: Any  # the tensor of ids
+    ids: NDArray[np.int64]  # without padding
+    padding: Any  # where the flat tensor has padding; None without any
+    pull: Pull
+    group: int  # of the pull
+    places: NDArray[np.int64]  # of each of `rows`, its place in the group
+    rows: Any  # (unique ids, dim)
+    numbers: NDArray[np.int64]  # of each id, its place in `rows`
+
+
+@dataclass
+class Pull:
+    """One request for the rows of one or more lookups."""
+
+    pulled: Pulled
+    lookups: list[Lookup] = field(default_factory=list)
+
+
+def pull(ids: Mapping[Any, Any]) -> None:
+    """Asks for the rows of several layers in one message a server: at the begin of a model's `forward`.
+
+        embed.pull({self.users: users, self.items: items})
+
+    Of each `Embedding` or `EmbeddingBag` the tensor of ids that it will be called with next, or a list of
+    them. The layers then answer from what came, and a step pushes the rows' gradients in one message too
+    where it can: with one process, one learning rate, and one such pull since the last step. Ids that were
+    not announced, or are not the same when they come, are a request of their own, as ever.
+    """
+    by_request: dict[tuple[int, bool], list[tuple[_Layer, Any]]] = {}
+    for layer, tensors in ids.items():
+        if not isinstance(layer, _Layer):
+            raise TypeError(f"pull() takes layers of oe_runtime.torch, not {type(layer).__name__}")
+        layer.ahead.clear()
+        # All that a request brought is pushed, so that what is not trained is asked for by itself.
+        key = (id(layer.bound().client), layer.frozen)
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+            by_request.setdefault(key, []).append((layer, tensor))
+    for asked in by_request.values():
+        for (layer, _), lookup in zip(asked, _pull(asked), strict=True):
+            layer.ahead.append(lookup)
+
+
+def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
+    """The rows of the ids of layers, of one client, in one request."""
+    keys, paddings = [], []
+    for layer, ids in asked:
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"ids must be int64 or int32, not {ids.dtype}")
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64)
+        padding = None if layer.padding_idx is None else flat == layer.padding_idx
+        keys.append(np.ascontiguousarray((flat if padding is None else flat[~padding]).numpy()))
+        paddings.append(padding)
+    tables = [layer.bound() for layer, _ in asked]
+    pulled = tables[0].client.pull(keys, [(table.number, i) for i, table in enumerate(tables)])
+    whole = Pull(pulled)
+    found: dict[int, Lookup] = {}
+    for number, group in enumerate(pulled.groups):
+        begin = 0
+        for i, size in zip(group.lookups, group.sizes, strict=True):
+            layer, ids = asked[i]
+            inverse = group.inverse[begin : begin + size]
+            begin += size
+            seen = np.zeros(len(group.rows), bool)
+            seen[inverse] = True
+            places = np.flatnonzero(seen)
+            numbers = (np.cumsum(seen) - 1)[inverse]
+            rows = torch.from_numpy(group.rows[places]).to(ids.device)
+            found[i] = Lookup(tables[i], ids, keys[i], paddings[i], whole, number, places, rows, numbers)
+            if layer.trains():
+                rows.requires_grad_()
+                tables[i].lookups.append(found[i])
+    whole.lookups = [found[i] for i in range(len(asked))]
+    return whole.lookups
+
+
 class _Layer(nn.Module):  # type: ignore[misc]
     """What both layers share: the table's description, and looking up."""
 
     def __init__(
         self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        dtype: Any,
-        name: str,
-        initializer: Mapping[str, Any] | None,
-        admission: Mapping[str, Any] | None,
-        eviction: Sequence[Mapping[str, Any]],
-        spec: TableSpec | None,
+        num_embeddings: int = -1,
+        embedding_dim: int = 0,
+        padding_idx: int | None = None,
+        *,
+        dtype: Any = None,
+        name: str = "",
+        initializer: Mapping[str, Any] | None = None,
+        admission: Mapping[str, Any] | None = None,
+        eviction: Sequence[Mapping[str, Any]] = (),
+        spec: TableSpec | None = None,
     ) -> None:
         super().__init__()
         if spec is not None:
@@ -91,6 +163,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.default_name = ""
         self.seed = 0
         self.table: Table | None = None  # distributed_optimizer's
+        self.ahead: list[Lookup] = []  # what `pull` has asked for
         # Nothing is in it: an optimizer takes no model without parameters, and its group says which learning
         # rate the rows have.
         self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -111,35 +184,40 @@ class _Layer(nn.Module):  # type: ignore[misc]
             eviction=self.eviction,
         )
 
+    def bound(self) -> Table:
+        """The layer's table. RuntimeError if there is none yet."""
+        if self.table is None:
+            raise RuntimeError(
+                f"{self} has no table yet: give its model to distributed_model(model, client) and the "
+                "optimizer to distributed_optimizer(optimizer, model) (the rows keep the optimizer's state)"
+            )
+        return self.table
+
+    def trains(self) -> bool:
+        """Whether gradients of what is looked up now are wanted."""
+        return bool(self.training and torch.is_grad_enabled())
+
     def _rows(self, ids: Any) -> tuple[Any, Any]:
         """The distinct rows of `ids` (a leaf), and for each id the number of its row.
 
         Padding has the number of an additional row of zeros, which is the last one.
         """
-        table = self.table
-        if table is None:
-            raise RuntimeError(
-                f"{self} has no table yet: give its model to distributed_model(model, client) and the "
-                "optimizer to distributed_optimizer(optimizer, model) (the rows keep the optimizer's state)"
-            )
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"ids must be int64 or int32, not {ids.dtype}")
-        flat = ids.detach().reshape(-1).to("cpu", torch.int64)
-        padding = None if self.padding_idx is None else flat == self.padding_idx
-        keys = np.ascontiguousarray((flat if padding is None else flat[~padding]).numpy())
-        pulled = table.client.pull([keys], [(table.number, 0)])
-        group = pulled.groups[0]
-        rows = torch.from_numpy(group.rows).to(ids.device)
-        numbers = torch.from_numpy(group.inverse).to(torch.int64)
-        if self.training and torch.is_grad_enabled():
-            rows.requires_grad_()
-            table.lookups.append(Lookup(keys, pulled, rows))
-        if padding is not None:
-            every = torch.full_like(flat, len(rows))
-            every[~padding] = numbers
+        lookup = self._announced(ids) or _pull([(self, ids)])[0]
+        rows, numbers = lookup.rows, torch.from_numpy(lookup.numbers)
+        if lookup.padding is not None:
+            every = torch.full((len(lookup.padding),), len(rows))
+            every[~lookup.padding] = numbers
             numbers = every
             rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
         return rows.to(self.dtype), numbers.to(ids.device).reshape(ids.shape)
+
+    def _announced(self, ids: Any) -> Lookup | None:
+        """What `pull` has asked for, if it was for these ids and for the same purpose."""
+        for i, lookup in enumerate(self.ahead):
+            same = lookup.asked.dtype == ids.dtype and torch.equal(lookup.asked, ids)
+            if same and lookup.rows.requires_grad == self.trains():
+                return self.ahead.pop(i)
+        return None
 
     def extra_repr(self) -> str:
         """As nn.Embedding's."""
@@ -161,23 +239,6 @@ class Embedding(_Layer):
     bfloat16 or float16, the last two with float32 gradients and optimizer's state.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int = -1,
-        embedding_dim: int = 0,
-        padding_idx: int | None = None,
-        *,
-        dtype: Any = None,
-        name: str = "",
-        initializer: Mapping[str, Any] | None = None,
-        admission: Mapping[str, Any] | None = None,
-        eviction: Sequence[Mapping[str, Any]] = (),
-        spec: TableSpec | None = None,
-    ) -> None:
-        super().__init__(
-            num_embeddings, embedding_dim, padding_idx, dtype, name, initializer, admission, eviction, spec
-        )
-
     def forward(self, input: Any) -> Any:
         """The rows of the ids."""
         rows, numbers = self._rows(input)
@@ -189,6 +250,7 @@ class EmbeddingBag(_Layer):
 
     `mode` is "sum", "mean" or "max". ids are 2-D, a bag a row, or 1-D with the `offsets` at which bags begin;
     `per_sample_weights`, for "sum", has their shape and is trained if it requires gradients.
+    `options` are those of `Embedding`, by name.
     """
 
     def __init__(
@@ -198,17 +260,9 @@ class EmbeddingBag(_Layer):
         *,
         mode: str = "mean",
         include_last_offset: bool = False,
-        padding_idx: int | None = None,
-        dtype: Any = None,
-        name: str = "",
-        initializer: Mapping[str, Any] | None = None,
-        admission: Mapping[str, Any] | None = None,
-        eviction: Sequence[Mapping[str, Any]] = (),
-        spec: TableSpec | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            num_embeddings, embedding_dim, padding_idx, dtype, name, initializer, admission, eviction, spec
-        )
+        super().__init__(num_embeddings, embedding_dim, **options)
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode must be sum, mean or max, not {mode!r}")
         self.mode = mode

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.torch.embedding import Table, _Layer
+from oe_runtime.torch.embedding import Lookup, Table, _Layer
 from oe_runtime.torch.model import _layers
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
@@ -79,7 +79,7 @@ class _Rows:
         def zero_grad(set_to_none: bool = True) -> None:
             forget(set_to_none)
             for layer, *_ in self._specs:
-                _table(layer).lookups.clear()
+                layer.bound().lookups.clear()
 
         self._optimizer.zero_grad = zero_grad
 
@@ -93,18 +93,13 @@ class _Rows:
         for layer, group, rule, _ in self._specs:
             if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
                 raise ValueError(
-                    f"the optimizer's settings for table '{_table(layer).spec.name}' have changed from "
+                    f"the optimizer's settings for table '{layer.bound().spec.name}' have changed from "
                     f"{rule}; those of a table stay, but for the learning rate"
                 )
-            table = _table(layer)
+            table = layer.bound()
             by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
         for tables in by_client.values():
             _push_tables(tables, workers)
-
-
-def _table(layer: _Layer) -> Table:
-    assert layer.table is not None  # noqa: S101 - bind() made it
-    return layer.table
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:
@@ -115,16 +110,37 @@ def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> N
         table.lookups.clear()
         if lookups or (workers > 1 and not frozen):  # the others wait for this one's part of each table
             work.append((table, rate, lookups))
+    if not work:
+        return
+    every = [lookup for _, _, lookups in work for lookup in lookups]
+    if workers == 1 and len({rate for _, rate, _ in work}) == 1 and _is_one_pull(every):
+        _push_pull(every, work[0][1])
+        return
     for table, rate, lookups in work:
-        if len(lookups) == 1:
-            pulled, gradients = lookups[0].pulled, [_gradient(lookups[0].rows.grad, workers)]
+        if len(lookups) == 1 and len(lookups[0].pull.lookups) == 1:
+            pulled, gradients = lookups[0].pull.pulled, [_gradient(lookups[0].rows.grad, workers)]
         else:
             pulled, gradients = _together(table.client, table, lookups, workers)
         table.client.push(pulled, gradients, rate, summed=True)
 
 
-def _together(client: Client, table: Table, lookups: Sequence[Any], workers: int) -> tuple[Any, list[Any]]:
-    """One batch of several lookups: the gradients of a row are summed over them."""
+def _is_one_pull(lookups: Sequence[Lookup]) -> bool:
+    """Whether these are all lookups of one request, and no others."""
+    whole = lookups[0].pull
+    return all(lookup.pull is whole for lookup in lookups) and len(lookups) == len(whole.lookups)
+
+
+def _push_pull(lookups: Sequence[Lookup], rate: float) -> None:
+    """Pushes all that one request has brought, in one message a server."""
+    pulled = lookups[0].pull.pulled
+    sums = [np.zeros_like(group.rows) for group in pulled.groups]
+    for lookup in lookups:
+        sums[lookup.group][lookup.places] += _gradient(lookup.rows.grad, 1)
+    lookups[0].table.client.push(pulled, sums, rate, summed=True)
+
+
+def _together(client: Client, table: Table, lookups: Sequence[Lookup], workers: int) -> tuple[Any, list[Any]]:
+    """One batch of a table's lookups: the gradients of a row are summed over them."""
     keys = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
     pulled = client.pull([keys], [(table.number, 0)])
     group = pulled.groups[0]
@@ -134,7 +150,7 @@ def _together(client: Client, table: Table, lookups: Sequence[Any], workers: int
         end = begin + len(lookup.ids)
         # Where each of the lookup's rows is among those of all.
         places = np.empty(len(lookup.rows), np.int64)
-        places[lookup.pulled.groups[0].inverse] = group.inverse[begin:end]
+        places[lookup.numbers] = group.inverse[begin:end]
         sums[places] += _gradient(lookup.rows.grad, workers)
         begin = end
     return pulled, [sums]

@@ -7,7 +7,39 @@ from typing import Any
 import keras
 import numpy as np
 
+import oe_runtime.keras as embed
+
 ROWS = 80
+
+
+OPTIMIZERS = {
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-6),
+    "adam": lambda: keras.optimizers.Adam(0.02, beta_1=0.8, beta_2=0.99, epsilon=1e-6),
+    "sgd": lambda: keras.optimizers.SGD(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.2, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.2, momentum=0.9, nesterov=True),
+    "ftrl": lambda: keras.optimizers.Ftrl(
+        0.1,
+        l1_regularization_strength=0.001,
+        l2_regularization_strength=0.01,
+        l2_shrinkage_regularization_strength=0.01,
+        beta=0.1,
+    ),
+    "adadelta": lambda: keras.optimizers.Adadelta(2.0, rho=0.9, epsilon=1e-4),
+    "amsgrad": lambda: keras.optimizers.Adam(0.02, amsgrad=True, epsilon=1e-6),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1, epsilon=1e-6),
+    "adamax": lambda: keras.optimizers.Adamax(0.02, epsilon=1e-6),
+    "nadam": lambda: keras.optimizers.Nadam(0.02, epsilon=1e-6),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.005, momentum=0.5, centered=True, epsilon=1e-5),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "adam_async": lambda: embed.AdamAsync(0.02, epsilon=1e-6),
+    "adagrad_decay": lambda: embed.AdagradDecay(0.1, accumulator_decay_step=4),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.7),
+        weight_decay=0.05,
+        epsilon=1e-6,
+    ),
+}
 
 
 def two_fields(layer: Any = keras.layers.Embedding, rows: int = ROWS) -> Any:
@@ -63,3 +95,23 @@ def copy_rows(model: Any, stock: Any) -> None:
     for layer in stock.layers:
         if layer.name not in model.tables:
             layer.set_weights(model.get_layer(layer.name).get_weights())
+
+
+def array(tensor: Any) -> Any:
+    """A tensor of any backend as a numpy array."""
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def pair(optimizer=lambda: keras.optimizers.SGD(0.5), **options):
+    """A distributed model and the stock model with the same weights, compiled alike."""
+    stock = two_fields()
+    model = embed.distributed_model(stock)
+    model.compile(optimizer(), "binary_crossentropy", **options)
+    copy_rows(model, stock)
+    stock.compile(optimizer(), "binary_crossentropy", **options)
+    return model, stock
+
+
+def same(model, stock, x, atol=1e-5):
+    """Both predict alike. (The stock model is called without tracing it once more.)"""
+    np.testing.assert_allclose(model.predict(x, verbose=0, batch_size=1000), array(stock(x)), atol=atol)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import ROWS, copy_rows, permutations, random_ids, two_fields
+from keras_models import ROWS, copy_rows, random_ids, two_fields
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
@@ -51,56 +51,6 @@ def test_clipping(clip, servers):
         model.get_layer("hidden").weights, stock.get_layer("hidden").weights, strict=True
     ):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
-
-
-def _regularized(rows, dim, initializer="uniform", *, name):
-    kind = {"table_a": keras.regularizers.L2(0.01), "table_b": keras.regularizers.L1L2(0.002, 0.02)}
-    return keras.layers.Embedding(rows, dim, initializer, name=name, embeddings_regularizer=kind.get(name))
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
-def test_regularizers_with_every_row_in_every_batch(optimizer):
-    x, y = permutations(batches=5)
-    stock = two_fields(_regularized)
-    with pytest.warns(
-        UserWarning, match="embeddings_regularizer of table_a, table_b: only the rows of a batch"
-    ):
-        model = embed.distributed_model(stock, Client.in_process(servers=2))
-    model.compile(optimizer, "binary_crossentropy")
-    copy_rows(model, stock)
-    stock.compile(optimizer, "binary_crossentropy")
-    options = {"batch_size": ROWS, "epochs": 3, "shuffle": False, "verbose": 0}
-    ours, theirs = model.fit(x, y, **options), stock.fit(x, y, **options)
-    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], atol=1e-5)
-    np.testing.assert_allclose(
-        model.evaluate(x, y, batch_size=ROWS, verbose=0),
-        stock.evaluate(x, y, batch_size=ROWS, verbose=0),
-        atol=1e-5,
-    )
-    for name in model.tables:
-        rows = model.get_layer(name).table.rows(np.arange(ROWS))
-        np.testing.assert_allclose(rows, stock.get_layer(name).get_weights()[0], atol=1e-5)
-
-
-def test_regularizers_see_a_row_of_the_batch_once_and_others_not_at_all():
-    x = keras.Input((2,), dtype="int64")
-    layer = embed.Embedding(10, 3, keras.initializers.Constant(0.5), embeddings_regularizer="l2", name="t")
-    zero = keras.ops.sum(layer(x), axis=(1, 2)) * 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        model = embed.distributed_model(keras.Model(x, zero))
-    model.compile(keras.optimizers.SGD(1.0), "mse")
-    ids, y = np.array([[1, 1], [1, 4]]), np.zeros(2)
-    assert model.evaluate(ids, y, verbose=0) == pytest.approx(0.01 * 2 * 3 * 0.25)
-    assert model.train_on_batch(ids, y) == pytest.approx(0.01 * 2 * 3 * 0.25)
-    rows = model.get_layer("t").table.rows(np.arange(10))
-    expected = np.full((10, 3), 0.5, np.float32)
-    expected[[1, 4]] -= 0.01 * 2 * 0.5
-    np.testing.assert_allclose(rows, expected, atol=1e-7)
-    # A frozen table is neither trained nor regularized, as in Keras.
-    model.get_layer("t").trainable = False
-    model.compile(keras.optimizers.SGD(1.0), "mse")
-    assert model.evaluate(ids, y, verbose=0) == 0
 
 
 def test_no_warning_without_regularizers():

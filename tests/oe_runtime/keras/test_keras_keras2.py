@@ -43,3 +43,14 @@ def test_weights_named_by_position(monkeypatch):
         np.testing.assert_allclose(model.predict(ids, verbose=0), np.full((8, 1), 4.0))
         losses = model.fit(ids, np.zeros((8, 1)), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
+
+
+def test_models_and_optimizers_of_tf_keras_are_refused():
+    """tf-keras 2 need not be installed: its classes are known by their module."""
+    legacy = type("Functional", (), {"__module__": "tf_keras.src.engine.functional"})
+    derived = type("Mine", (legacy,), {})
+    for refuse in (embed.distributed_model, embed.distributed_optimizer):
+        with pytest.raises(
+            ValueError, match=r"Mine is of tf-keras 2, .* unset TF_USE_LEGACY_KERAS, or write"
+        ):
+            refuse(derived())

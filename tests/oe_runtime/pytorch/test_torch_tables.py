@@ -43,6 +43,85 @@ def test_frozen_rows_stay():
     torch.testing.assert_close(layer(torch.arange(9)), before)
 
 
+class Fields(torch.nn.Module):
+    """Twelve tables, one of them looked up twice and with padding, which a forward pass asks for at once."""
+
+    def __init__(self, together):
+        super().__init__()
+        self.together = together
+        self.fields = torch.nn.ModuleList(
+            embed.Embedding(-1, 2 + i % 2, padding_idx=3 if i == 0 else None, name=f"C{i}") for i in range(12)
+        )
+        self.bag = embed.EmbeddingBag(50, 3, mode="sum", name="bag")
+
+    def forward(self, ids):
+        last = ids.flip(0)
+        if self.together:
+            columns = {layer: ids[:, i] for i, layer in enumerate(self.fields)}
+            columns[self.fields[0]] = [ids[:, 0], last[:, 0]]
+            embed.pull({**columns, self.bag: ids})
+        rows = [layer(ids[:, i]) for i, layer in enumerate(self.fields)]
+        return torch.cat([*rows, self.fields[0](last[:, 0]) ** 2, self.bag(ids)], 1)
+
+
+def messages(client):
+    (server,) = client.stats()["servers"]
+    return server["pulls"]["requests"], server["pushes"]["requests"]
+
+
+def test_layers_that_are_pulled_together_take_one_message():
+    rng = np.random.default_rng(0)
+    rows, counts = {}, {}
+    for together in (False, True):
+        model, optimizer = bound(Fields(together), lambda p: torch.optim.Adagrad(p, 0.1))
+        client = model.bag.table.client
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            before = messages(client)
+            optimizer.zero_grad()
+            ids = torch.from_numpy(rng.integers(0, 50, (20, 12)))
+            model(ids).square().sum().backward()
+            optimizer.step()
+            after = messages(client)
+            counts[together] = (after[0] - before[0], after[1] - before[1])
+        rows[together] = [
+            client.pull_rows(layer.table.number, np.arange(50)) for layer in (*model.fields, model.bag)
+        ]
+    assert counts[True] == (1, 1)
+    assert counts[False][0] >= 14
+    for a, b in zip(rows[False], rows[True], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    # Evaluation too, and other ids than those announced.
+    model.eval()
+    before = messages(client)
+    expected = model(ids)
+    assert messages(client) == (before[0] + 1, before[1])
+    model.together = False
+    torch.testing.assert_close(model(ids), expected)
+    embed.pull({model.bag: ids})
+    torch.testing.assert_close(model.bag(ids + 1 - 1), model.bag(ids))
+    with pytest.raises(TypeError, match=r"pull\(\) takes layers of oe_runtime\.torch, not Linear"):
+        embed.pull({torch.nn.Linear(1, 1): ids})
+
+
+def test_a_layer_with_a_rate_of_its_own_is_pushed_by_itself():
+    layers = torch.nn.ModuleList(embed.Embedding(9, 2, name=name) for name in "ab")
+    embed.distributed_model(layers)
+    groups = [{"params": list(layers[0].parameters()), "lr": 1.0}, {"params": list(layers[1].parameters())}]
+    optimizer = embed.distributed_optimizer(torch.optim.SGD(groups, 0.25), layers)
+    ids = torch.tensor([2, 2, 5])
+    embed.pull(dict.fromkeys(layers, ids))
+    before = [layer.table.client.pull_rows(layer.table.number, np.arange(9)) for layer in layers]
+    sum(layer(ids).sum() for layer in layers).backward()
+    optimizer.step()
+    for layer, old, rate in zip(layers, before, (1.0, 0.25), strict=True):
+        old[2] -= 2 * rate
+        old[5] -= rate
+        np.testing.assert_allclose(
+            layer.table.client.pull_rows(layer.table.number, np.arange(9)), old, atol=1e-6
+        )
+
+
 def test_what_is_refused():
     for arguments, message in (
         ({"num_embeddings": 0}, "num_embeddings must be an integer > 0, or -1"),

@@ -1,0 +1,108 @@
+"""Keras on TensorFlow: a step is a graph, and the rows of the next batch are pulled while one computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from oe_runtime.client import Client
+from oe_runtime.keras import by_row, step
+from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.pipeline import Pipeline
+
+
+def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
+    """See Backend."""
+    del several_workers, staleness, micro_batches
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "distributed_model does not work inside a tf.distribute strategy: call it outside, with one "
+            "process a device, and workers=TensorFlowWorkers(endpoints, rank)"
+        )
+
+
+def adapt(model: Any) -> None:
+    """See Backend."""
+    by_row.take_over(model)
+
+
+def check_compile(model: Any, *, jit_compile: Any) -> Any:
+    """See Backend: what XLA compiles is a part of the step (`Distributed.xla`), which Keras does not know."""
+    del model, jit_compile
+    return False
+
+
+def steps(model: Any, client: Client, *, eager: bool) -> Steps:
+    """See Backend."""
+    return Steps(model, client, eager=eager)
+
+
+class Steps(step.Steps):
+    """The steps of one compiled model, in a pipeline."""
+
+    def __init__(self, model: Any, client: Client, *, eager: bool) -> None:
+        super().__init__(model, client, eager=eager)
+        self.training = self.pipeline(step.TRAIN, model._staleness)
+
+    def pipeline(self, body: step.Body, staleness: int = 0) -> Pipeline:
+        """A new one, with the rows of the next batch ahead if the model wants that."""
+        ahead = self._model._pipelined and not self._eager
+        return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
+
+    def announce(self, data: Any) -> None:
+        """See Distributed.prefetch."""
+        self.training.announce(data)
+
+    def train_function(self) -> Callable[[Any], Any]:
+        """Of an iterator over batches."""
+        return self._over_batches(self.training)
+
+    def test_function(self) -> Callable[[Any], Any]:
+        """Of an iterator over batches."""
+        return self._over_batches(self.pipeline(step.TEST))
+
+    def predict_function(self) -> Callable[[Any], Any]:
+        """Of a list of batches."""
+
+        def predict(batches: Iterable[Any]) -> Any:
+            outputs = [self.predict(batch) for batch in batches]
+            return (
+                keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+                if outputs[1:]
+                else outputs[0]
+            )
+
+        return predict
+
+    def _over_batches(self, run: Pipeline) -> Callable[[Any], Any]:
+        def function(iterator: Any) -> Any:
+            logs = run(iterator)
+            with contextlib.suppress(StopIteration):
+                for _ in range(1, self._model.steps_per_execution):
+                    logs = run(iterator)
+            return logs
+
+        return function
+
+
+def integer_ids(ids: Any, layer: str) -> Any:
+    """See Backend."""
+    if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        raise ValueError(f"layer '{layer}': sparse and ragged ids are not supported, pad them and mask")
+    ids = tf.convert_to_tensor(ids)
+    if ids.dtype == tf.uint64:
+        return tf.bitcast(ids, tf.int64)
+    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+
+
+def pull(table: Any, ids: Any, dtype: str) -> Any:
+    """See Backend."""
+    if tf.executing_eagerly():
+        return to_tensor(table.rows(to_numpy(ids)))
+    rows = tf.numpy_function(table.rows, [ids], dtype, stateful=True)
+    rows.set_shape((*ids.shape, table.spec.dim))
+    return rows

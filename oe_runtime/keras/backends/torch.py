@@ -1,0 +1,191 @@
+"""Keras on PyTorch: steps run operation by operation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import torch
+from keras import ops
+
+from oe_runtime.client import Client
+from oe_runtime.keras.backends import one_by_one
+from oe_runtime.keras.backends.one_by_one import Collect, Rows, Supply
+from oe_runtime.keras.feed import dependent_ids, feeding, skeleton
+
+
+def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
+    """See Backend."""
+    one_by_one.check(
+        "torch", several_workers=several_workers, staleness=staleness, micro_batches=micro_batches
+    )
+
+
+def adapt(model: Any) -> None:
+    """See Backend: there are none."""
+    del model
+
+
+def check_compile(model: Any, *, jit_compile: Any) -> Any:
+    """See Backend."""
+    del model
+    if jit_compile is True:
+        raise ValueError("jit_compile=True is not supported on PyTorch, where a step asks servers in between")
+    return False
+
+
+def steps(model: Any, client: Client, *, eager: bool) -> Steps:
+    """See Backend; all steps are eager here."""
+    del eager
+    return Steps(model, client)
+
+
+class Steps:
+    """The steps of one compiled model."""
+
+    def __init__(self, model: Any, client: Client) -> None:
+        self._model = model
+        self._client = client
+        self._counts: dict[Any, int] = {}  # lookups of a call, by the structure of its inputs
+
+    def announce(self, data: Any) -> None:
+        """Nothing is pulled ahead."""
+
+    def train_function(self) -> Callable[[Sequence[Any]], Any]:
+        """Of a list of batches."""
+        return lambda batches: [self._train(batch) for batch in batches][-1]
+
+    def test_function(self) -> Callable[[Sequence[Any]], Any]:
+        """Of a list of batches."""
+        return lambda batches: [self._test(batch) for batch in batches][-1]
+
+    def predict_function(self) -> Callable[[Sequence[Any]], Any]:
+        """Of a list of batches."""
+
+        def predict(batches: Sequence[Any]) -> Any:
+            outputs = [self._predict(batch) for batch in batches]
+            return keras.tree.map_structure(lambda *parts: torch.cat(parts), *outputs)
+
+        return predict
+
+    def _train(self, data: Any) -> Any:
+        model = self._model
+        x, y, sample_weight = _tensors(data)
+        rows = self._pull(x)
+        leaves = [ops.convert_to_tensor(array) for array in rows.arrays]
+        for leaf in leaves[: rows.trained]:
+            leaf.requires_grad_()
+        model.zero_grad()
+        y_pred = self._call(x, rows, leaves, training=True)
+        loss = self._loss(x, y, y_pred, sample_weight, rows, leaves, training=True)
+        if loss.requires_grad:
+            loss.backward()
+        optimizer, variables = model.optimizer, model.trainable_variables
+        with torch.no_grad():
+            gradients: Sequence[Any] = [
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves[: rows.trained]
+            ]
+            dense, gradients = one_by_one.clip(
+                optimizer,
+                [v.value.grad for v in variables],
+                gradients,
+                [(table.group, table.slices) for table in rows.tables],
+                [ops.convert_to_tensor(table.numbers) for table in rows.tables],
+            )
+            # The rate of this step: applying the gradients moves the schedule on.
+            rate = float(optimizer.learning_rate)
+            # Before the dense weights change: if the servers refuse it, those stay as they were.
+            one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate)
+            if variables:
+                optimizer.apply(dense, variables)
+            else:
+                optimizer.iterations.assign_add(1)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _test(self, data: Any) -> Any:
+        x, y, sample_weight = _tensors(data)
+        rows = self._pull(x)
+        leaves = [ops.convert_to_tensor(array) for array in rows.arrays]
+        y_pred = self._call(x, rows, leaves, training=False)
+        self._loss(x, y, y_pred, sample_weight, rows, leaves, training=False)
+        return self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _predict(self, data: Any) -> Any:
+        x, _, _ = _tensors(data)
+        rows = self._pull(x)
+        return self._call(x, rows, [ops.convert_to_tensor(array) for array in rows.arrays], training=False)
+
+    def _call(self, x: Any, rows: Rows, leaves: Sequence[Any], *, training: bool) -> Any:
+        supply = Supply(rows.layers, one_by_one.of_lookups(rows.layout, leaves, len(rows.layers)))
+        with feeding(supply):
+            y_pred = self._model(x, training=training)
+        for layer, asked, pulled in zip(rows.layers, supply.ids, self._looked_up, strict=True):
+            if asked.data_ptr() != pulled.data_ptr() and not torch.equal(asked, pulled):
+                raise dependent_ids(layer.name)
+        return y_pred
+
+    def _loss(
+        self,
+        x: Any,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        rows: Rows,
+        leaves: Sequence[Any],
+        *,
+        training: bool,
+    ) -> Any:
+        model = self._model
+        loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        once = [ops.convert_to_tensor(part) for part in rows.once]
+        loss = loss + one_by_one.regularization(rows.layers, rows.layout, leaves[: rows.trained], once)
+        examples = keras.tree.flatten(x)[0].shape[0]
+        model._loss_tracker.update_state(loss.detach(), sample_weight=examples)
+        return loss
+
+    def _pull(self, x: Any) -> Rows:
+        """The rows of a batch. The model is called as far as its last lookup for their ids."""
+        key = skeleton(x)
+        collect = Collect(self._counts.get(key))
+        with torch.no_grad(), feeding(collect), contextlib.suppress(one_by_one.AllSeen):
+            self._model(x, training=False)
+        self._counts[key] = len(collect.ids)
+        self._looked_up = collect.ids
+        numbers: dict[Any, int] = {}
+        ids: list[Any] = []
+        sources: list[int] = []
+        for tensor in collect.ids:
+            # Lookups of the same tensor share their ids.
+            same = (tensor.data_ptr(), tensor.dtype, tensor.numel()) if tensor.is_contiguous() else id(tensor)
+            if same not in numbers:
+                numbers[same] = len(ids)
+                ids.append(one_by_one.flat_ids(tensor.cpu().numpy()))
+            sources.append(numbers[same])
+        return one_by_one.pull(self._client, self._model.optimizer, collect.layers, ids, sources)
+
+
+def _tensors(data: Any) -> tuple[Any, Any, Any]:
+    tensors = keras.tree.map_structure(lambda v: None if v is None else ops.convert_to_tensor(v), data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tensors)
+    one_by_one.all_inputs(x)
+    return x, y, sample_weight
+
+
+def integer_ids(ids: Any, layer: str) -> Any:
+    """See Backend."""
+    del layer
+    ids = ops.convert_to_tensor(ids)
+    if ids.dtype == torch.uint64:
+        return ids.view(torch.int64)
+    return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
+
+
+def pull(table: Any, ids: Any, dtype: str) -> Any:
+    """See Backend."""
+    if ids.is_meta:  # Keras asks for shapes only
+        return ops.zeros((*ids.shape, table.spec.dim), dtype)
+    return ops.convert_to_tensor(table.rows(ids.detach().cpu().numpy()))

@@ -1,0 +1,381 @@
+"""What is offered on every backend of Keras gives what stock Keras gives on it.
+
+`make test` runs this on TensorFlow, `make test-torch` and `make test-jax` on the others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras_models import OPTIMIZERS, ROWS, array, copy_rows, pair, permutations, random_ids, same, two_fields
+
+import oe_runtime.keras as embed
+from oe_runtime.client import Client
+from oe_runtime.errors import GradientError
+
+BACKEND = keras.backend.backend()
+
+
+@pytest.fixture
+def any_id():
+    """Ids may have 64 bits, which JAX has to be told."""
+    if BACKEND != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_equals_stock_keras(optimizer):
+    """Unmodified Keras `fit`, every row in every batch: the loss of every epoch and the predictions."""
+    x, y = permutations(batches=6)
+    stock = two_fields()
+    model = embed.distributed_model(stock)
+    model.compile(embed.distributed_optimizer(OPTIMIZERS[optimizer]()), "binary_crossentropy")
+    assert set(model.tables) == {"table_a", "table_b", "linear_a"}
+    copy_rows(model, stock)
+    stock.compile(OPTIMIZERS[optimizer](), "binary_crossentropy")
+    before = array(model(x))
+    np.testing.assert_allclose(before, array(stock(x)), atol=1e-6)
+
+    options = {"batch_size": ROWS, "epochs": 2, "shuffle": False, "verbose": 0}
+    ours, theirs = model.fit(x, y, **options).history, stock.fit(x, y, **options).history
+
+    np.testing.assert_allclose(ours["loss"], theirs["loss"], atol=1e-5)
+    after = model.predict(x, verbose=0)
+    assert np.abs(after - before).max() > 0.01
+    np.testing.assert_allclose(after, array(stock(x)), atol=1e-4)
+
+
+def test_histories_are_equal_with_metrics_weights_validation_and_a_partial_batch():
+    model, stock = pair(metrics=["AUC", "accuracy"], weighted_metrics=["mse"])
+    x, y = random_ids(300)
+    validation = (*random_ids(90, seed=1), np.linspace(0, 1, 90))
+    options = {
+        "sample_weight": np.linspace(0, 2, 300),
+        "validation_data": validation,
+        "batch_size": 64,
+        "epochs": 2,
+        "shuffle": False,
+        "verbose": 0,
+    }
+    ours, theirs = model.fit(x, y, **options).history, stock.fit(x, y, **options).history
+    assert ours.keys() == theirs.keys()
+    assert {"loss", "val_loss", "AUC", "val_AUC", "mse"} <= set(ours)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4, err_msg=name)
+    same(model, stock, x)
+    if BACKEND == "tensorflow":
+        # Training, testing and predicting: none for the last, smaller batches.
+        assert len(model._steps._programs) == 3
+
+
+def test_class_weight_and_on_batch_methods():
+    model, stock = pair(metrics=["accuracy"])
+    x, y = random_ids(70)
+    for m in (model, stock):
+        m.fit(x, y, class_weight={0: 1.0, 1: 3.0}, batch_size=32, shuffle=False, verbose=0)
+    same(model, stock, x)
+    weight = np.linspace(0, 1, 70)
+    ours = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
+    assert ours == pytest.approx(stock.train_on_batch(x, y, sample_weight=weight, return_dict=True), abs=1e-5)
+    assert model.test_on_batch(x, y) == pytest.approx(stock.test_on_batch(x, y), abs=1e-5)
+    np.testing.assert_allclose(model.predict_on_batch(x), stock.predict_on_batch(x), atol=1e-5)
+
+
+def test_learning_rate_schedule_and_callback():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=2, decay_rate=0.5)
+    model, stock = pair(lambda: keras.optimizers.Adagrad(schedule))
+    x, y = permutations(batches=6)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+    same(model, stock, x)
+
+    model, stock = pair()
+    for m in (model, stock):
+        callback = keras.callbacks.LearningRateScheduler(lambda epoch, _: [0.5, 0.0, 1.0][epoch])
+        m.fit(x, y, batch_size=ROWS, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
+    same(model, stock, x)
+
+
+def test_steps_per_execution_and_eager_runs():
+    # Keras on PyTorch takes no other number.
+    model, stock = pair(steps_per_execution=1 if BACKEND == "torch" else 3)
+    x, y = random_ids(260)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=64, shuffle=False, verbose=0)
+    same(model, stock, x)
+
+    model, stock = pair(run_eagerly=True)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=130, shuffle=False, verbose=0)
+    same(model, stock, x)
+
+
+def test_frozen_tables_stay():
+    stock = two_fields()
+    stock.get_layer("table_a").trainable = False
+    model = embed.distributed_model(stock)
+    model.compile(keras.optimizers.Ftrl(0.1), "binary_crossentropy")
+    copy_rows(model, stock)
+    stock.compile(keras.optimizers.Ftrl(0.1), "binary_crossentropy")
+    frozen = model.get_layer("table_a").table.rows(np.arange(ROWS))
+    x, y = permutations(batches=3)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+    same(model, stock, x)
+    np.testing.assert_array_equal(model.get_layer("table_a").table.rows(np.arange(ROWS)), frozen)
+
+    for layer in model.layers:  # nothing left to train
+        layer.trainable = False
+    model.compile(keras.optimizers.Ftrl(0.1), "binary_crossentropy")
+    before = model.predict(x, verbose=0)
+    model.fit(x, y, batch_size=ROWS, verbose=0)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+
+
+def test_only_tables_to_train(any_id):
+    ids = keras.Input((2,), dtype="int64")
+    output = keras.ops.sum(embed.Embedding(-1, 1, "zeros", name="weights")(ids), axis=1)
+    model = embed.distributed_model(keras.Model(ids, output))
+    model.compile(
+        keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.0])), "mse"
+    )
+    x = np.array([[-1, 2**62], [5, 2**62]])
+    model.fit(x, np.array([[1.0], [2.0]]), epochs=3, verbose=0)
+    rows = model.get_layer("weights").table.rows(x)
+    assert model.optimizer.iterations == 3
+    assert (rows != 0).all()
+    model.fit(x, np.array([[1.0], [2.0]]), verbose=0)  # the rate is 0 now
+    np.testing.assert_array_equal(model.get_layer("weights").table.rows(x), rows)
+
+
+def test_mixed_bfloat16():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model, stock = pair(lambda: keras.optimizers.Adagrad(0.1))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x, y = permutations(batches=3)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+    same(model, stock, x, atol=0.02)
+    assert model.get_layer("table_a").compute_dtype == "bfloat16"
+
+
+def _regularized(rows, dim, initializer="uniform", *, name):
+    kind = {"table_a": keras.regularizers.L2(0.01), "table_b": keras.regularizers.L1L2(0.002, 0.02)}
+    return keras.layers.Embedding(rows, dim, initializer, name=name, embeddings_regularizer=kind.get(name))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_regularizers_with_every_row_in_every_batch(optimizer):
+    x, y = permutations(batches=5)
+    stock = two_fields(_regularized)
+    with pytest.warns(
+        UserWarning, match="embeddings_regularizer of table_a, table_b: only the rows of a batch"
+    ):
+        model = embed.distributed_model(stock, Client.in_process(servers=2))
+    model.compile(optimizer, "binary_crossentropy")
+    copy_rows(model, stock)
+    stock.compile(optimizer, "binary_crossentropy")
+    options = {"batch_size": ROWS, "epochs": 3, "shuffle": False, "verbose": 0}
+    ours, theirs = model.fit(x, y, **options), stock.fit(x, y, **options)
+    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], atol=1e-5)
+    np.testing.assert_allclose(
+        model.evaluate(x, y, batch_size=ROWS, verbose=0),
+        stock.evaluate(x, y, batch_size=ROWS, verbose=0),
+        atol=1e-5,
+    )
+    for name in model.tables:
+        rows = model.get_layer(name).table.rows(np.arange(ROWS))
+        np.testing.assert_allclose(rows, stock.get_layer(name).get_weights()[0], atol=1e-5)
+
+
+def test_regularizers_see_a_row_of_the_batch_once_and_others_not_at_all():
+    x = keras.Input((2,), dtype="int64")
+    layer = embed.Embedding(10, 3, keras.initializers.Constant(0.5), embeddings_regularizer="l2", name="t")
+    zero = keras.ops.sum(layer(x), axis=(1, 2)) * 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model = embed.distributed_model(keras.Model(x, zero))
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    ids, y = np.array([[1, 1], [1, 4]]), np.zeros(2)
+    assert model.evaluate(ids, y, verbose=0) == pytest.approx(0.01 * 2 * 3 * 0.25)
+    assert model.train_on_batch(ids, y) == pytest.approx(0.01 * 2 * 3 * 0.25)
+    rows = model.get_layer("t").table.rows(np.arange(10))
+    expected = np.full((10, 3), 0.5, np.float32)
+    expected[[1, 4]] -= 0.01 * 2 * 0.5
+    np.testing.assert_allclose(rows, expected, atol=1e-7)
+    # A frozen table is neither trained nor regularized, as in Keras.
+    model.get_layer("t").trainable = False
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    assert model.evaluate(ids, y, verbose=0) == 0
+
+
+@pytest.mark.parametrize(
+    "clip", [{"clipnorm": 0.02}, {"clipvalue": 0.001}, {"global_clipnorm": 0.03}], ids=str
+)
+def test_clipping_counts_a_table_as_one_variable(clip):
+    model, stock = pair(lambda: keras.optimizers.SGD(2.0, **clip))
+    # Keras on TensorFlow has the gradients of equal ids one by one, and clips those.
+    x, y = permutations(batches=3) if BACKEND == "tensorflow" else random_ids(200, seed=2)
+    for m in (model, stock):
+        m.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+    same(model, stock, x, atol=1e-4)
+    free, _ = pair(lambda: keras.optimizers.SGD(2.0))
+    free.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+    assert np.abs(free.predict(x, verbose=0) - model.predict(x, verbose=0)).max() > 0.01
+
+
+class Subclassed(keras.Model):
+    """Ids of 64 bits, in a dict, one field looked up by a hash of it too, with dropout."""
+
+    def __init__(self):
+        super().__init__(name="clicks")
+        self.wide = embed.Embedding(-1, 3, keras.initializers.RandomNormal(stddev=0.1, seed=2), name="wide")
+        self.hashed = keras.layers.Embedding(ROWS, 2, name="hashed")
+        self.drop = keras.layers.Dropout(0.2, seed=3)
+        self.out = keras.layers.Dense(1, "sigmoid", name="out")
+
+    def call(self, x, training=False):
+        rows = keras.ops.sum(self.wide(x["ids"]), axis=1)
+        few = self.hashed(keras.ops.mod(x["ids"][:, 0], ROWS))
+        return self.out(self.drop(keras.ops.concatenate([rows, few], -1), training=training))
+
+
+def _subclassed(client=None):
+    model = embed.distributed_model(Subclassed(), client)
+    model.compile(
+        embed.distributed_optimizer(keras.optimizers.Adam(0.05)), "binary_crossentropy", metrics=["AUC"]
+    )
+    assert set(model.tables) == {"wide", "hashed"}
+    return model
+
+
+def _wide_data():
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 40, (120, 2)) * 2**56
+    ids[:, 0] += rng.integers(0, ROWS, 120)
+    return {"ids": ids}, (ids[:, :1] // 2**56 % 2).astype(np.float32)
+
+
+def test_subclassed_models_and_their_files(any_id, tmp_path):
+    x, y = _wide_data()
+    model = _subclassed(Client.in_process(servers=2))
+    each = keras.callbacks.ModelCheckpoint(tmp_path / "each.keras")
+    losses = model.fit(x, y, batch_size=50, epochs=6, verbose=0, callbacks=[each]).history["loss"]
+    assert losses[-1] < losses[0]
+    assert model.client.stats()["servers"][0]["tables"]["wide"]["rows"] > 20
+    expected = model.predict(x, verbose=0)
+    model.save_weights(tmp_path / "weights")
+    embed.save_server_model(model, tmp_path / "rows")
+
+    again = _subclassed()
+    again.fit(x, y, verbose=0)
+    again.load_weights(tmp_path / "weights")
+    np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=1e-6)
+    assert again.evaluate(x, y, verbose=0) == pytest.approx(model.evaluate(x, y, verbose=0), abs=1e-5)
+    again.fit(x, y, verbose=0)
+    embed.load_server_model(again, tmp_path / "rows")
+    rows = again.get_layer("wide").table.rows(x["ids"])
+    np.testing.assert_array_equal(rows, model.get_layer("wide").table.rows(x["ids"]))
+    again.load_weights(tmp_path / "each.keras")
+    np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=1e-6)
+
+
+def test_ids_may_not_depend_on_embeddings(any_id):
+    x = keras.Input((1,), dtype="int64")
+    first = keras.ops.sum(embed.Embedding(ROWS, 2, "ones", name="first")(x), axis=-1)
+    second = embed.Embedding(ROWS, 2, name="second")(keras.ops.cast(first, "int64"))
+    model = embed.distributed_model(keras.Model(x, keras.layers.Flatten()(second)))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="'second': its ids are computed from the embeddings of"):
+        model.fit(np.arange(8)[:, None], np.zeros((8, 2)), verbose=0)
+
+
+def test_a_refused_push_says_why():
+    x, factor = keras.Input((1,), dtype="int64"), keras.Input((1,))
+    rows = keras.layers.Flatten()(embed.Embedding(ROWS, 3, name="t")(x))
+    model = embed.distributed_model(keras.Model([x, factor], keras.layers.Dense(1)(rows * factor)))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    ids, factors, y = np.arange(8)[:, None], np.ones((8, 1), np.float32), np.ones((8, 1))
+    factors[2] = np.nan
+    with pytest.raises(GradientError, match="table 't': the gradient of key 2 is not finite"):
+        model.fit([ids, factors], y, verbose=0)
+    assert np.isfinite(model.get_layer("t").table.rows(np.arange(ROWS))).all()
+    factors[2] = 0
+    if BACKEND != "tensorflow":  # dense weights are not changed before the push there
+        assert np.isfinite(model.evaluate([ids, factors], y, verbose=0))
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="all of it is offered there")
+def test_what_is_not_offered(tmp_path):
+    for options, message in (
+        ({"staleness": 1}, "staleness=1 needs Keras on TensorFlow, but it runs on"),
+        ({"micro_batches": 2}, "micro_batches needs Keras on TensorFlow"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            embed.distributed_model(two_fields(), **options)
+    with pytest.raises(AttributeError, match="TensorFlowWorkers needs Keras on TensorFlow"):
+        _ = embed.TensorFlowWorkers
+    model, _ = pair()
+    with pytest.raises(ValueError, match="a SavedModel is TensorFlow's"):
+        model.save_as_original_model(tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+    if BACKEND == "torch":
+        with pytest.raises(ValueError, match="jit_compile=True is not supported on PyTorch"):
+            model.compile("sgd", "mse", jit_compile=True)
+    else:
+        wide = embed.distributed_model(
+            keras.Sequential([keras.Input((1,)), embed.Embedding(-1, 2, name="w")])
+        )
+        with pytest.raises(ValueError, match="'w' takes any 64-bit id, but JAX cuts numbers to 32 bits"):
+            wide.compile("sgd", "mse")
+
+
+_ON_TENSORFLOW = """
+import sys
+import keras, numpy as np
+sys.path.insert(0, sys.argv[1])
+import oe_runtime.keras as embed
+from keras_models import random_ids, two_fields
+
+model = embed.distributed_model(two_fields())
+model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
+model.load_weights(sys.argv[2] + "/before")
+x, y = random_ids(300)
+losses = model.fit(x, y, batch_size=64, epochs=2, shuffle=False, verbose=0).history["loss"]
+np.savez(sys.argv[2] + "/tensorflow.npz", losses=losses, predictions=model.predict(x, verbose=0))
+model.save_as_original_model(sys.argv[2] + "/export")
+"""
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="compares another backend with TensorFlow")
+def test_goes_on_under_tensorflow_with_the_same_losses(tmp_path):
+    pytest.importorskip("tensorflow")
+    model, _ = pair(lambda: keras.optimizers.Adagrad(0.1))
+    x, y = random_ids(300)
+    model.fit(x, y, batch_size=64, verbose=0)
+    model.save_weights(tmp_path / "before")
+    losses = model.fit(x, y, batch_size=64, epochs=2, shuffle=False, verbose=0).history["loss"]
+    subprocess.run(
+        [sys.executable, "-c", _ON_TENSORFLOW, str(Path(__file__).parent), str(tmp_path)],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
+        check=True,
+    )
+    with np.load(tmp_path / "tensorflow.npz") as there:
+        np.testing.assert_allclose(losses, there["losses"], atol=1e-5)
+        np.testing.assert_allclose(model.predict(x, verbose=0), there["predictions"], atol=1e-5)
+    assert (tmp_path / "export" / "saved_model.pb").is_file()
