@@ -124,8 +124,8 @@ def ours(
     share: bool = True,
     pools: Path | None = None,
 ) -> Contender:
-    """This engine; ``share``: with memory that client and server share; with ``pools``, its rows in a directory
-    and a cache of 2 % of their bytes in DRAM."""
+    """This engine; ``share``: with memory that client and server share; with ``pools``, its rows in a
+    directory and a cache of 2 % of their bytes in DRAM."""
     cache = setup.row_bytes * setup.rows // 50
     storage = ["--storage", "dram_pmem", "--storage-path", str(pools), "--storage-cache", str(cache)]
     asked = {"where": where, "tls": tls, "share": share, "index": index, **vars(setup)}

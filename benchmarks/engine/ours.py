@@ -1,7 +1,7 @@
 """This engine, driven by lines on standard input (contenders.py): in process, or over loopback to a server.
 
-python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "hash", "storage": [], "dim": 9, "rows": 1000,
-                 "optimizer": "adagrad"}'
+python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "hash", "storage": [], "dim": 9,
+                 "rows": 1000, "optimizer": "adagrad"}'
 
 "storage" are options of the server.
 """
