@@ -50,7 +50,7 @@ def why_not() -> str:
         return "a cluster of one's own needs root"
     absent = [name for name in (*_KUBERNETES, *_SYSTEM) if not shutil.which(name, path=_PATH)]
     if absent or not (_CNI / "bridge").exists():
-        return f"a cluster needs {', '.join(absent) or f'{_CNI}/bridge'}: make test-kubernetes says where to get them"
+        return f"a cluster needs {', '.join(absent) or f'{_CNI}/bridge'}: see make test-kubernetes"
     return kube_image.why_not()
 
 
