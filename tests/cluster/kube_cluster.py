@@ -50,7 +50,7 @@ def why_not() -> str:
         return "a cluster of one's own needs root"
     absent = [name for name in (*_KUBERNETES, *_SYSTEM) if not shutil.which(name, path=_PATH)]
     if absent or not (_CNI / "bridge").exists():
-        return f"a cluster needs {', '.join(absent) or f'{_CNI}/bridge'}: make test-kubernetes brings them"
+        return f"a cluster needs {', '.join(absent) or f'{_CNI}/bridge'}: see make test-kubernetes"
     return kube_image.why_not()
 
 
@@ -111,6 +111,8 @@ class Cluster:
         for found in _CGROUPS.glob(f"*/{self.cgroup}"):
             for place, _, _ in os.walk(found, topdown=False):
                 os.rmdir(place)
+        for name in ("containerd", "image"):  # gigabytes, where logs are all that is wanted
+            shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def inside(self, *words: str | Path, directory: Path = Path("/")) -> list[str]:
         """A command line that runs ``words`` in the cluster's namespaces, in a directory of theirs."""
