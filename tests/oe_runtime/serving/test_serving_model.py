@@ -267,7 +267,7 @@ def test_a_run_is_served_as_it_is(tmp_path):
 
 
 def test_optimizer_state_takes_no_memory(tmp_path):
-    spec = TableSpec("t", 16, optimizer="adam")
+    spec = TableSpec("t", 16, optimizer={"name": "adam"})
     ids = np.arange(40_000)
     with Client.in_process() as trained:
         table = trained.create_table(spec)
