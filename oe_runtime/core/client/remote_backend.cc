@@ -250,9 +250,12 @@ class RemoteBackend : public Backend {
     std::vector<std::string> bodies(peers_.size());
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < peers_.size(); ++i) {
-      calls[i].skip = !peers_[i]->nonce || i >= SharedArena::kMostNonces;
-      if (calls[i].skip) continue;
-      bodies[i] = EncodeShareRequest(arena_->Show(i, *peers_[i]->nonce));
+      const std::optional<Nonce>& nonce = peers_[i]->nonce;
+      if (!nonce || i >= SharedArena::kMostNonces) {
+        calls[i].skip = true;
+        continue;
+      }
+      bodies[i] = EncodeShareRequest(arena_->Show(i, *nonce));
       calls[i].body = {View(bodies[i])};
     }
     Run(Op::kShare, &calls, timeout_);
