@@ -32,7 +32,7 @@ MODELS = {"deepfm": "DeepFM", "wdl": "WDL", "xdeepfm": "xDeepFM"}
 OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "ftrl": "Ftrl", "sgd": "SGD"}
 # A line that Keras prints at the end of an epoch; under horovodrun those of the first process count.
 PROGRESS = (
-    r"^(?:\[1,0\]<stdout>:|\[0\] ?)?\s*(?P<more>\d+)/\d+ - .*?loss: (?P<loss>[\d.e+-]+)"
+    r"^(?:\[(?:1,)?0\](?:<stdout>:)?)?\s*(?P<more>\d+)/\d+ - .*?loss: (?P<loss>[\d.e+-]+)"
     r"(?:.*?auc\w*: (?P<auc>[\d.e+-]+))?"
 )
 COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))

@@ -77,7 +77,7 @@ def test_a_mount_that_is_gone(user: Trainer) -> None:
 
 def test_disks_that_are_full(user: Trainer) -> None:
     for place in ("/", "/mnt/pmem0"):
-        user.lab.node("lab-1").run(f"dd if=/dev/zero of={place}/filler bs=1M")  # until there is no room
+        user.on("lab-1", f"fallocate -l $(df --output=avail -B1 {place} | tail -1) {place}/filler && sync")
         assert f"- {place} is full: " in ails(user)
         user.on("lab-1", f"rm {place}/filler && sync")
     assert is_well(user)

@@ -1,6 +1,7 @@
 """Flavors of others: what their commands are, with recording stand-ins for the programs that are not here."""
 
 import os
+import re
 import subprocess
 import threading
 from dataclasses import replace
@@ -16,6 +17,7 @@ from provision import flavors, jobs, jobspec, placement, training
 from provision.child import StopRequest
 from provision.converge import Look
 from provision.errors import TrainingError
+from provision.flavors import openembedding
 from provision.inventory import Inventory, load
 from provision.jobs import Job
 from provision.jobspec import LaunchOptions
@@ -343,3 +345,11 @@ def test_adapter_ends_with_its_launcher(tmp_path: Path, programs: Programs) -> N
     assert not job.ready_file("server-0").exists()
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
     assert left.stdout == ""
+
+
+@pytest.mark.parametrize("prefix", ["", "[0]<stdout>:", "[1,0]<stdout>:", "[0] "])
+def test_the_first_process_of_horovodrun_tells_the_progress(prefix: str) -> None:
+    found = re.match(openembedding.PROGRESS, prefix + "56/56 - 10s - loss: 0.6606 - auc: 0.4251")
+    assert found is not None, "as horovodrun 0.28.1 prints it"
+    assert (found["more"], found["loss"], found["auc"]) == ("56", "0.6606", "0.4251")
+    assert not re.match(openembedding.PROGRESS, "[1]<stdout>:56/56 - 11s - loss: 0.6637 - auc: 0.4218")
