@@ -79,6 +79,8 @@ def distributed_model(
     quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
+    if client is None and workers is None:
+        workers = known_workers()
     several = workers is not None and workers.count > 1
     backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
     if client is not None and not isinstance(client, Client):
@@ -90,8 +92,6 @@ def distributed_model(
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
     del num_shards, override_method
-    if client is None and workers is None:
-        workers = known_workers()
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
