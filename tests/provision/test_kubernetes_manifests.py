@@ -6,6 +6,7 @@ import shlex
 import signal
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -318,12 +319,12 @@ class TestScripts:
         import socket
 
         (init,) = pod_of(made(tmp_path)["Job/ctr-worker"])["initContainers"]
+        assert init["command"][0] == "python"  # the image's
+        wait = [sys.executable, *init["command"][1:3]]
         with socket.create_server(("127.0.0.1", 0)) as listening:
             there = f"127.0.0.1:{listening.getsockname()[1]}"
-            assert (
-                subprocess.run([*init["command"][:3], "5", f"{there},{there}"], check=False).returncode == 0
-            )
-        done = subprocess.run([*init["command"][:3], "0", there], capture_output=True, text=True, check=False)
+            assert subprocess.run([*wait, "5", f"{there},{there}"], check=False).returncode == 0
+        done = subprocess.run([*wait, "0", there], capture_output=True, text=True, check=False)
         assert f"error: server {there} cannot be reached" in done.stderr
         assert done.returncode == 1
 

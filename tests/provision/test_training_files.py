@@ -199,7 +199,8 @@ def test_plain_progress(tmp_path: Path) -> None:
     ]
 
 
-def test_progress_bar_on_a_terminal() -> None:
+def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True)
     with TrainingView(console) as view:
