@@ -20,8 +20,8 @@ constexpr size_t kSample = 16;           // rows of which the cap evicts the fir
 constexpr size_t kSwept = size_t{4096};  // rows that a sweep looks at while pushes wait
 
 std::vector<std::unique_ptr<Index>> NewIndexes() {
-  std::vector<std::unique_ptr<Index>> indexes;
-  for (uint32_t i = 0; i < kShards; ++i) indexes.push_back(NewHashIndex());
+  std::vector<std::unique_ptr<Index>> indexes(kShards);
+  for (auto& index : indexes) index = NewHashIndex();
   return indexes;
 }
 
@@ -73,6 +73,7 @@ void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()
   auto indexes = NewIndexes();
   if (has || kept.empty()) {
     std::vector<Index*> pointers;
+    pointers.reserve(indexes.size());
     for (const auto& index : indexes) pointers.push_back(index.get());
     std::exception_ptr of_rows;
     try {
