@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 
 import pipeline
 from processes import RESULTS, Server, header, measured, server, table
+
+from provision.supervisor import free_endpoints
 
 WORKERS, SERVERS, GIGABITS = (1, 2, 4, 8, 16), (1, 2, 4, 8), (10, 25, 100)
 PAYLOAD = 0.94  # of a network's bits: Ethernet's, IP's and TCP's headers take the rest
@@ -88,15 +89,6 @@ def together(options: argparse.Namespace, count: int) -> float:
             raise SystemExit("error: a worker failed")
         lines = (Path(directory) / "run/metrics.jsonl").read_text().splitlines()
     return float(next(e for e in map(json.loads, lines) if e["event"] == "end")["samples_per_s"])
-
-
-def free_endpoints(count: int) -> str:
-    """HOST:PORT,… where nothing listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    endpoints = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return ",".join(endpoints)
 
 
 def step_costs(options: argparse.Namespace, one: Server) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +19,10 @@ from oe_runtime.training.horovod import Started, exchange
 from oe_runtime.training.options import parse
 from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
+from provision.supervisor import free_endpoints
 
 ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
 EVERY = ["--checkpoint-steps", "5"]
-
-
-def free_endpoints(count: int) -> str:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    endpoints = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return ",".join(endpoints)
 
 
 def start(run_dir: Path, count: int, server: ServerProcess, *flags: str) -> list[subprocess.Popen[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from server_processes import Servers
 
 import oe_runtime.keras as embed
 from oe_runtime import Client
+from provision.supervisor import free_endpoints
 
 pytestmark = pytest.mark.process
 
@@ -29,19 +29,10 @@ class Two:
         return values
 
 
-def free_endpoints(count):
-    """Of loopback."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    endpoints = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return endpoints
-
-
 def run_workers(servers, count, directory):
     """What each of the processes has written."""
     program = [sys.executable, str(Path(keras_worker.__file__))]
-    where = [",".join(free_endpoints(count)), ",".join(servers.endpoints)]
+    where = [free_endpoints(count), ",".join(servers.endpoints)]
     files = [directory / f"worker-{rank}.npz" for rank in range(count)]
     processes = [
         subprocess.Popen([*program, str(rank), *where, str(file)], stderr=subprocess.PIPE, text=True)
