@@ -13,19 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import (
-    __version__,
-    cli_checkpoint,
-    cli_cost,
-    cli_inventory,
-    cli_kubernetes,
-    cli_lab,
-    cli_monitoring,
-    cli_operations,
-    cli_serving,
-    cli_training,
+from provision import __version__
+from provision.commands import (
+    checkpoint,
+    cost,
+    inventory,
+    kubernetes,
+    lab,
+    monitoring,
+    operations,
+    serving,
+    training,
 )
-from provision.cli_options import (
+from provision.commands.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     Change,
@@ -51,9 +51,9 @@ app = typer.Typer(
     epilog="First steps on this machine alone:  oeprov bootstrap -i inventory/local.yml --yes  and then  "
     "oeprov launch-training -i inventory/local.yml",
 )
-app.add_typer(cli_inventory.app, name="inventory")
-app.add_typer(cli_lab.app, name="lab")
-app.add_typer(cli_checkpoint.app, name="checkpoint")
+app.add_typer(inventory.app, name="inventory")
+app.add_typer(lab.app, name="lab")
+app.add_typer(checkpoint.app, name="checkpoint")
 _PROVISION, _TRAIN = "Hosts", "Training"
 
 
@@ -251,18 +251,18 @@ def doctor(
     return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
 
 
-app.command(rich_help_panel=_TRAIN, epilog=cli_training.LAUNCH_EXAMPLES)(cli_training.launch_training)
-app.command(rich_help_panel=_TRAIN, epilog=cli_training.RESUME_EXAMPLES)(cli_training.resume)
-app.command(rich_help_panel=_TRAIN, epilog=cli_training.STATUS_EXAMPLES)(cli_training.status)
-app.command(rich_help_panel=_TRAIN, epilog=cli_training.LOGS_EXAMPLES)(cli_training.logs)
-app.command(rich_help_panel=_TRAIN, epilog=cli_training.STOP_EXAMPLES)(cli_training.stop)
-app.command(rich_help_panel=_PROVISION, epilog=cli_monitoring.MONITORING_EXAMPLES)(cli_monitoring.monitoring)
-app.command(rich_help_panel=_PROVISION, epilog=cli_operations.DASHBOARD_EXAMPLES)(cli_operations.dashboard)
-app.command(rich_help_panel=_PROVISION, epilog=cli_operations.REPORT_EXAMPLES)(cli_operations.report)
-app.command(rich_help_panel=_TRAIN, epilog=cli_serving.SERVE_EXAMPLES)(cli_serving.serve_export)
-app.command(rich_help_panel=_TRAIN, epilog=cli_cost.COST_EXAMPLES)(cli_cost.cost)
-app.command(rich_help_panel=_TRAIN, epilog=cli_kubernetes.MANIFESTS_EXAMPLES)(cli_kubernetes.manifests)
-app.command(rich_help_panel=_TRAIN, epilog=cli_checkpoint.RESHARD_EXAMPLES)(cli_checkpoint.reshard)
+app.command(rich_help_panel=_TRAIN, epilog=training.LAUNCH_EXAMPLES)(training.launch_training)
+app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES)(training.resume)
+app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
+app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
+app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
+app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
+app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
+app.command(rich_help_panel=_TRAIN, epilog=serving.SERVE_EXAMPLES)(serving.serve_export)
+app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
+app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
+app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from provision import jobs, monitoring, past, planview, playbook, rolling
-from provision.child import StopRequest
+from provision import monitoring, past, planview, playbook, rolling
 from provision.errors import ConvergeError, HostError
-from provision.jobs import ACTIVE
 from provision.journal import Interrupted, Journal, cluster_lock
 from provision.node.plan import make_plan
 from provision.node.roles import role_of
@@ -28,6 +26,9 @@ from provision.node.step import Plan
 from provision.playbook import TaskResult
 from provision.settings import GpuSettings, KernelSettings, Kind, mode_refusal
 from provision.stepview import StepView
+from provision.training import jobs
+from provision.training.child import StopRequest
+from provision.training.jobs import ACTIVE
 
 if TYPE_CHECKING:
     from provision.bundle import Bundle

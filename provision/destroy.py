@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from provision import converge, past, units
+from provision import converge, past
 from provision.converge import Consent
 from provision.inventory import Inventory, Removal
-from provision.jobs import jobs_dir
 from provision.journal import Journal
+from provision.training import units
+from provision.training.jobs import jobs_dir
 
 
 def run(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from provision import share
-from provision.child import StopRequest
 from provision.errors import ConvergeError
+from provision.training.child import StopRequest
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory

@@ -16,13 +16,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from provision import __version__, converge, hostview, jobs, jobview
+from provision import __version__, converge, hostview
 from provision.errors import OeprovError, TrainingError
 from provision.inventory import Inventory
-from provision.jobs import Job
 from provision.kubernetes import record, view
 from provision.node.directory import human
-from provision.progress import number
+from provision.training import jobs, jobview
+from provision.training.jobs import Job
+from provision.training.progress import number
 
 _SECONDS = 120  # that the page of one run may take
 _MOST_JOBS = 50  # that are listed

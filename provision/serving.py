@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from provision import jobs
 from provision.errors import TrainingError
-from provision.jobs import Job
-from provision.metrics import summary
+from provision.training import jobs
+from provision.training.jobs import Job
+from provision.training.metrics import summary
 
 IMAGE = "tensorflow/serving:latest"
 _COMMAND_SECONDS = 600  # an image may have to be pulled

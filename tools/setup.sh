@@ -56,9 +56,10 @@ case $profile in
   *) fail "unknown profile '$profile' (run, test, lint, fuzz)" ;;
 esac
 
-# One stamp a profile, holding the digest of everything that is compiled or decides what is installed.
+# One stamp a profile, holding the digest of everything that is compiled or decides what is installed: also which
+# packages of Python there are, since an editable installation knows them by a list.
 digest=$( { echo "$PWD"; find oe_runtime/core -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print0 | sort -z |
-  xargs -0 sha256sum; sha256sum CMakeLists.txt pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1)
+  xargs -0 sha256sum; find provision oe_runtime -name __init__.py | sort; sha256sum CMakeLists.txt pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1)
 for p in $enough; do
   [ "$(cat "$venv/.setup-$p" 2>/dev/null)" != "$digest" ] || exit 0
 done

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from provision import converge, hostview, jobs, jobview
+from provision import converge, hostview
 from provision.errors import OeprovError
 from provision.inventory import Inventory
-from provision.jobs import ACTIVE, Job
 from provision.kubernetes import record, view
-from provision.metrics import course
+from provision.training import jobs, jobview
+from provision.training.jobs import ACTIVE, Job
+from provision.training.metrics import course
 
 Document = dict[str, Any]
 HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between looks

@@ -14,11 +14,11 @@ from provision.flavors import deeprec, oe_runtime, openembedding
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobs import Job
-    from provision.jobspec import Request
     from provision.node.state import State
-    from provision.placement import Placement
     from provision.runtime_settings import RuntimeSettings
+    from provision.training.jobs import Job
+    from provision.training.jobspec import Request
+    from provision.training.placement import Placement
     from provision.wheel import Elsewhere
 
 DEFAULT = "oe_runtime"

@@ -11,18 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from provision import placement, units, wheel
+from provision import wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
-from provision.jobs import Job
 from provision.node import numa
-from provision.placement import Placement
+from provision.training import placement, units
+from provision.training.jobs import Job
+from provision.training.placement import Placement
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobspec import Request
     from provision.node.state import State
     from provision.runtime_settings import RuntimeSettings
+    from provision.training.jobspec import Request
 
 provide = wheel.provide_theirs
 # Lines of its scripts: "loss = 0.5, steps = 100, …" and "steps = 100, loss = 0.5 (1.2 sec)".

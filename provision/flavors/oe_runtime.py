@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import placement, requirements, wheel
+from provision import requirements, wheel
 from provision.settings import Kind
+from provision.training import placement
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobspec import Request
     from provision.runtime_settings import RuntimeSettings
+    from provision.training.jobspec import Request
 
 _VENV = "/opt/oeprov/venv"
 place = placement.place
@@ -48,6 +49,6 @@ def settle(_inventory: Inventory, wanted: Request) -> Request:
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
-    from provision import jobspec
+    from provision.training import jobspec
 
     jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory)[0])

@@ -11,20 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from provision import placement, wheel
+from provision import wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
-from provision.jobs import SERVERS, Job, ProcessSpec
 from provision.node import openembedding as node
-from provision.placement import Placement
-from provision.supervisor import free_endpoints
-from provision.units import Place
+from provision.training import placement
+from provision.training.jobs import SERVERS, Job, ProcessSpec
+from provision.training.placement import Placement
+from provision.training.supervisor import free_endpoints
+from provision.training.units import Place
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobspec import Request
     from provision.node.state import State
     from provision.runtime_settings import RuntimeSettings
+    from provision.training.jobspec import Request
 
 PORT = 34567  # of its documents; used on hosts where parameter_server_port does not say
 provide = wheel.provide_theirs

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import placement, share, units
+from provision import share
 from provision.errors import TrainingError
-from provision.jobs import Job, ProcessSpec, Role
+from provision.training import placement, units
+from provision.training.jobs import Job, ProcessSpec, Role
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobspec import Request
+    from provision.training.jobspec import Request
 
 
 def directory_of(job: Job, host: Host) -> Path:

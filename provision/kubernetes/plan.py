@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from provision import flavors, jobspec, placement
+from provision import flavors
 from provision.errors import TrainingError
-from provision.jobspec import LaunchOptions, Request
 from provision.kubernetes.settings import KubernetesSettings
 from provision.settings import Kind
+from provision.training import jobspec, placement
+from provision.training.jobspec import LaunchOptions, Request
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision import jobs
 from provision.errors import TrainingError
-from provision.jobs import Job, write_json
+from provision.training import jobs
+from provision.training.jobs import Job, write_json
 
 FILE = "kubernetes.json"
 MANIFESTS = "manifests.yml"

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from provision import jobs
-from provision.child import StopRequest
-from provision.ending import state_flag
 from provision.errors import TrainingError
-from provision.jobs import Job
-from provision.jobspec import LaunchOptions
 from provision.kubernetes import api, checks, manifests, record, state
 from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.follow import Follower
 from provision.kubernetes.plan import settle
 from provision.kubernetes.record import Record
-from provision.placement import CHECKPOINT_SECONDS
+from provision.training import jobs
+from provision.training.child import StopRequest
+from provision.training.ending import state_flag
+from provision.training.jobs import Job
+from provision.training.jobspec import LaunchOptions
+from provision.training.placement import CHECKPOINT_SECONDS
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory  # imports Ansible: slow

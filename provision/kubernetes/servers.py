@@ -7,7 +7,7 @@ from typing import Any
 from provision.kubernetes import parts
 from provision.kubernetes.parts import METRICS_PORT, POOL_DIR, SERVER_PORT, Document
 from provision.kubernetes.plan import Plan
-from provision.placement import LEAST_POOL_CHECKPOINTS, arguments
+from provision.training.placement import LEAST_POOL_CHECKPOINTS, arguments
 
 ROLE = "server"
 END_SECONDS = 120

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from provision.errors import TrainingError
-from provision.jobs import Job
 from provision.kubernetes import record, state
 from provision.kubernetes.api import Api, ApiFailure
 from provision.kubernetes.follow import PAUSE_SECONDS
 from provision.kubernetes.state import Pod
+from provision.training.jobs import Job
 
 
 def report(job: Job) -> dict[str, Any]:

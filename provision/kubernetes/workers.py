@@ -8,7 +8,7 @@ from typing import Any
 from provision.kubernetes import parts, servers
 from provision.kubernetes.parts import WORKER_PORT, Document
 from provision.kubernetes.plan import Plan
-from provision.placement import CHECKPOINT_SECONDS, arguments, training_words
+from provision.training.placement import CHECKPOINT_SECONDS, arguments, training_words
 
 ROLE = "worker"
 _HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from provision.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
+from provision.training.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
 
 SERVER = """
 import json, os, signal, sys, threading

@@ -13,13 +13,13 @@ from provision import converge, fresh, playbook
 from provision.converge import Consent, Look
 from provision.errors import ConvergeError, HostError
 from provision.inventory import Inventory, load
-from provision.jobs import JobState
 from provision.journal import Journal, cluster_lock
 from provision.node import process
 from provision.node.state import State
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
 from provision.stepview import StepView
+from provision.training.jobs import JobState
 
 INVENTORY = """\
 all:

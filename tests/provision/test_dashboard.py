@@ -16,8 +16,8 @@ from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
 from provision.errors import HostError, OeprovError
 from provision.inventory import load
-from provision.jobs import JobState, ProcessState
 from provision.node.state import FileSystem, Mount, Runtime
+from provision.training.jobs import JobState, ProcessState
 
 PAGE = Path(__file__).parents[2] / "provision" / "dashboard" / "page"
 INVENTORY = """\

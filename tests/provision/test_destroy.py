@@ -14,7 +14,6 @@ from one_host import inventory
 
 from provision import cli, fresh, past
 from provision.inventory import Removal
-from provision.jobs import JobState
 from provision.journal import Journal
 from provision.node import process
 from provision.node.apply import apply
@@ -34,6 +33,7 @@ from provision.node.state import (
     State,
 )
 from provision.node.step import Desired
+from provision.training.jobs import JobState
 
 OPTIONS = ["dax", "nofail", "x-systemd.device-timeout=30s"]
 JOB = "deepfm-20261122-101500"
@@ -281,7 +281,7 @@ def test_a_job_of_this_state_directory_that_runs_stops_it(
 
 
 def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
-    from provision.placement import connection, restored
+    from provision.training.placement import connection, restored
 
     host = inventory(tmp_path, "re6p").hosts["one"]
     doomed = replace(host, removal=Removal((), "/j", None))

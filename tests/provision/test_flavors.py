@@ -13,17 +13,18 @@ import pytest
 from recorded import Programs
 from test_training_supervisor import assert_nothing_left, until
 
-from provision import flavors, jobs, jobspec, placement, training
-from provision.child import StopRequest
+from provision import flavors
 from provision.converge import Look
 from provision.errors import TrainingError
 from provision.flavors import openembedding
 from provision.inventory import Inventory, load
-from provision.jobs import Job
-from provision.jobspec import LaunchOptions
-from provision.metrics import summary
 from provision.node.state import Mount, NumaNode, State
-from provision.supervisor import Supervisor
+from provision.training import jobs, jobspec, lifecycle, placement
+from provision.training.child import StopRequest
+from provision.training.jobs import Job
+from provision.training.jobspec import LaunchOptions
+from provision.training.metrics import summary
+from provision.training.supervisor import Supervisor
 
 INVENTORY = """\
 all:
@@ -247,9 +248,9 @@ class TestRefusals:
         options: dict[str, Any],
         words: str,
     ) -> None:
-        monkeypatch.setattr(training, "look", lambda inventory: Look())
+        monkeypatch.setattr(lifecycle, "look", lambda inventory: Look())
         with pytest.raises(TrainingError) as caught:
-            training.launch(
+            lifecycle.launch(
                 inventory(tmp_path, flavor, more), LaunchOptions(**options), state_dir=tmp_path / "state"
             )
         assert words in str(caught.value)

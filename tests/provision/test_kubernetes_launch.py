@@ -14,8 +14,8 @@ from fake_cluster import FakeCluster
 from test_kubernetes_manifests import inventory_file
 
 from provision import cli
-from provision.jobs import jobs_dir
 from provision.kubernetes import follow, record, run
+from provision.training.jobs import jobs_dir
 
 pytest.importorskip("kubernetes")
 

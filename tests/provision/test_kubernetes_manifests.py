@@ -17,8 +17,8 @@ import yaml
 from provision import cli
 from provision.errors import TrainingError
 from provision.inventory import load
-from provision.jobspec import LaunchOptions
 from provision.kubernetes import manifests, parts, plan, servers, workers
+from provision.training.jobspec import LaunchOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

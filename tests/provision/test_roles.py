@@ -13,10 +13,10 @@ from fake_processes import make_job
 from test_training_supervisor import assert_nothing_left, until
 
 from provision import settings
-from provision.background import start_detached
 from provision.inventory import host_of, load
-from provision.jobs import ACTIVE
 from provision.settings import Kind
+from provision.training.background import start_detached
+from provision.training.jobs import ACTIVE
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS: dict[str, type[settings._Settings]] = {

@@ -14,7 +14,7 @@ from recorded import Programs
 
 from provision import cli, serving
 from provision.errors import TrainingError
-from provision.jobs import Job
+from provision.training.jobs import Job
 
 DOCKER = """\
 if sys.argv[1] in ("image", "manifest") and sys.argv[3] != "tensorflow/serving:latest":

@@ -9,12 +9,12 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import jobs, jobview, logview
 from provision.errors import TrainingError
-from provision.jobs import JobState, ProcessState
-from provision.metrics import MetricsTail, summary
 from provision.node import process
-from provision.progress import TrainingView
+from provision.training import jobs, jobview, logview
+from provision.training.jobs import JobState, ProcessState
+from provision.training.metrics import MetricsTail, summary
+from provision.training.progress import TrainingView
 
 
 def write(path: Path, *events: dict[str, object]) -> None:

@@ -12,17 +12,17 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import worker_group
-from provision.background import start_detached
-from provision.child import StopRequest
-from provision.ending import last_screen
-from provision.fleet import Fleet, HostServer, HostWorker
-from provision.jobs import Job, ProcessSpec
-from provision.jobview import status
-from provision.metrics import Event
 from provision.node import process
-from provision.progress import describe
-from provision.supervisor import Limits, Outcome, Supervisor
+from provision.training import worker_group
+from provision.training.background import start_detached
+from provision.training.child import StopRequest
+from provision.training.ending import last_screen
+from provision.training.fleet import Fleet, HostServer, HostWorker
+from provision.training.jobs import Job, ProcessSpec
+from provision.training.jobview import status
+from provision.training.metrics import Event
+from provision.training.progress import describe
+from provision.training.supervisor import Limits, Outcome, Supervisor
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
 REPOSITORY = Path(__file__).parents[2]
@@ -409,7 +409,7 @@ def test_error_in_the_view_leaves_no_orphans(tmp_path: Path) -> None:
 def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     job = make_job(tmp_path, worker="waits")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "provision.background", str(job.directory)], cwd=REPOSITORY
+        [sys.executable, "-m", "provision.training.background", str(job.directory)], cwd=REPOSITORY
     )
     until(job.run_dir / "waiting")
     state = job.state()

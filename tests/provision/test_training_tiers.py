@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from fake_processes import make_job
 
-from provision import jobspec, placement
 from provision.errors import TrainingError
 from provision.inventory import Inventory, load
-from provision.jobspec import LaunchOptions
 from provision.node import numa
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
-from provision.placement import Placement
+from provision.training import jobspec, placement
+from provision.training.jobspec import LaunchOptions
+from provision.training.placement import Placement
 
 GIB = 1 << 30
 INVENTORY = """\

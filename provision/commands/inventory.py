@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from provision.cli_options import (
+from provision.commands.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision import jobs, processview
-from provision.ending import saved, state_flag
-from provision.jobs import ACTIVE, Job
 from provision.kubernetes import record, view
-from provision.metrics import Summary, summary
-from provision.progress import duration, number
+from provision.training import jobs, processview
+from provision.training.ending import saved, state_flag
+from provision.training.jobs import ACTIVE, Job
+from provision.training.metrics import Summary, summary
+from provision.training.progress import duration, number
 
 # What is known of a job whose files cannot be read; ``job`` and ``message`` are to be added.
 UNREADABLE: dict[str, Any] = {

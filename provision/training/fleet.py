@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from provision import errand, units
 from provision.errors import HostError
-from provision.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
-from provision.placement import CHECKPOINT_SECONDS, restored, worker_start
+from provision.training import errand, units
+from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
+from provision.training.placement import CHECKPOINT_SECONDS, restored, worker_start
 
 if TYPE_CHECKING:
     from provision.inventory import Host  # imports Ansible: slow

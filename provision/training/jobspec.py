@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from provision import flavors, placement
+from provision import flavors
 from provision.errors import TrainingError
-from provision.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
-from provision.placement import Placement
 from provision.settings import Storage, TrainingSettings, parse_size
+from provision.training import placement
+from provision.training.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
+from provision.training.placement import Placement
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow

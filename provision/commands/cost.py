@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from provision.cli_options import Json
+from provision.commands.options import Json
 
 COST_EXAMPLES = (
     "Examples:  oeprov cost --rows 2.1e9 --dim 64 --optimizer sgd  |  "

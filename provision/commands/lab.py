@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provision.cli_options import DEFAULT_STATE_DIR, Json, StateDir
+from provision.commands.options import DEFAULT_STATE_DIR, Json, StateDir
 
 if TYPE_CHECKING:
     from provision.lab import Lab

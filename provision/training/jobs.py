@@ -22,8 +22,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.errors import TrainingError
-from provision.metrics import summary
 from provision.node import process
+from provision.training.metrics import summary
 
 # In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
 # this machine at which its workers will.

@@ -11,17 +11,18 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import containers, share, units
+from provision import share
 from provision.errors import TrainingError
-from provision.jobs import SERVERS, WORKERS, Job, ProcessSpec
 from provision.node import numa
 from provision.settings import Kind, TrainingSettings, mode_refusal
-from provision.units import Place
+from provision.training import containers, units
+from provision.training.jobs import SERVERS, WORKERS, Job, ProcessSpec
+from provision.training.units import Place
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
-    from provision.jobspec import Request
     from provision.node.state import State
+    from provision.training.jobspec import Request
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable

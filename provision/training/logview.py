@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from provision import jobs, remote
+from provision import remote
 from provision.errors import HostError, TrainingError
-from provision.fleet import Fleet
-from provision.jobs import ACTIVE, Job, ProcessSpec
+from provision.training import jobs
+from provision.training.fleet import Fleet
+from provision.training.jobs import ACTIVE, Job, ProcessSpec
 
 POLL_SECONDS = 0.3
 JOURNAL = ("journalctl", "--no-pager", "--quiet", "--output=cat")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli_options import DEFAULT_STATE_DIR, StateDir
+from provision.commands.options import DEFAULT_STATE_DIR, StateDir
 
 SERVE_EXAMPLES = (
     "Examples:  oeprov serve-export  |  oeprov serve-export JOB --print  |  oeprov serve-export --stop"

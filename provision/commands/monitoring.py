@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli_options import (
+from provision.commands.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,

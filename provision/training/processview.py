@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import HostError
-from provision.fleet import Answer, Fleet
-from provision.jobs import Job, ProcessState
 from provision.node import memory, process
 from provision.node.command import System
+from provision.training.fleet import Answer, Fleet
+from provision.training.jobs import Job, ProcessState
 
 
 def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:

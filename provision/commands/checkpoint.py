@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli_options import Json
+from provision.commands.options import Json
 
 RESHARD_EXAMPLES = (
     "Examples:  oeprov reshard .oeprov/jobs/JOB/run/checkpoints/step-0000001000 --servers 3  |  "

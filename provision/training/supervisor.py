@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from provision import worker_group
-from provision.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
 from provision.errors import HostError
-from provision.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
-from provision.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
-from provision.metrics import Event, MetricsTail
 from provision.node import process
-from provision.units import WORKER_LOST
-from provision.worker_group import Worker
+from provision.training import worker_group
+from provision.training.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
+from provision.training.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
+from provision.training.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
+from provision.training.metrics import Event, MetricsTail
+from provision.training.units import WORKER_LOST
+from provision.training.worker_group import Worker
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from provision.metrics import Event
+from provision.training.metrics import Event
 
 WORDS = 80  # columns that the step and the facts beside the bar may take
 PLAIN_SECONDS = 2.0  # at least so long between two plain progress lines

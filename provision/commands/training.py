@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli_options import (
+from provision.commands.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,
@@ -174,8 +174,8 @@ def launch_training(
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
-    from provision import containers, training
-    from provision.jobspec import LaunchOptions
+    from provision.training import containers, lifecycle
+    from provision.training.jobspec import LaunchOptions
 
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
         raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
@@ -214,7 +214,7 @@ def launch_training(
         from provision.kubernetes import run
 
         return run.launch(found, options, state_dir=state_dir)
-    return training.launch(found, options, state_dir=state_dir)
+    return lifecycle.launch(found, options, state_dir=state_dir)
 
 
 def resume(
@@ -248,9 +248,9 @@ def resume(
     whether its hosts were rebooted since, and how many servers wrote it. The same as
     launch-training --resume.
     """
-    from provision import jobs, training
-    from provision.jobspec import LaunchOptions
     from provision.kubernetes import record
+    from provision.training import jobs, lifecycle
+    from provision.training.jobspec import LaunchOptions
 
     if there := record.find(state_dir, job):
         from provision.kubernetes import run
@@ -260,7 +260,7 @@ def resume(
     found = jobs.find(state_dir, job)
     options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
-    return training.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
+    return lifecycle.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 
 
 def status(
@@ -272,7 +272,7 @@ def status(
 
     Looks at all of its hosts at once; a host that does not answer is a line that says so.
     """
-    from provision import jobview
+    from provision.training import jobview
 
     return jobview.status(state_dir, job, as_json=as_json)
 
@@ -288,8 +288,8 @@ def logs(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Print what the processes of a job said."""
-    from provision import logview
     from provision.kubernetes import record
+    from provision.training import logview
 
     if there := record.find(state_dir, job):
         from provision.kubernetes import view
@@ -307,11 +307,11 @@ def stop(
 
     Also for a job whose launcher was killed. Doing it twice does no harm.
     """
-    from provision import training
     from provision.kubernetes import record
+    from provision.training import lifecycle
 
     if there := record.find(state_dir, job):
         from provision.kubernetes import run
 
         return run.stop(there, state_dir=state_dir, as_json=as_json)
-    return training.stop(state_dir, job, as_json=as_json)
+    return lifecycle.stop(state_dir, job, as_json=as_json)

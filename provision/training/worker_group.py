@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from provision.child import Child
-from provision.fleet import HostWorker
-from provision.jobs import WORKERS, ProcessSpec
-from provision.units import INTERRUPTED, WORKER_LOST
+from provision.training.child import Child
+from provision.training.fleet import HostWorker
+from provision.training.jobs import WORKERS, ProcessSpec
+from provision.training.units import INTERRUPTED, WORKER_LOST
 
 Worker = Child | HostWorker
 _MISTAKES = (1, 2)  # exit statuses of the trainer that starting again would not change

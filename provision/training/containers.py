@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision import placement
 from provision.errors import TrainingError
+from provision.training import placement
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory  # imports Ansible: slow
-    from provision.jobs import Job, ProcessSpec
-    from provision.jobspec import Request
+    from provision.training.jobs import Job, ProcessSpec
+    from provision.training.jobspec import Request
 
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60

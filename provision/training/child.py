@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.jobs import Job, ProcessSpec, ProcessState
 from provision.node import process
-from provision.placement import endpoint
+from provision.training.jobs import Job, ProcessSpec, ProcessState
+from provision.training.placement import endpoint
 
 TICK = 0.1  # seconds between looks at the processes
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli_options import (
+from provision.commands.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,
@@ -55,9 +55,9 @@ def manifests(
     Kubeflow's TFJob or MPIJob). The same inventory gives the same text. Asks no cluster:
     `launch-training --on kubernetes` does, and starts it.
     """
-    from provision.jobspec import LaunchOptions
     from provision.kubernetes import manifests as made
     from provision.kubernetes import plan
+    from provision.training.jobspec import LaunchOptions
 
     options = LaunchOptions(model=model, data=data, storage=storage, run_name=name)
     job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)

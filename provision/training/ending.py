@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from provision.jobs import Job
-from provision.metrics import Summary, summary
-from provision.progress import number, rate
-from provision.supervisor import Outcome
+from provision.training.jobs import Job
+from provision.training.metrics import Summary, summary
+from provision.training.progress import number, rate
+from provision.training.supervisor import Outcome
 
 DEFAULT_STATE_DIR = Path(".oeprov")
 

@@ -1,4 +1,4 @@
-"""A job with its supervisor in the background: ``python -m provision.background JOB_DIR`` (``--detach``)."""
+"""A job with its supervisor in the background (``--detach``)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provision.child import StopRequest
 from provision.errors import TrainingError
-from provision.jobs import Job
-from provision.metrics import Event
-from provision.supervisor import Supervisor
+from provision.training.child import StopRequest
+from provision.training.jobs import Job
+from provision.training.metrics import Event
+from provision.training.supervisor import Supervisor
 
 
 def start_detached(job: Job, resume: bool) -> int:
     """Run the job under a supervisor in the background (its log: logs/supervisor.log); returns its pid."""
-    argv = [sys.executable, "-m", "provision.background", str(job.directory)]
+    argv = [sys.executable, "-m", "provision.training.background", str(job.directory)]
     with job.log("supervisor").open("ab") as log:
         popen = subprocess.Popen(
             [*argv, "--resume"] if resume else argv,
@@ -33,7 +33,7 @@ def _say(event: Event) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m provision.background JOB_DIR [--resume]``."""
+    """``python -m provision.training.background JOB_DIR [--resume]``."""
     stop = StopRequest()
     with stop.on_signals():
         try:

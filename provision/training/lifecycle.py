@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from provision import containers, flavors, fleet, jobs, jobspec, placement, playbook
-from provision.background import start_detached
-from provision.child import TICK, StopRequest
+from provision import flavors, playbook
 from provision.converge import look
-from provision.ending import last_screen, result, resume_command, state_flag
 from provision.errors import TrainingError
-from provision.fleet import Fleet
-from provision.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
-from provision.jobspec import LaunchOptions, Request
 from provision.journal import cluster_lock
 from provision.node import process
-from provision.placement import Placement
 from provision.playbook import TaskResult
-from provision.progress import TrainingView
-from provision.supervisor import Outcome, Supervisor
+from provision.training import containers, fleet, jobs, jobspec, placement
+from provision.training.background import start_detached
+from provision.training.child import TICK, StopRequest
+from provision.training.ending import last_screen, result, resume_command, state_flag
+from provision.training.fleet import Fleet
+from provision.training.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
+from provision.training.jobspec import LaunchOptions, Request
+from provision.training.placement import Placement
+from provision.training.progress import TrainingView
+from provision.training.supervisor import Outcome, Supervisor
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory  # imports Ansible: slow, and `stop` does without

@@ -1,0 +1,1 @@
+"""Training jobs: the job file, where its processes run, launching, watching and stopping them."""
