@@ -43,7 +43,7 @@ class Lookup:
     padding: Any  # where the flat tensor has padding; None without any
     pull: Pull
     group: int  # of the pull
-    places: NDArray[np.int64]  # of each of `rows`, its place in the group
+    places: NDArray[np.int64] | slice  # of each of `rows`, its place in the group
     rows: Any  # (unique ids, dim)
     numbers: NDArray[np.int64]  # of each id, its place in `rows`
 
@@ -100,11 +100,15 @@ def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
             layer, ids = asked[i]
             inverse = group.inverse[begin : begin + size]
             begin += size
-            seen = np.zeros(len(group.rows), bool)
-            seen[inverse] = True
-            places = np.flatnonzero(seen)
-            numbers = (np.cumsum(seen) - 1)[inverse]
-            rows = torch.from_numpy(group.rows[places]).to(ids.device)
+            if len(group.lookups) == 1:  # all of the group's rows, as they are
+                places: Any = slice(None)
+                numbers, mine = inverse.astype(np.int64, copy=False), group.rows
+            else:
+                seen = np.zeros(len(group.rows), bool)
+                seen[inverse] = True
+                places = np.flatnonzero(seen)
+                numbers, mine = (np.cumsum(seen) - 1)[inverse], group.rows[places]
+            rows = torch.from_numpy(mine).to(ids.device)
             found[i] = Lookup(tables[i], ids, keys[i], paddings[i], whole, number, places, rows, numbers)
             if layer.trains():
                 rows.requires_grad_()
