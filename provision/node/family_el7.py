@@ -4,6 +4,7 @@ from . import family_el8
 from .family import DriverPackages, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
+_COMPILERS = "/opt/rh/devtoolset-11/root/usr/bin"
 
 FAMILY = family_el8.FAMILY._replace(
     name="CentOS 7",
@@ -54,6 +55,7 @@ FAMILY = family_el8.FAMILY._replace(
         ),
     },
     comes_from={"build": ["scl", "epel"], "toolchain": ["scl", "epel"], "ipmctl": ["epel"]},
-    compilers="/opt/rh/devtoolset-11/root/usr/bin",
+    compilers=_COMPILERS,
+    toolchain=_COMPILERS,
     gone=_VAULT + "7.9.2009/os/$basearch/",
 )

@@ -69,5 +69,6 @@ FAMILY = Family(
     },
     comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"]},
     compilers="/opt/rh/gcc-toolset-13/root/usr/bin",
+    mpi="/usr/lib64/mpich/bin",
     by_major=True,
 )

@@ -65,6 +65,7 @@ def version_of(state: State, desired: Desired) -> str:
 def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
     """A step for the environment and one for the sources, as far as they are not there."""
     steps, runtime, venv = [], state.runtime, desired.runtime_venv
+    family = families.of(state.os)
     why = _why(runtime, venv, wanted)
     if why:
         create = _again(runtime, wanted.package)
@@ -74,6 +75,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
             python=desired.runtime_python,
             create=create,
             index=desired.runtime_index,
+            programs=[item for item in (family.toolchain, family.mpi) if item] if family else [],
         )
         steps.append(
             Step(
@@ -112,7 +114,7 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
     runtime, found = state.runtime, []
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(desired.runtime_venv, runtime.error))
-    elif not runtime.exists and not runtime.base and not state.assumed:
+    elif not runtime.exists and not runtime.base and not state.assumed and not _comes(state, desired):
         found.append(
             "runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)
         )
@@ -135,6 +137,11 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
             )
         )
     return found
+
+
+def _comes(state: State, desired: Desired) -> bool:
+    """The system's own Python, which a package brings."""
+    return desired.runtime_python == "python3" and bool(families.names(state.os, "own-python"))
 
 
 def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
@@ -193,8 +200,11 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     args = dict(args, create=_again(before, args["package"]), wheel=wheel)
     if args["create"]:
         empty(system, venv)
+    # What compiles looks for compilers, which need not be the system's own, and for pip.
+    first = [system.path(os.path.join(venv, "bin"))] + args["programs"]
+    environment = {"PATH": ":".join(first + [os.environ.get("PATH", "")])}
     for argv in _commands(args):
-        system.check(argv, timeout=_HOURS)
+        system.check(argv, timeout=_HOURS, environment=environment)
     system.check([system.path(interpreter(venv))] + args["check"], timeout=600)
     os.sync()
     write_stamp(system, venv, Stamp(args["package"], True, True))

@@ -5,9 +5,9 @@ when they were installed.
 """
 
 import re
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Tuple
 
-from . import foreign
+from . import cuda, foreign
 from .command import System
 from .state import OsInfo, Runtime, State
 from .step import Desired, Step
@@ -161,6 +161,14 @@ def _versions(state: State, desired: Desired, python: str) -> List[str]:
     ]
 
 
+def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
+    """The TensorFlow that a worker gets, and its Python; none where somebody else chose, or none goes."""
+    python, theirs = foreign.version_of(state, desired), state.runtime.exists and not state.runtime.made
+    if not desired.worker or theirs or _versions(state, desired, python):
+        return [], python
+    return ["tensorflow==" + stack_of(desired, python).tensorflow], python
+
+
 def notes(state: State, desired: Desired) -> List[str]:
     """What is worth knowing of it."""
     found = (
@@ -168,6 +176,15 @@ def notes(state: State, desired: Desired) -> List[str]:
         if desired.kind != "local"
         else []
     )
+    right, runtime = wanted(desired, foreign.version_of(state, desired)), state.runtime
+    compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
+    build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
+    if desired.kind == "gpu" and compiled and build is not None:
+        headers = "libnccl-dev" if state.os.family == "debian" else "libnccl-devel"
+        found.append(
+            "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
+            "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
+        )
     if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
         found.append(
             "{} from PyPI was built without persistent memory: rows stay in DRAM unless runtime_package "

@@ -93,6 +93,21 @@ class TestInstalling:
         assert "did not end" in again.why
         assert again.commands[0] == ["rm", "-rf", desired.runtime_venv]
 
+    def test_what_compiles_finds_the_family_s_compilers(self, tmp_path: Path, programs: Programs) -> None:
+        programs.add(
+            "python3.8",
+            FAKE_PYTHON
+            + f"if 'pip' in sys.argv: open({str(tmp_path / 'path')!r}, 'w').write(os.environ['PATH'])",
+        )
+        desired = self.desired(tmp_path, runtime_sources="/", parameter_server=True, worker=False)
+        centos = OsInfo("centos", "7", "rhel", architecture="x86_64", python="3.6.8", package_manager="yum")
+        state = State(os=centos, runtime=openembedding.observe(System(), centos, desired))
+        (step,) = (item for item in openembedding.plan(state, desired) if item.id == "runtime")
+        assert apply.apply(step).changed
+        first = (tmp_path / "path").read_text().split(":")[:3]
+        # gcc 4.8 of CentOS 7 is too old for it, and nothing of SCL's is on the PATH.
+        assert first == [f"{tmp_path}/env/bin", "/opt/rh/devtoolset-11/root/usr/bin", "/usr/lib64/mpich/bin"]
+
     def test_sources_of_somebody_else_are_left_alone(self, tmp_path: Path, programs: Programs) -> None:
         programs.add("git")
         (tmp_path / "mine").mkdir()
