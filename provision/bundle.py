@@ -27,6 +27,7 @@ from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
 from provision.node.step import Desired
 from provision.settings import Kind
+from provision.systems import assigned
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -34,20 +35,6 @@ THERE = "/var/lib/oeprov/bundle"  # on hosts
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for
-
-
-def parse_system(text: str) -> OsInfo:
-    """The system in ``debian-12`` or ``debian-12-x86_64``; OeprovError when there is none like it."""
-    words = text.split("-")
-    os = OsInfo(words[0], words[1] if len(words) > 1 else "", architecture="x86_64")
-    family = families.of(os)
-    if len(words) not in (2, 3) or family is None or not families.is_known(os):
-        raise OeprovError(
-            f"--system {text!r}: expected ID-RELEASE, such as debian-12; known: {families.KNOWN}"
-        )
-    manager = "apt" if family.lineage == "debian" else family.managers[0]
-    found = os._replace(family=family.lineage, package_manager=manager)
-    return found._replace(architecture=words[2]) if len(words) == 3 else found
 
 
 def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: Path) -> list[str]:
@@ -66,7 +53,9 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     except OSError as error:
         raise OeprovError(f"{making}: {error.strerror}: name a directory that can be made") from None
     try:
-        lines = _collect(inventory, making, _assigned(inventory, systems), state_dir)
+        here = dict.fromkeys(inventory.hosts, observe_os(System()))
+        named = {**here, **assigned(inventory, systems)}
+        lines = _collect(inventory, making, named, state_dir)
         _write_manifest(making)
         if output.exists():
             output.rmdir()
@@ -83,16 +72,6 @@ def _only_ours(inventory: Inventory) -> None:
             f"runtime_flavor: {inventory.flavor}: a bundle holds oe_runtime only; without a network, name "
             "runtime_index, runtime_package and runtime_sources on the hosts"
         )
-
-
-def _assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:
-    found = dict.fromkeys(inventory.hosts, observe_os(System()))
-    for text in systems:
-        name, _, system = text.rpartition("=")
-        if name and name not in found:
-            raise OeprovError(f"--system {text!r}: there is no host {name}")
-        found.update(dict.fromkeys([name] if name else found, parse_system(system)))
-    return found
 
 
 def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
