@@ -28,6 +28,7 @@ class KernelSource(NamedTuple):
     repository: str = ""  # what that package calls the repository, disabled
     address: str = ""  # of the repository, and of its key: for collecting packages elsewhere
     archived: str = ""  # who has archived it: a mirror must be named
+    mirror: str = ""  # one that somebody keeps, and the address of the key
 
 
 class DriverPackages(NamedTuple):

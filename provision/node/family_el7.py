@@ -4,6 +4,10 @@ from . import family_el8
 from .family import DriverPackages, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
+_KERNELS = (
+    "https://mirrors.coreix.net/elrepo-archive-archive/kernel/el7/x86_64/ "
+    "https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
+)
 _COMPILERS = "/opt/rh/devtoolset-11/root/usr/bin"
 
 FAMILY = family_el8.FAMILY._replace(
@@ -25,8 +29,8 @@ FAMILY = family_el8.FAMILY._replace(
     ),
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
-        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo"),
-        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo"),
+        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo", mirror=_KERNELS),
+        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo", mirror=_KERNELS),
     },
     # NVIDIA's repository for it ends with branch 550.
     gpu=GpuDriver(
