@@ -51,7 +51,8 @@ class RuntimeSettings(Settings):
         default="",
         description="Other flavors: what pip installs. openembedding: a requirement (default: "
         "openembedding==0.1.2, without persistent memory), or path on the host or URL of an archive such as "
-        "openembedding-0.1.2-pmem.tar.gz. deeprec: path on the hosts or URL of a wheel; default: one is "
+        "openembedding-0.1.2-pmem.tar.gz, or source: built on each host, with persistent memory, from "
+        "runtime_repository. deeprec: path on the hosts or URL of a wheel; default: one is "
         "built.",
     )
     tensorflow: Text = Field(

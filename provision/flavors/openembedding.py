@@ -133,7 +133,8 @@ def _check_storage(host: Host, found: str) -> None:
         raise TrainingError(
             f"host {host.name}: storage {found}: {package} from PyPI was built without persistent "
             "memory; use "
-            "--storage dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz"
+            "--storage dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz, "
+            "or to source"
         )
 
 

@@ -58,7 +58,12 @@ FAMILY = family_el8.FAMILY._replace(
             url=family_el8.NVIDIA + "rhel7/$basearch/", key=family_el8.NVIDIA + "rhel7/x86_64/D42D0685.pub"
         ),
     },
-    comes_from={"build": ["scl", "epel"], "toolchain": ["scl", "epel"], "ipmctl": ["epel"]},
+    comes_from={
+        "build": ["scl", "epel"],
+        "toolchain": ["scl", "epel"],
+        "ipmctl": ["epel"],
+        "openembedding-build": ["epel"],
+    },
     compilers=_COMPILERS,
     toolchain=_COMPILERS,
     gone=_VAULT + "7.9.2009/os/$basearch/",

@@ -17,6 +17,7 @@ from .step import Action, Applied, Desired, Step
 
 REVISION = ".oeprov-revision"
 WHEEL = "{package}"  # a word for pip that stands for the package, or for the wheel that is brought
+COMPILE = "{compile}"  # in place of pip's words: what is compiled before the calls that follow
 _HOURS = 6 * 3600
 
 
@@ -33,6 +34,7 @@ class Wanted(NamedTuple):
     folders: List[str]  # of the sources that are needed; none: all
     script: str  # a file that the sources have
     build: str = ""  # of a wheel that is brought to the host; see build.py
+    compile: str = ""  # what bash runs for COMPILE; the sources come first then
 
 
 def sources_of(desired: Desired) -> str:
@@ -106,7 +108,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 args=args,
             )
         )
-    return steps
+    return steps[::-1] if wanted.compile else steps
 
 
 def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
@@ -170,6 +172,9 @@ def _commands(args: Dict[str, Any]) -> List[List[str]]:
         pip += ["--index-url", args["index"]]
     commands = [[args["python"], "-m", "venv", venv]] if args["create"] else []
     for words in args["pip"]:
+        if words == [COMPILE]:
+            commands.append(["/bin/bash", "-ec", args["compile"]])
+            continue
         given = [word for word in words if "=" in word and word.split("=")[0].isupper()]
         package = args.get("wheel") or (
             "<wheel of {}>".format(args["title"]) if args["build"] else args["package"]
