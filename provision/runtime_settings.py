@@ -64,7 +64,8 @@ class RuntimeSettings(Settings):
     repository: Text = Field(
         default="",
         description="Other flavors: where git gets their sources, which have the scripts that are run; "
-        "default: the project's own address.",
+        "default: the project's own address. What those fetch by git in turn comes from a mirror with git "
+        "config --system url.MIRROR.insteadOf https://github.com/ on the hosts.",
     )
     revision: Text = Field(
         default="",

@@ -189,7 +189,9 @@ def _clone(args: Dict[str, Any]) -> List[List[str]]:
     sparse = ["--filter=blob:none", "--sparse"] if folders else []
     commands = [["git", "clone", "--no-checkout"] + sparse + [args["repository"], into]]
     commands += [["git", "-C", into, "sparse-checkout", "set"] + folders] if folders else []
-    return commands + [["git", "-C", into, "checkout", "--detach", args["revision"]]]
+    # CentOS 7's git, 1.8.3, does not know -C.
+    there = ["--git-dir", os.path.join(into, ".git"), "--work-tree", into]
+    return commands + [["git"] + there + ["checkout", "--detach", args["revision"]]]
 
 
 def _install(system: System, args: Dict[str, Any]) -> Applied:

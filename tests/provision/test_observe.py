@@ -318,6 +318,8 @@ def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
     )
     assert "pip install 'ansible-core<2.17'" in said
     assert "dnf install python3.11" in said
+    centos = State(os=OsInfo("centos", "7", "rhel", package_manager="yum", python="3.6.8"))
+    assert "CentOS 7 has no package of one" in remote_python.problem(centos, "python3", "2.19.14")
     newer = old._replace(os=old.os._replace(python="3.11.9"))
     assert [remote_python.problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
         "",
