@@ -168,20 +168,19 @@ def _first_for(item: cuda.Architecture) -> str:
 
 def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     """CUDA that no wheel brings must be on the host."""
-    coming = any(name.startswith(("cuda-", "libcudnn")) for name in desired.runtime_packages)
+    coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
     return [
-        "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}, as "
-        "NVIDIA's repository has them (runtime_packages: [cuda-libraries-{}, libcudnn{}], "
-        "runtime_repositories: {})".format(
+        "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
+        "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
             build.tensorflow,
             build.cuda,
             build.cuda,
             build.cudnn,
             build.cuda.replace(".", "-"),
             build.cudnn.split(".")[0],
-            gpu.REPOSITORY,
+            "NVIDIA's repository" if state.os.family == "rhel" else _vendor(state),
         )
     ]
 

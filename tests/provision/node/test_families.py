@@ -52,6 +52,15 @@ def test_a_system_tells_its_family(text: str, tmp_path: Path) -> None:
     assert families.is_known(os) == (os.id not in ("ol", "linuxmint"))
 
 
+def test_packages_of_the_inventory_come_from_the_repositories_that_it_names_too() -> None:
+    rocky = OsInfo("rocky", "8.10", "rhel", package_manager="dnf")
+    desired = Desired(runtime_packages=["jemalloc"], runtime_repositories={"epel": "https://mirror/epel"})
+    assert packages.further_repositories(rocky, desired) == ["epel"]
+    assert packages.further_repositories(rocky, desired._replace(runtime_packages=[])) == []
+    cuda = Desired(runtime_packages=["libnccl-devel"])
+    assert packages.further_repositories(rocky, cuda) == ["nvidia", "epel"]
+
+
 def test_what_openembedding_runs_on_is_named_where_the_runtime_does_not() -> None:
     assert set(runtime.OTHERS) == {python for stack in openembedding.STACKS for python in stack.pythons}
 
