@@ -25,7 +25,7 @@ COMMAND_TIMEOUT = 120
 # cores busy, and hosts that hang do not keep the others waiting.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
-_PYTHON = "CentOS 7: yum install python3"
+_PYTHON = "CentOS 7: yum install python3; EL 8: dnf install python3.11"
 
 
 def parse(host: str, text: str) -> State:

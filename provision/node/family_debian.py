@@ -28,6 +28,7 @@ FAMILY = Family(
         "git": "git",
         "mpi": "mpich libmpich-dev",
         "tbb": "libtbb2",
+        "nccl-headers": "libnccl-dev",
         # No package has libpmemobj++'s headers.
         "openembedding-build": "autoconf automake libtool pkg-config wget curl unzip patch libndctl-dev "
         "libdaxctl-dev libtbb-dev libpmem-dev libpmemobj-dev",

@@ -31,6 +31,7 @@ FAMILY = Family(
         "git": "git",
         "mpi": "mpich mpich-devel",
         "tbb": "tbb",
+        "nccl-headers": "libnccl-devel",
         "openembedding-build": "autoconf automake libtool pkgconfig wget curl unzip patch ndctl-devel "
         "daxctl-devel tbb-devel libpmem-devel libpmemobj-devel libpmemobj++-devel",
         "containers": "podman podman-docker",

@@ -7,7 +7,7 @@ when they were installed.
 import re
 from typing import List, NamedTuple, Tuple
 
-from . import cuda, foreign, openembedding_source
+from . import cuda, families, foreign, openembedding_source
 from .command import System
 from .runtime import interpreter
 from .state import OsInfo, Runtime, State
@@ -186,7 +186,7 @@ def notes(state: State, desired: Desired) -> List[str]:
     compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
     build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
     if desired.kind == "gpu" and compiled and build is not None:
-        headers = "libnccl-dev" if state.os.family == "debian" else "libnccl-devel"
+        headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
             "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
             "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)

@@ -177,7 +177,7 @@ def test_a_host_key_that_is_not_known(tmp_path: Path, server: SshServer) -> None
 
 def test_a_host_without_python(tmp_path: Path, server: SshServer) -> None:
     found = inventory(tmp_path, host(server, ", ansible_python_interpreter: /no/python3"))
-    assert "has no /no/python3; install Python 3 (CentOS 7: yum install python3)" in reason(
+    assert "has no /no/python3; install Python 3 (CentOS 7: yum install python3; EL 8: dnf" in reason(
         observing.observe(found)["a"]
     )
 
@@ -189,7 +189,7 @@ def test_a_host_whose_python_is_too_old(tmp_path: Path, server: SshServer) -> No
     found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {old}"))
     assert reason(observing.observe(found)["a"]) == (
         f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: install it there (CentOS 7: yum "
-        "install python3) and set ansible_python_interpreter to its path"
+        "install python3; EL 8: dnf install python3.11) and set ansible_python_interpreter to its path"
     )
 
 
