@@ -43,7 +43,6 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     ``systems``: what the hosts run, one for all or ``HOST=SYSTEM`` for one; default: what this machine runs.
     Raises OeprovError; ``output`` is then as it was.
     """
-    _only_ours(inventory)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OeprovError(f"{output}: is there already, and not empty")
     making = output.with_name(output.name + ".making")
@@ -56,6 +55,11 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
         here = dict.fromkeys(inventory.hosts, observe_os(System()))
         named = {**here, **assigned(inventory, systems)}
         lines = _collect(inventory, making, named, state_dir)
+        if inventory.flavor != flavors.DEFAULT:
+            lines.append(
+                f"not in it, because runtime_flavor {inventory.flavor} compiles on the hosts: what pip and git "
+                "get; name mirrors, or directories there, as runtime_index, runtime_package, runtime_sources"
+            )
         _write_manifest(making)
         if output.exists():
             output.rmdir()
@@ -63,15 +67,6 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return lines
-
-
-def _only_ours(inventory: Inventory) -> None:
-    """Bundles hold our own runtime; what others need is compiled on the hosts."""
-    if inventory.flavor != flavors.DEFAULT:
-        raise OeprovError(
-            f"runtime_flavor: {inventory.flavor}: a bundle holds oe_runtime only; without a network, name "
-            "runtime_index, runtime_package and runtime_sources on the hosts"
-        )
 
 
 def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
@@ -88,6 +83,8 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
             continue
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
         made = build.build_of(state, desired)
+        if not made:
+            continue  # of another flavor
         pip.setdefault(made, set()).update(desired.runtime_requirements)
         systems_of_keys[build.key_of(made)] = os
     lines = []
@@ -207,7 +204,7 @@ class Bundle:
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
         """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
-        _only_ours(inventory)
+        ours = inventory.flavor == flavors.DEFAULT
         for path in (self.root / "wheels").glob("*/*/*.whl"):
             there = state_dir.absolute() / path.parent.relative_to(self.root)
             if not there.exists():
@@ -221,7 +218,8 @@ class Bundle:
                 index = str(self.root / "pip" / wheel.own_key())
             # NVIDIA's repository for apt decides which packages of the driver are taken.
             named = [name for name in (gpu.REPOSITORY,) if name in host.runtime.repositories]
-            update = {"repositories": dict.fromkeys(["archive", *named], place), "index": index}
+            update: dict[str, object] = {"repositories": dict.fromkeys(["archive", *named], place)}
+            update.update({"index": index} if ours else {})
             runtime = host.runtime.model_copy(update=update)
             elrepo = host.kernel.source in kernelinstall.ELREPO
             kernel = host.kernel.model_copy(update={"repository_url": place} if elrepo else {})
