@@ -27,6 +27,7 @@ from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
 from provision.node.step import Desired
 from provision.settings import Kind
+from provision.systems import assigned
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -36,27 +37,12 @@ _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for
 
 
-def parse_system(text: str) -> OsInfo:
-    """The system in ``debian-12`` or ``debian-12-x86_64``; OeprovError when there is none like it."""
-    words = text.split("-")
-    os = OsInfo(words[0], words[1] if len(words) > 1 else "", architecture="x86_64")
-    family = families.of(os)
-    if len(words) not in (2, 3) or family is None or not families.is_known(os):
-        raise OeprovError(
-            f"--system {text!r}: expected ID-RELEASE, such as debian-12; known: {families.KNOWN}"
-        )
-    manager = "apt" if family.lineage == "debian" else family.managers[0]
-    found = os._replace(family=family.lineage, package_manager=manager)
-    return found._replace(architecture=words[2]) if len(words) == 3 else found
-
-
 def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: Path) -> list[str]:
     """Collect the bundle into ``output``, which must be new or empty; a line for each part of it.
 
     ``systems``: what the hosts run, one for all or ``HOST=SYSTEM`` for one; default: what this machine runs.
     Raises OeprovError; ``output`` is then as it was.
     """
-    _only_ours(inventory)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OeprovError(f"{output}: is there already, and not empty")
     making = output.with_name(output.name + ".making")
@@ -66,7 +52,14 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     except OSError as error:
         raise OeprovError(f"{making}: {error.strerror}: name a directory that can be made") from None
     try:
-        lines = _collect(inventory, making, _assigned(inventory, systems), state_dir)
+        here = dict.fromkeys(inventory.hosts, observe_os(System()))
+        named = {**here, **assigned(inventory, systems)}
+        lines = _collect(inventory, making, named, state_dir)
+        if inventory.flavor != flavors.DEFAULT:
+            lines.append(
+                f"not in it, because runtime_flavor {inventory.flavor} compiles on the hosts: "
+                "what pip and git get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
+            )
         _write_manifest(making)
         if output.exists():
             output.rmdir()
@@ -74,25 +67,6 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return lines
-
-
-def _only_ours(inventory: Inventory) -> None:
-    """Bundles hold our own runtime; what others need is compiled on the hosts."""
-    if inventory.flavor != flavors.DEFAULT:
-        raise OeprovError(
-            f"runtime_flavor: {inventory.flavor}: a bundle holds oe_runtime only; without a network, name "
-            "runtime_index, runtime_package and runtime_sources on the hosts"
-        )
-
-
-def _assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:
-    found = dict.fromkeys(inventory.hosts, observe_os(System()))
-    for text in systems:
-        name, _, system = text.rpartition("=")
-        if name and name not in found:
-            raise OeprovError(f"--system {text!r}: there is no host {name}")
-        found.update(dict.fromkeys([name] if name else found, parse_system(system)))
-    return found
 
 
 def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
@@ -109,6 +83,8 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
             continue
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
         made = build.build_of(state, desired)
+        if not made:
+            continue  # of another flavor
         pip.setdefault(made, set()).update(desired.runtime_requirements)
         systems_of_keys[build.key_of(made)] = os
     lines = []
@@ -228,7 +204,7 @@ class Bundle:
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
         """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
-        _only_ours(inventory)
+        ours = inventory.flavor == flavors.DEFAULT
         for path in (self.root / "wheels").glob("*/*/*.whl"):
             there = state_dir.absolute() / path.parent.relative_to(self.root)
             if not there.exists():
@@ -242,7 +218,8 @@ class Bundle:
                 index = str(self.root / "pip" / wheel.own_key())
             # NVIDIA's repository for apt decides which packages of the driver are taken.
             named = [name for name in (gpu.REPOSITORY,) if name in host.runtime.repositories]
-            update = {"repositories": dict.fromkeys(["archive", *named], place), "index": index}
+            update: dict[str, object] = {"repositories": dict.fromkeys(["archive", *named], place)}
+            update.update({"index": index} if ours else {})
             runtime = host.runtime.model_copy(update=update)
             elrepo = host.kernel.source in kernelinstall.ELREPO
             kernel = host.kernel.model_copy(update={"repository_url": place} if elrepo else {})

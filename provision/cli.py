@@ -33,6 +33,7 @@ from provision.commands.options import (
     Json,
     Limit,
     StateDir,
+    System,
     changes_hosts,
     open_inventory,
 )
@@ -75,7 +76,8 @@ def _main(
 @app.command(
     rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov plan -i inventory.yml --limit parameter_servers  |  "
-    "oeprov plan -i inventory/sample.yml --offline  |  oeprov plan --json",
+    "oeprov plan -i inventory/sample.yml --offline  |  "
+    "oeprov plan --offline --system centos-7.8 --system gpu-1=ubuntu-24.04  |  oeprov plan --json",
 )
 def plan(
     inventory: InventoryPath = DEFAULT_INVENTORY,
@@ -83,6 +85,7 @@ def plan(
     offline: Annotated[
         bool, typer.Option("--offline", help="Reach no host: plan for freshly installed hosts of each kind.")
     ] = False,
+    system: System = None,
     commands: Annotated[
         bool, typer.Option("--commands", help="Show the exact commands of every step too.")
     ] = False,
@@ -91,13 +94,14 @@ def plan(
 ) -> int:
     """Show what would change, on which host and why; what destroys data and what reboots.
 
-    Looks at every host at once and changes nothing. Exit code 0: nothing to do; 2: changes are pending; 1: a
-    host could not be seen, or what the inventory asks for cannot be reached.
+    Looks at every host at once and changes nothing. With --offline, --system says what the hosts run;
+    default: Rocky Linux 8 where there is persistent memory, Ubuntu elsewhere. Exit code 0: nothing to do; 2:
+    changes are pending; 1: a host could not be seen, or what the inventory asks for cannot be reached.
     """
     from provision import planning
 
     found = open_inventory(inventory, limit, state_dir)
-    return planning.plan(found, offline=offline, commands=commands, as_json=as_json)
+    return planning.plan(found, offline=offline, systems=system or [], commands=commands, as_json=as_json)
 
 
 @app.command(
@@ -139,19 +143,13 @@ def bundle(
     output: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the bundle.")],
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
-    system: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--system",
-            metavar="[HOST=]ID-RELEASE",
-            help="What the hosts run, such as debian-12, for all or for one; default: what this one runs.",
-        ),
-    ] = None,
+    system: System = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Collect all packages and wheels that the hosts need in one directory, for sites without a network.
 
-    Reaches no host. Every file is in MANIFEST.json with its SHA-256, and is checked when it is used.
+    Reaches no host; hosts for which --system does not say run what this machine does. Every file is in
+    MANIFEST.json with its SHA-256, and is checked when it is used.
     """
     from provision import bundle as bundling
 

@@ -5,6 +5,7 @@ Figures are those that vendors document; nothing here was observed.
 
 from __future__ import annotations
 
+from provision.node import families
 from provision.node.state import (
     Bootloader,
     DaxDevice,
@@ -130,11 +131,44 @@ _STATES = {
 }
 
 
-def state(desired: Desired) -> State:
-    """The assumed state of a freshly installed host of ``desired.kind``."""
+# Of the systems as their installers leave them: family and release -> kernel, Python, options of the kernel.
+_SYSTEMS: dict[tuple[str, str], tuple[str, str, dict[str, str]]] = {
+    ("CentOS 7", "7"): ("3.10.0-1127.el7.x86_64", "3.6.8", {"CONFIG_FS_DAX": "y"}),
+    ("EL 8", "8"): ("4.18.0-553.el8_10.x86_64", "3.6.8", _ALL),
+    ("EL 9", "9"): ("5.14.0-427.13.1.el9_4.x86_64", "3.9.18", _ALL),
+    ("Alibaba Cloud Linux 3", "3"): ("5.10.134-16.3.al8.x86_64", "3.6.8", _ALL),
+    ("Ubuntu", "20.04"): ("5.4.0-190-generic", "3.8.10", _ALL),
+    ("Ubuntu", "22.04"): ("5.15.0-119-generic", "3.10.12", _ALL),
+    ("Ubuntu", "24.04"): ("6.8.0-41-generic", "3.12.3", _ALL),
+    ("Debian", "11"): ("5.10.0-31-amd64", "3.9.2", _ALL),
+    ("Debian", "12"): ("6.1.0-25-amd64", "3.11.2", _ALL),
+    ("Debian", "13"): ("6.12.38+deb13-amd64", "3.13.5", _ALL),
+}
+
+
+def _on(base: State, os: OsInfo) -> State:
+    """The same hardware with another system."""
+    family = families.of(os)
+    if family is None:
+        return base
+    release, python, config = _SYSTEMS[family.name, families.release(family, os)]
+    rpm = family.lineage == "rhel"
+    loader = _grub("grub2" if rpm else "grub", grubby=rpm)
+    return base._replace(
+        os=os._replace(python=python, is_root=True),
+        kernel=_kernel(release, config),
+        # CentOS 7 has no BLS entries.
+        bootloader=loader._replace(bls=rpm and family.name != "CentOS 7"),
+        memory=base.memory._replace(auto_online="online" if os.id == "ubuntu" else "offline"),
+    )
+
+
+def state(desired: Desired, os: OsInfo | None = None) -> State:
+    """The assumed state of a freshly installed host of ``desired.kind``; ``os``: with that system."""
     missing = Runtime(venv=desired.runtime_venv, missing=desired.runtime_requirements)
     if desired.kind != "local":
-        return _STATES[desired.kind]._replace(hostname=desired.host, runtime=missing)
+        base = _STATES[desired.kind]
+        return (_on(base, os) if os else base)._replace(hostname=desired.host, runtime=missing)
     return State(
         os=_DEBIAN,
         directories=[Directory(desired.pmem_directory, writable=True, free=100 * GIB)],

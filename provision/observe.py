@@ -6,6 +6,7 @@ This machine is looked at in the same way as the others, by a child process.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ COMMAND_TIMEOUT = 120
 # cores busy, and hosts that hang do not keep the others waiting.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
+_PYTHON = "CentOS 7: yum install python3; EL 8: dnf install python3.11"
 
 
 def parse(host: str, text: str) -> State:
@@ -106,7 +108,17 @@ def _there(host: Host, given: bytes) -> str:
     if code == 127 or (host.become and "command not found" in err):
         raise HostError(
             host.name,
-            f"has no {host.python}; install Python 3, or set ansible_python_interpreter to its path",
+            f"has no {host.python}; install Python 3 ({_PYTHON}), or set ansible_python_interpreter to its "
+            "path",
+        )
+    old = "is Python 2" if "Unknown option: -I" in err else ""
+    if found := re.search(r"Python 3\.6 or newer is needed, this is (\S+)", err):
+        old = f"is Python {found[1]}"
+    if code and old:
+        raise HostError(
+            host.name,
+            f"{host.python} {old}, and oeprov needs 3.6 or newer on hosts: install it there ({_PYTHON}) and "
+            "set ansible_python_interpreter to its path",
         )
     if code and host.become and "sudo:" in err:
         raise HostError(host.name, f"sudo refused ({_last_line(err)}); it must work without a password")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,9 @@ from provision.converge import Look
 from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.node.plan import make_plan
+from provision.node.state import OsInfo
 from provision.settings import MODES
+from provision.systems import assigned
 
 ALL_MODES = sorted({mode for modes in MODES.values() for mode in modes} - {"none"})
 
@@ -27,14 +30,14 @@ def check_mode(mode: str) -> None:
         raise OeprovError(f"mode {mode!r} is unknown; modes are {', '.join(ALL_MODES)}{hint}")
 
 
-def assume(inventory: Inventory) -> Look:
-    """Plans for freshly installed hosts; reaches none."""
+def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> Look:
+    """Plans for freshly installed hosts, some of which have these systems; reaches none."""
     from provision import remote_python
 
     found = Look()
     for name, host in inventory.hosts.items():
         desired = host.desired()
-        found.states[name] = fresh.state(desired)
+        found.states[name] = fresh.state(desired, systems.get(name))
         made = make_plan(found.states[name], desired)
         old = host.connection == "ssh" and remote_python.problem(found.states[name], host.python)
         found.plans[name] = made._replace(notes=[*made.notes, old]) if old else made
@@ -42,10 +45,21 @@ def assume(inventory: Inventory) -> Look:
 
 
 def plan(
-    inventory: Inventory, *, offline: bool = False, commands: bool = False, as_json: bool = False
+    inventory: Inventory,
+    *,
+    offline: bool = False,
+    systems: Iterable[str] = (),
+    commands: bool = False,
+    as_json: bool = False,
 ) -> int:
-    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not seen or a wish out of reach."""
-    found = assume(inventory) if offline else converge.look(inventory)
+    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not seen or a wish out of reach.
+
+    ``systems``: what freshly installed hosts run (``offline``), see ``systems.assigned``.
+    """
+    named = assigned(inventory, systems)
+    if named and not offline:
+        raise OeprovError("--system is for --offline: hosts that are reached say what they run")
+    found = assume(inventory, named) if offline else converge.look(inventory)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
     code = 1 if broken else 2 if found.pending else 0

@@ -20,7 +20,11 @@ def problem(state: State, python: str, core: str = "") -> str:
     least = _SINCE.get(_pair(core), max(_SINCE.values()))
     if not state.os.python or _pair(state.os.python) >= least:
         return ""
-    how = "" if state.os.package_manager == "apt" else " (EL 8 and its like: dnf install python3.11)"
+    hints = {
+        "dnf": " (EL 8 and its like: dnf install python3.11)",
+        "yum": " (CentOS 7 has no package of one)",
+    }
+    how = hints.get(state.os.package_manager, "")
     return (
         f"ansible-core {core} here needs Python {least[0]}.{least[1]} on hosts, and {python} there is "
         f"{state.os.python}: install a newer one there{how} and set ansible_python_interpreter to its "

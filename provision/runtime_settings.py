@@ -51,7 +51,8 @@ class RuntimeSettings(Settings):
         default="",
         description="Other flavors: what pip installs. openembedding: a requirement (default: "
         "openembedding==0.1.2, without persistent memory), or path on the host or URL of an archive such as "
-        "openembedding-0.1.2-pmem.tar.gz. deeprec: path on the hosts or URL of a wheel; default: one is "
+        "openembedding-0.1.2-pmem.tar.gz, or source: built on each host, with persistent memory, from "
+        "runtime_repository. deeprec: path on the hosts or URL of a wheel; default: one is "
         "built.",
     )
     tensorflow: Text = Field(
@@ -63,7 +64,8 @@ class RuntimeSettings(Settings):
     repository: Text = Field(
         default="",
         description="Other flavors: where git gets their sources, which have the scripts that are run; "
-        "default: the project's own address.",
+        "default: the project's own address. What those fetch by git in turn comes from a mirror with git "
+        "config --system url.MIRROR.insteadOf https://github.com/ on the hosts.",
     )
     revision: Text = Field(
         default="",

@@ -60,12 +60,13 @@ class Serving:
 
 
 def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
-    """The serving of a job's export; TrainingError when there is none on this machine."""
-    job = jobs.find(state_dir, name)
+    """The serving of a job's export, by default of the last; TrainingError when there is none here."""
+    done = [] if name else [job for job in jobs.all_jobs(state_dir) if summary(job.metrics_file).export]
+    job = done[-1] if done else jobs.find(state_dir, name)
     export = summary(job.metrics_file).export
     if not export:
         raise TrainingError(
-            f"job {job.id} has exported nothing; launch it with --export (OpenEmbedding exports with "
+            f"job {job.id} has exported nothing; jobs do at their end, with --export (OpenEmbedding with "
             "runtime_variant standalone, mirrored and mpi)"
         )
     if not (Path(export) / "saved_model.pb").is_file():

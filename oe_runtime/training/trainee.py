@@ -177,12 +177,17 @@ def _inputs(batch: Batch) -> list[NDArray[Any]]:
 
 
 def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0)) -> Any:
-    """Keras on TensorFlow; RunError says how to install them. its chatter is dropped, errors are not.
+    """Keras on TensorFlow; RunError says how to install them. Its chatter is dropped, errors are not.
 
     `threads`: between and within operations; 0 leaves it to TensorFlow.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        raise RunError(
+            f"KERAS_BACKEND is {backend}, and this trainer runs on tensorflow: unset it (models of your own "
+            "run on torch and jax too, with oe_runtime.keras)"
+        )
     try:
         with without_noise():
             import keras
@@ -191,8 +196,6 @@ def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0
         raise RunError(
             f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
         ) from error
-    if keras.backend.backend() != "tensorflow":
-        raise RunError(f"KERAS_BACKEND is {keras.backend.backend()}; this version trains with tensorflow")
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     if any(threads):

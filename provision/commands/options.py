@@ -68,6 +68,16 @@ def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:
     return inventory.load(path, limit, state_dir=state_dir)
 
 
+System = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--system",
+        metavar="[HOST=]ID-RELEASE",
+        help="What the hosts run, such as debian-12, for all or for one; may be given several times.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Change:
     """What the options of a command that changes hosts say."""

@@ -16,7 +16,8 @@ SERVE_EXAMPLES = (
 
 def serve_export(
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Which job's export; default: the last job's.")
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Which job's export; default: the last that there is."),
     ] = None,
     image: Annotated[
         str, typer.Option(help="Image of TensorFlow Serving; pin it in production.")

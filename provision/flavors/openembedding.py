@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from provision import wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
+from provision.node import families
 from provision.node import openembedding as node
 from provision.training import placement
 from provision.training.jobs import SERVERS, Job, ProcessSpec
@@ -133,7 +134,8 @@ def _check_storage(host: Host, found: str) -> None:
         raise TrainingError(
             f"host {host.name}: storage {found}: {package} from PyPI was built without persistent "
             "memory; use "
-            "--storage dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz"
+            "--storage dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz, "
+            "or to source"
         )
 
 
@@ -202,7 +204,10 @@ def place(
             prepared[host.name]["units"].append(start)
         elif where.mount:
             prepared[host.name]["storage_directory"] = where.mount
-    processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted)))
+    first = states.get(workers[0].name)
+    family = families.of(first.os) if first is not None else None
+    mpi = family.mpi if family is not None else ""
+    processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted), mpi))
     return Placement(processes, prepared)
 
 
@@ -230,7 +235,9 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
     return spec, port
 
 
-def _worker(job: Job, hosts: list[Host], wanted: Request, variant: Variant, counts: list[int]) -> ProcessSpec:
+def _worker(
+    job: Job, hosts: list[Host], wanted: Request, variant: Variant, counts: list[int], mpi: str
+) -> ProcessSpec:
     host, training, total = hosts[0], wanted.training, sum(counts)
     values = {
         "data": training.data,
@@ -243,7 +250,7 @@ def _worker(job: Job, hosts: list[Host], wanted: Request, variant: Variant, coun
     export = str(programs.directory_of(job, host) / "run" / "export" / "1") if training.export else ""
     if export:
         values["export"] = export
-    argv = _launcher(hosts, variant, counts)
+    argv = _launcher(hosts, variant, counts, mpi)
     argv += [programs.program(host, "python"), f"{programs.sources_of(host)}/{variant.script}"]
     argv += [word for name, flag in variant.flags.items() if name in values for word in (flag, values[name])]
     if variant.server:
@@ -255,11 +262,11 @@ def _worker(job: Job, hosts: list[Host], wanted: Request, variant: Variant, coun
     return programs.process(job, host, "worker", "worker-0", options, argv, environment=environment)
 
 
-def _launcher(hosts: list[Host], variant: Variant, counts: list[int]) -> list[str]:
+def _launcher(hosts: list[Host], variant: Variant, counts: list[int], mpi: str) -> list[str]:
     if not variant.launcher:
         return []
     tool = variant.launcher[0]
-    path = programs.program(hosts[0], tool) if tool == "horovodrun" else tool
+    path = programs.program(hosts[0], tool) if tool == "horovodrun" else os.path.join(mpi, tool)
     words = [path, *variant.launcher[1:], str(sum(counts))]
     if len(hosts) > 1:
         listed = ",".join(f"{host.address}:{count}" for host, count in zip(hosts, counts, strict=True))

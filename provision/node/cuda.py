@@ -85,6 +85,8 @@ ARCHITECTURES = [
     Architecture("Ada Lovelace", [(0x2600, 0x28FF)], "11.8", "520.61.05"),
     Architecture("Blackwell", [(0x2900, 0x32FF)], "12.8", "570.26"),
 ]
+# How the names of packages begin that come from NVIDIA's repository only.
+PACKAGES = ("cuda-", "libcudnn", "libnccl")
 # From this branch on NVIDIA's open kernel modules are the ones to use; from 620 on there are no others.
 OPEN_SINCE = 560
 

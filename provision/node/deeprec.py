@@ -11,7 +11,7 @@ import shlex
 import shutil
 from typing import Any, Dict, List
 
-from . import families, foreign, numa, repositories
+from . import families, foreign, numa, registry, repositories
 from .command import CommandError, System
 from .packages import apply as install_packages
 from .state import OsInfo, Runtime, State
@@ -99,9 +99,10 @@ def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
 
 
 def missing_image(system: System, image: str) -> str:
-    """Why the image cannot be had; empty when it can, or when there is nobody to ask."""
-    engine = system.which("docker")
-    if not engine or system.run(["docker", "image", "inspect", image]).ok:
+    """Why the image cannot be had; empty when it can."""
+    if not system.which("docker"):
+        return registry.missing(image)
+    if system.run(["docker", "image", "inspect", image]).ok:
         return ""
     asked = system.run(["docker", "manifest", "inspect", image], timeout=60)
     return "" if asked.ok else asked.explain()

@@ -28,6 +28,7 @@ class KernelSource(NamedTuple):
     repository: str = ""  # what that package calls the repository, disabled
     address: str = ""  # of the repository, and of its key: for collecting packages elsewhere
     archived: str = ""  # who has archived it: a mirror must be named
+    mirror: str = ""  # one that somebody keeps, and the address of the key
 
 
 class DriverPackages(NamedTuple):
@@ -74,6 +75,8 @@ class Family(NamedTuple):
     repositories: Dict[str, Repository] = {}
     comes_from: Dict[str, List[str]] = {}  # need -> repositories on top of those that are enabled
     compilers: str = ""  # directory of the compilers that build the runtime; empty: those on the PATH
+    toolchain: str = ""  # the same, of those of the need toolchain
+    mpi: str = ""  # directory of the programs of the need mpi; empty: they are on the PATH
     by_major: bool = False  # minor releases run each other's programs
     time_service: str = "chronyd"
     gone: str = ""  # where its packages are now, when its own mirrors have none any more

@@ -18,6 +18,6 @@ FAMILY = _EL8._replace(
     pythons={"3": "3.11"},
     glibc={"3": 32},
     repositories={name: _EL8.repositories[name] for name in ("epel", "nvidia")},
-    comes_from={"build": ["epel"], "ipmctl": ["epel"]},
+    comes_from={"build": ["epel"], "ipmctl": ["epel"], "openembedding-build": ["epel"]},
     compilers="",
 )

@@ -28,6 +28,10 @@ FAMILY = Family(
         "git": "git",
         "mpi": "mpich libmpich-dev",
         "tbb": "libtbb2",
+        "nccl-headers": "libnccl-dev",
+        # No package has libpmemobj++'s headers.
+        "openembedding-build": "autoconf automake libtool pkg-config wget curl unzip patch libndctl-dev "
+        "libdaxctl-dev libtbb-dev libpmem-dev libpmemobj-dev",
         "containers": "docker.io",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
         "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",

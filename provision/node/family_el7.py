@@ -4,6 +4,11 @@ from . import family_el8
 from .family import DriverPackages, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
+_KERNELS = (
+    "https://mirrors.coreix.net/elrepo-archive-archive/kernel/el7/x86_64/ "
+    "https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
+)
+_COMPILERS = "/opt/rh/devtoolset-11/root/usr/bin"
 
 FAMILY = family_el8.FAMILY._replace(
     name="CentOS 7",
@@ -24,8 +29,8 @@ FAMILY = family_el8.FAMILY._replace(
     ),
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
-        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo"),
-        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo"),
+        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo", mirror=_KERNELS),
+        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo", mirror=_KERNELS),
     },
     # NVIDIA's repository for it ends with branch 550.
     gpu=GpuDriver(
@@ -53,7 +58,13 @@ FAMILY = family_el8.FAMILY._replace(
             url=family_el8.NVIDIA + "rhel7/$basearch/", key=family_el8.NVIDIA + "rhel7/x86_64/D42D0685.pub"
         ),
     },
-    comes_from={"build": ["scl", "epel"], "toolchain": ["scl", "epel"], "ipmctl": ["epel"]},
-    compilers="/opt/rh/devtoolset-11/root/usr/bin",
+    comes_from={
+        "build": ["scl", "epel"],
+        "toolchain": ["scl", "epel"],
+        "ipmctl": ["epel"],
+        "openembedding-build": ["epel"],
+    },
+    compilers=_COMPILERS,
+    toolchain=_COMPILERS,
     gone=_VAULT + "7.9.2009/os/$basearch/",
 )

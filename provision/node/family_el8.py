@@ -31,6 +31,9 @@ FAMILY = Family(
         "git": "git",
         "mpi": "mpich mpich-devel",
         "tbb": "tbb",
+        "nccl-headers": "libnccl-devel",
+        "openembedding-build": "autoconf automake libtool pkgconfig wget curl unzip patch ndctl-devel "
+        "daxctl-devel tbb-devel libpmem-devel libpmemobj-devel libpmemobj++-devel",
         "containers": "podman podman-docker",
         # EL's own compiler, 8.5, knows too little of C++17.
         "build": "gcc-toolset-13-gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel openssl-devel "
@@ -67,7 +70,8 @@ FAMILY = Family(
         ),
         "nvidia": Repository(url=NVIDIA + "rhel8/$basearch/", key=NVIDIA + "rhel8/x86_64/D42D0685.pub"),
     },
-    comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"]},
+    comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"], "openembedding-build": ["crb"]},
     compilers="/opt/rh/gcc-toolset-13/root/usr/bin",
+    mpi="/usr/lib64/mpich/bin",
     by_major=True,
 )

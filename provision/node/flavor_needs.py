@@ -27,7 +27,9 @@ def _openembedding(desired: Desired) -> List[str]:
     found += ["toolchain"] + ([] if desired.runtime_sources else ["git"])
     if desired.worker and desired.runtime_variant == "mpi":
         found.append("mpi")
-    if desired.runtime_package and desired.pmem_mode == "fsdax":
+    if desired.runtime_package == "source":
+        found.append("openembedding-build")
+    elif desired.runtime_package and desired.pmem_mode == "fsdax":
         found.append("tbb")  # of an archive with persistent memory
     return found
 

@@ -1,6 +1,6 @@
 """What trains on a host: each flavor says what it needs there, looks, plans, and says what is in the way."""
 
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from . import build, deeprec, openembedding, runtime
 from .command import CommandError, System
@@ -17,6 +17,8 @@ class Flavor(NamedTuple):
     problems: Callable[[State, Desired], List[str]]
     notes: Callable[[State, Desired], List[str]]
     make: Callable[[System, OsInfo, Dict[str, Any]], str]  # builds its wheel on this host; its path
+    # What it trains with (PEP 508) and its version of Python, for GPU hosts; empty: not known, not asked.
+    framework: Callable[[State, Desired], Tuple[List[str], str]]
 
 
 def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
@@ -34,20 +36,32 @@ def _makes_none(_system: System, _os: OsInfo, args: Dict[str, Any]) -> str:
     raise CommandError("flavor {} has no wheel of its own".format(args["desired"]["runtime_flavor"]))
 
 
+def _our_framework(state: State, desired: Desired) -> Tuple[List[str], str]:
+    return desired.runtime_requirements, build.python_version(state, desired)
+
+
+def _no_framework(_state: State, _desired: Desired) -> Tuple[List[str], str]:
+    return [], ""
+
+
 def _nothing(_state: State, _desired: Desired) -> List[str]:
     return []
 
 
 _FLAVORS: Dict[str, Flavor] = {
-    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing, _make),
+    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing, _make, _our_framework),
     "openembedding": Flavor(
         openembedding.observe,
         openembedding.plan,
         openembedding.problems,
         openembedding.notes,
         _makes_none,
+        openembedding.framework,
     ),
-    "deeprec": Flavor(deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make),
+    # Its developer image, by default, has no CUDA.
+    "deeprec": Flavor(
+        deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make, _no_framework
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from .step import Action, Applied, Desired, Step
 
 REVISION = ".oeprov-revision"
 WHEEL = "{package}"  # a word for pip that stands for the package, or for the wheel that is brought
+COMPILE = "{compile}"  # in place of pip's words: what is compiled before the calls that follow
 _HOURS = 6 * 3600
 
 
@@ -33,6 +34,7 @@ class Wanted(NamedTuple):
     folders: List[str]  # of the sources that are needed; none: all
     script: str  # a file that the sources have
     build: str = ""  # of a wheel that is brought to the host; see build.py
+    compile: str = ""  # what bash runs for COMPILE; the sources come first then
 
 
 def sources_of(desired: Desired) -> str:
@@ -65,6 +67,7 @@ def version_of(state: State, desired: Desired) -> str:
 def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
     """A step for the environment and one for the sources, as far as they are not there."""
     steps, runtime, venv = [], state.runtime, desired.runtime_venv
+    family = families.of(state.os)
     why = _why(runtime, venv, wanted)
     if why:
         create = _again(runtime, wanted.package)
@@ -74,6 +77,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
             python=desired.runtime_python,
             create=create,
             index=desired.runtime_index,
+            programs=[item for item in (family.toolchain, family.mpi) if item] if family else [],
         )
         steps.append(
             Step(
@@ -104,7 +108,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 args=args,
             )
         )
-    return steps
+    return steps[::-1] if wanted.compile else steps
 
 
 def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
@@ -112,7 +116,7 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
     runtime, found = state.runtime, []
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(desired.runtime_venv, runtime.error))
-    elif not runtime.exists and not runtime.base and not state.assumed:
+    elif not runtime.exists and not runtime.base and not state.assumed and not _comes(state, desired):
         found.append(
             "runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)
         )
@@ -135,6 +139,11 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
             )
         )
     return found
+
+
+def _comes(state: State, desired: Desired) -> bool:
+    """The system's own Python, which a package brings."""
+    return desired.runtime_python == "python3" and bool(families.names(state.os, "own-python"))
 
 
 def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
@@ -163,6 +172,9 @@ def _commands(args: Dict[str, Any]) -> List[List[str]]:
         pip += ["--index-url", args["index"]]
     commands = [[args["python"], "-m", "venv", venv]] if args["create"] else []
     for words in args["pip"]:
+        if words == [COMPILE]:
+            commands.append(["/bin/bash", "-ec", args["compile"]])
+            continue
         given = [word for word in words if "=" in word and word.split("=")[0].isupper()]
         package = args.get("wheel") or (
             "<wheel of {}>".format(args["title"]) if args["build"] else args["package"]
@@ -177,7 +189,9 @@ def _clone(args: Dict[str, Any]) -> List[List[str]]:
     sparse = ["--filter=blob:none", "--sparse"] if folders else []
     commands = [["git", "clone", "--no-checkout"] + sparse + [args["repository"], into]]
     commands += [["git", "-C", into, "sparse-checkout", "set"] + folders] if folders else []
-    return commands + [["git", "-C", into, "checkout", "--detach", args["revision"]]]
+    # CentOS 7's git, 1.8.3, does not know -C.
+    there = ["--git-dir", os.path.join(into, ".git"), "--work-tree", into]
+    return commands + [["git"] + there + ["checkout", "--detach", args["revision"]]]
 
 
 def _install(system: System, args: Dict[str, Any]) -> Applied:
@@ -193,8 +207,11 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     args = dict(args, create=_again(before, args["package"]), wheel=wheel)
     if args["create"]:
         empty(system, venv)
+    # What compiles looks for compilers, which need not be the system's own, and for pip.
+    first = [system.path(os.path.join(venv, "bin"))] + args["programs"]
+    environment = {"PATH": ":".join(first + [os.environ.get("PATH", "")])}
     for argv in _commands(args):
-        system.check(argv, timeout=_HOURS)
+        system.check(argv, timeout=_HOURS, environment=environment)
     system.check([system.path(interpreter(venv))] + args["check"], timeout=600)
     os.sync()
     write_stamp(system, venv, Stamp(args["package"], True, True))

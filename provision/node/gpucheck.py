@@ -2,10 +2,9 @@
 
 import csv
 import json
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import cuda, runtime
-from .build import python_version
+from . import cuda, flavors, runtime
 from .command import NOT_FOUND, CommandError, System
 from .state import State
 from .step import Action, Applied, Desired, Step
@@ -110,12 +109,17 @@ def python_of(state: State, desired: Desired) -> str:
     """Version of the environment's Python, or of the one that will make it; empty: not known."""
     if state.runtime.exists and state.runtime.python:
         return state.runtime.python
-    return python_version(state, desired)
+    return flavors.of(desired).framework(state, desired)[1]
+
+
+def bounds_of(state: State, desired: Desired) -> Optional[List[Tuple[str, cuda.Version]]]:
+    """Bounds of the TensorFlow that is to train on the GPUs; None where none is."""
+    return cuda.clauses(flavors.of(desired).framework(state, desired)[0])
 
 
 def build(state: State, desired: Desired) -> Optional[cuda.Build]:
     """The release of TensorFlow that the host has or is to get; None: none for GPUs, or none that fits."""
-    bounds = cuda.clauses(desired.runtime_requirements)
+    bounds = bounds_of(state, desired)
     if bounds is None:
         return None
     there = cuda.build_of(state.runtime.distributions.get("tensorflow", ""))
@@ -156,7 +160,7 @@ def plan(state: State, desired: Desired, again: bool) -> List[Step]:
                 action="keep_gpu_driver",
             )
         )
-    trains = cuda.clauses(desired.runtime_requirements) is not None
+    trains = bounds_of(state, desired) is not None
     tensorflow = state.runtime.distributions.get("tensorflow", "") if trains else ""
     if again or state.gpu.checked != _key(state.gpu.driver, tensorflow, state.gpu.devices):
         python = runtime.interpreter(desired.runtime_venv)

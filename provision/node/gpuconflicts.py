@@ -19,7 +19,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     if not state.gpu.devices:
         return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
     found = _branch_problems(state, desired) + _secure_boot(state, desired)
-    bounds = cuda.clauses(desired.runtime_requirements)
+    bounds = gpucheck.bounds_of(state, desired)
     if bounds is None:
         return found
     build, python = gpucheck.build(state, desired), gpucheck.python_of(state, desired)
@@ -141,7 +141,7 @@ def _newer(state: State, desired: Desired, least: str, version: str) -> str:
         return "{} has none newer than branch {}; take a newer release of the system".format(
             families.title(state.os), newest
         )
-    bounds = cuda.clauses(desired.runtime_requirements) or []
+    bounds = gpucheck.bounds_of(state, desired) or []
     fit = cuda.candidates(bounds, gpucheck.python_of(state, desired))
     usable = [item for item in fit if _reaches(version, item.driver) and item.driver != least]
     if any(cuda.numbers(item.driver) > cuda.numbers(version) for item in cuda.architectures(state.gpu.ids)):
@@ -168,20 +168,19 @@ def _first_for(item: cuda.Architecture) -> str:
 
 def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     """CUDA that no wheel brings must be on the host."""
-    coming = any(name.startswith(("cuda-", "libcudnn")) for name in desired.runtime_packages)
+    coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
     return [
-        "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}, as "
-        "NVIDIA's repository has them (runtime_packages: [cuda-libraries-{}, libcudnn{}], "
-        "runtime_repositories: {})".format(
+        "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
+        "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
             build.tensorflow,
             build.cuda,
             build.cuda,
             build.cudnn,
             build.cuda.replace(".", "-"),
             build.cudnn.split(".")[0],
-            gpu.REPOSITORY,
+            "NVIDIA's repository" if state.os.family == "rhel" else _vendor(state),
         )
     ]
 

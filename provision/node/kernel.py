@@ -283,7 +283,7 @@ def _source_problems(state: State, desired: Desired) -> List[str]:
     if archived and kernelinstall.KERNEL not in mirrors and needs_install(state, desired):
         return [
             "kernel_source {}: {} has archived its kernels for {}; set kernel_repository_url to a mirror "
-            "of the archive".format(source, archived, family.name)
+            "of the archive, such as {}".format(source, archived, family.name, family.kernels[source].mirror)
         ]
     return []
 

@@ -5,10 +5,11 @@ when they were installed.
 """
 
 import re
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Tuple
 
-from . import foreign
+from . import cuda, families, foreign, openembedding_source
 from .command import System
+from .runtime import interpreter
 from .state import OsInfo, Runtime, State
 from .step import Desired, Step
 
@@ -52,17 +53,21 @@ def stack_of(desired: Desired, python: str) -> Stack:
 def wanted(desired: Desired, python: str) -> foreign.Wanted:
     """What this host's environment is to have."""
     stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
+    revision = desired.runtime_revision or REVISION
     framework = "tensorflow" if desired.kind == "gpu" else "tensorflow-cpu"
-    pypi = bool(_PYPI.fullmatch(package))
+    pypi, source = bool(_PYPI.fullmatch(package)), package == openembedding_source.PACKAGE
+    sources = foreign.sources_of(desired)
     pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
     tensorflow = "{}=={}".format(framework, stack.tensorflow)
     pip = [
         ["--upgrade", "pip", "setuptools<60", "wheel"],
         [tensorflow, "pybind11", "psutil"] + pins,
-        # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
-        ["--no-build-isolation", package],
     ]
-    needs = [package if pypi else "openembedding", "psutil", tensorflow]
+    # A cmake that is new enough, wherever; then it has its own place in the environment.
+    pip += [["cmake>=3.13,<4"], [foreign.COMPILE]] if source else []
+    # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
+    pip.append(["--no-build-isolation", openembedding_source.archive(sources) if source else package])
+    needs = [package if pypi and not source else "openembedding", "psutil", tensorflow]
     if desired.worker:
         # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
         pip.append(["--no-deps", "deepctr==0.9.3"])
@@ -77,13 +82,14 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     return foreign.Wanted(
         title="OpenEmbedding ({}) for TensorFlow {}".format(package, stack.tensorflow),
         requirements=needs,
-        package="{} {}".format(package, tensorflow),
+        package="{} {}".format(package + " " + revision if source else package, tensorflow),
         pip=pip,
         check=["-c", "import openembedding.tensorflow"],
         repository=desired.runtime_repository or REPOSITORY,
-        revision=desired.runtime_revision or REVISION,
+        revision=revision,
         folders=[],
         script=SERVER,
+        compile=openembedding_source.script(sources, interpreter(desired.runtime_venv)) if source else "",
     )
 
 
@@ -161,6 +167,14 @@ def _versions(state: State, desired: Desired, python: str) -> List[str]:
     ]
 
 
+def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
+    """The TensorFlow that a worker gets, and its Python; none where somebody else chose, or none goes."""
+    python, theirs = foreign.version_of(state, desired), state.runtime.exists and not state.runtime.made
+    if not desired.worker or theirs or _versions(state, desired, python):
+        return [], python
+    return ["tensorflow==" + stack_of(desired, python).tensorflow], python
+
+
 def notes(state: State, desired: Desired) -> List[str]:
     """What is worth knowing of it."""
     found = (
@@ -168,10 +182,24 @@ def notes(state: State, desired: Desired) -> List[str]:
         if desired.kind != "local"
         else []
     )
+    right, runtime = wanted(desired, foreign.version_of(state, desired)), state.runtime
+    compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
+    build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
+    if desired.kind == "gpu" and compiled and build is not None:
+        headers = ", ".join(families.names(state.os, "nccl-headers"))
+        found.append(
+            "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
+            "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
+        )
+    if desired.runtime_package == openembedding_source.PACKAGE and not state.runtime.exists:
+        found.append(
+            "OpenEmbedding is built on this host from {} and from what it depends on, with PMDK: that takes "
+            "an hour and more, 10 GB, and the projects' own addresses".format(right.repository)
+        )
     if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
         found.append(
             "{} from PyPI was built without persistent memory: rows stay in DRAM unless runtime_package "
-            "names an archive such as openembedding-0.1.2-pmem.tar.gz".format(
+            "names an archive such as openembedding-0.1.2-pmem.tar.gz, or is source".format(
                 desired.runtime_package or PACKAGE
             )
         )
@@ -180,4 +208,4 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 def has_no_pmem(package: str) -> bool:
     """Whether it is PyPI's package, whose core was built without PMDK."""
-    return bool(_PYPI.fullmatch(package or PACKAGE))
+    return package != openembedding_source.PACKAGE and bool(_PYPI.fullmatch(package or PACKAGE))

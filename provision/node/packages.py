@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any, Dict, List
 
-from . import families, flavor_needs, repositories
+from . import cuda, families, flavor_needs, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
@@ -50,6 +50,10 @@ def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
     family = families.of(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
+    if family is not None and desired.runtime_packages:
+        wanted += [name for name in desired.runtime_repositories if name in family.repositories]
+        if any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages):
+            wanted += family.gpu.repositories
     return list(dict.fromkeys(wanted))
 
 

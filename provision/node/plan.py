@@ -7,7 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import bootloader, flavors, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal
+from . import bootloader, families, flavors, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -37,7 +37,10 @@ def make_plan(state: State, desired: Desired) -> Plan:
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
-        notes.insert(0, "not observed: planned from a freshly installed host of this kind")
+        system = families.title(state.os)
+        notes.insert(
+            0, "not observed: planned from a freshly installed host of this kind ({})".format(system)
+        )
     return Plan(
         desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
     )

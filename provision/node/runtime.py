@@ -19,6 +19,7 @@ from .step import Action, Applied, Desired, Step
 
 STAMP = ".oeprov-wheel"
 PYTHON_SINCE = (3, 10)  # requires-python of pyproject.toml
+OTHERS = ("3.6", "3.7", "3.8", "3.9")  # that OpenEmbedding runs on: what openembedding.STACKS has
 # Runs in the environment's own interpreter. pip carries the library that understands requirements and
 # markers, so that nothing must be installed there first.
 _PROBE = r"""
@@ -309,6 +310,8 @@ def _python_problems(state: State, desired: Desired) -> List[str]:
         "install a newer one beside it (of your site, conda, pyenv) and set runtime_python to its path; "
         "numpy then comes from PyPI"
     )
+    if minor(version) in OTHERS:
+        cure += "; runtime_flavor: openembedding runs on Python {}".format(minor(version))
     if version and tuple(int(item) for item in minor(version).split(".")) < PYTHON_SINCE:
         return [
             "{} is Python {} on {}, and the runtime needs {}.{}: {}".format(

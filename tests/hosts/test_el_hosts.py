@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import bare_debian
@@ -27,6 +28,7 @@ CENTOS = (
     'NAME="CentOS Linux"\nID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n'
     'PRETTY_NAME="CentOS Linux 7 (Core)"\n'
 )
+PYTHON_3_6 = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
 ARCHIVE = f"file://{REPOSITORY} unsigned"
 
 pytestmark = [
@@ -49,7 +51,14 @@ def centos(tmp_path: Path) -> Iterator[ElHost]:
         yield made
 
 
-def oeprov(directory: Path, host: ElHost, variables: dict[str, Any], *argv: str, expect: int) -> str:
+def oeprov(
+    directory: Path,
+    host: ElHost,
+    variables: dict[str, Any],
+    *argv: str,
+    expect: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Run `oeprov` from outside the repository on an inventory of the host; gives all that it printed."""
     inventory = {
         "all": {
@@ -72,7 +81,7 @@ def oeprov(directory: Path, host: ElHost, variables: dict[str, Any], *argv: str,
     done = subprocess.run(
         [str(BIN / "oeprov"), *argv, "-i", "inventory.yml", "--limit", "server"],
         cwd=directory,
-        env={**os.environ, "OEPROV_STATE_DIR": str(directory / "state"), "COLUMNS": "250"},
+        env={**os.environ, "OEPROV_STATE_DIR": str(directory / "state"), "COLUMNS": "250", **environment},
         capture_output=True,
         text=True,
     )
@@ -116,6 +125,30 @@ def test_a_rocky_host_becomes_a_parameter_server(rocky: ElHost, tmp_path: Path) 
     variables["runtime_packages"] = ["no-such-package"]  # type: ignore[assignment]
     failed = oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=1)
     assert "Unable to find a match: no-such-package" in failed
+
+
+@pytest.mark.skipif(not PYTHON_3_6, reason="no Python 3.6 here")
+def test_a_host_with_python_3_6_is_set_up_by_ansible_core_2_16(rocky: ElHost, tmp_path: Path) -> None:
+    (python,) = PYTHON_3_6[-1:]
+    rocky.bind(python.parents[1])
+    rocky.run(f"ln -sf {python} /usr/bin/python3.6")  # EL 8's own, for Ansible; python3.11 is the runtime's
+    variables = {
+        "ansible_python_interpreter": "/usr/bin/python3.6",
+        "runtime_repositories": {"archive": ARCHIVE},
+    }
+    put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
+    newer = oeprov(tmp_path, rocky, variables, "plan", expect=1)
+    assert "/usr/bin/python3.6 there is 3.6." in newer
+    assert "pip install 'ansible-core<2.17'" in newer
+    core = tmp_path / "core"
+    pip = [str(BIN / "python"), "-m", "pip", "install", "-q", "--no-deps", "--target", str(core)]
+    subprocess.run([*pip, "ansible-core==2.16.*"], check=True)
+    old = {"PYTHONPATH": str(core)}
+    shown = oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0, environment=old)
+    assert "1 host converged" in shown
+    assert "python3.11-numpy-1.23.5-1.el8.noarch" in rocky.run("rpm -qa").splitlines()
+    again = oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0, environment=old)
+    assert "nothing to do" in again
 
 
 def test_without_a_repository_dnf_says_what_is_missing(rocky: ElHost, tmp_path: Path) -> None:

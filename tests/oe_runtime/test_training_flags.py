@@ -124,3 +124,15 @@ def test_the_table_of_deeprecs_flags_names_flags_that_exist() -> None:
     for row in rows:
         for flag in re.findall(r"`(--[a-z-]+)", row[2]):
             assert flag in known, row
+
+
+@pytest.mark.parametrize("backend", ["bogus", "torch"])
+def test_a_backend_that_the_trainer_does_not_run_on_is_one_line(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    assert main([*DATA, "--in-process", "--run-dir", str(tmp_path / "run"), *SMALL]) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(
+        f"error: KERAS_BACKEND is {backend}, and this trainer runs on tensorflow: unset it"
+    )

@@ -151,6 +151,25 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
         opened.send(used.hosts["server"], state)
 
 
+def test_of_other_flavors_it_has_the_systems_packages(
+    tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = INVENTORY.replace(
+        "all:\n", "all:\n  vars: {runtime_flavor: openembedding, runtime_index: /srv/pip}\n"
+    )
+    (tmp_path / "theirs.yml").write_text(text)
+    theirs = load(tmp_path / "theirs.yml", state_dir=tmp_path / "state")
+    lines = bundle.make(theirs, tmp_path / "others", ["debian-12"], tmp_path / "state")
+    assert "not in it, because runtime_flavor openembedding compiles on the hosts" in lines[-1]
+    assert "runtime_index" in lines[-1]
+    names = {path.stem for path in (tmp_path / "others" / PLACE).glob("*.deb")}
+    assert {"build-essential", "cmake", "git", "linux-image-amd64"} <= names
+    assert not list((tmp_path / "others").rglob("*.whl"))
+    used = Bundle(tmp_path / "others").used_by(theirs, tmp_path / "state").hosts["server"]
+    assert used.runtime.repositories == {"archive": f"{bundle.THERE}/packages"}
+    assert used.runtime.index == "/srv/pip"
+
+
 def test_the_manifest_is_plain(made: Path) -> None:
     manifest = json.loads((made / MANIFEST).read_text())
     assert manifest["format"] == 1

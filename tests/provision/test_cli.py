@@ -97,6 +97,21 @@ def test_plan_offline_shows_every_host_and_exits_with_2(run) -> None:  # type: i
     assert "4 of which reboot" in found.out
 
 
+def test_plan_offline_for_the_systems_that_hosts_run(run) -> None:  # type: ignore[no-untyped-def]
+    words = ("plan", "-i", SAMPLE, "--offline", "--limit", "re6p-1,re7p-1,gpu-1")
+    systems = ("--system", "centos-7.8", "--system", "re7p-1=alinux-3", "--system", "gpu-1=ubuntu-24.04")
+    found = run(*words, *systems)
+    assert found.code == 1
+    said = " ".join(found.out.split())
+    assert "re6p-1: not observed: planned from a freshly installed host of this kind (centos 7.8)" in said
+    assert "ELRepo has archived its kernels for CentOS 7" in said
+    assert "re7p-1: not observed: planned from a freshly installed host of this kind (alinux 3)" in said
+    assert "kernel_source elrepo-lt" in said
+    assert "gpu-1: not observed: planned from a freshly installed host of this kind (ubuntu 24.04)" in said
+    assert "there is no host x" in run(*words, "--system", "x=centos-7").error()
+    assert "--system is for --offline" in run("plan", "-i", SAMPLE, "--system", "centos-7").error()
+
+
 def test_plan_shows_exact_commands_when_asked(run) -> None:  # type: ignore[no-untyped-def]
     found = run("plan", "-i", SAMPLE, "--offline", "--limit", "re7p-1", "--commands")
     assert "grubby --update-kernel=ALL '--args=memmap=1008G!257G'" in found.out

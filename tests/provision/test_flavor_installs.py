@@ -81,6 +81,38 @@ class TestInstalling:
         for step in steps:
             assert not apply.apply(step).changed
 
+    @pytest.mark.parametrize("new", [True, False])
+    def test_a_build_from_its_sources(self, tmp_path: Path, programs: Programs, new: bool) -> None:
+        """As its documents have it, with PMDK where the system's is too old."""
+        sources = tmp_path / "sources"
+        programs.add("python3.8", FAKE_PYTHON)
+        for name in ("git", "make", "cmake"):
+            programs.add(name)
+        programs.add("pkg-config", "" if new else "sys.exit(1)")
+        for path in ("test/benchmark/server.py", "pico-ps/pico-core/third_party/prepare.sh", "build.sh"):
+            (sources / path).parent.mkdir(parents=True, exist_ok=True)
+            said = "$PWD $0 $* $USE_PMEM $VERSION $THIRD_PARTY"
+            (sources / path).write_text(f'#!/bin/sh\necho "{said}" >>{tmp_path}/ran\n')
+            (sources / path).chmod(0o755)
+        desired = self.desired(tmp_path, runtime_package="source", runtime_sources=str(sources))
+        (step,) = self.steps(desired)
+        programs.log.write_text("")
+        assert apply.apply(step).changed
+        parts, clean, build = (tmp_path / "ran").read_text().splitlines()
+        assert parts.startswith(f"{sources}/pico-ps/pico-core third_party/prepare.sh build gflags glog")
+        assert clean.startswith(f"{sources} ./build.sh clean")
+        assert build == f"{sources} ./build.sh build 1 0.1.2 {sources}/tools"
+        (made,) = (words for words in programs.calls() if words[-1].endswith(".tar.gz"))
+        assert made[-2:] == ["--no-build-isolation", f"{sources}/build/pypi/dist/openembedding-0.1.2.tar.gz"]
+        cloned = [words[-1] for words in programs.calls("git") if words[1] == "clone"]
+        assert cloned == ([] if new else ["tools/pmdk", "tools/libpmemobj-cpp"])
+        assert ["git", "submodule", "update", "--init", "--checkout", "--recursive"] in programs.calls("git")
+        wanted = openembedding.wanted(desired, "3.8")
+        assert (
+            wanted.package != openembedding.wanted(desired._replace(runtime_revision="main"), "3.8").package
+        )
+        assert not openembedding.has_no_pmem("source")
+
     def test_an_installation_that_fails_is_made_again(self, tmp_path: Path, programs: Programs) -> None:
         programs.add("python3.8", FAKE_PYTHON + "if 'horovod==0.28.1' in sys.argv: sys.exit('no cmake')\n")
         desired = self.desired(tmp_path, runtime_sources=str(tmp_path))
@@ -92,6 +124,21 @@ class TestInstalling:
         (again,) = self.steps(desired)
         assert "did not end" in again.why
         assert again.commands[0] == ["rm", "-rf", desired.runtime_venv]
+
+    def test_what_compiles_finds_the_family_s_compilers(self, tmp_path: Path, programs: Programs) -> None:
+        programs.add(
+            "python3.8",
+            FAKE_PYTHON
+            + f"if 'pip' in sys.argv: open({str(tmp_path / 'path')!r}, 'w').write(os.environ['PATH'])",
+        )
+        desired = self.desired(tmp_path, runtime_sources="/", parameter_server=True, worker=False)
+        centos = OsInfo("centos", "7", "rhel", architecture="x86_64", python="3.6.8", package_manager="yum")
+        state = State(os=centos, runtime=openembedding.observe(System(), centos, desired))
+        (step,) = (item for item in openembedding.plan(state, desired) if item.id == "runtime")
+        assert apply.apply(step).changed
+        first = (tmp_path / "path").read_text().split(":")[:3]
+        # gcc 4.8 of CentOS 7 is too old for it, and nothing of SCL's is on the PATH.
+        assert first == [f"{tmp_path}/env/bin", "/opt/rh/devtoolset-11/root/usr/bin", "/usr/lib64/mpich/bin"]
 
     def test_sources_of_somebody_else_are_left_alone(self, tmp_path: Path, programs: Programs) -> None:
         programs.add("git")

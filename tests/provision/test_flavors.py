@@ -18,7 +18,7 @@ from provision.converge import Look
 from provision.errors import TrainingError
 from provision.flavors import openembedding
 from provision.inventory import Inventory, load
-from provision.node.state import Mount, NumaNode, State
+from provision.node.state import Mount, NumaNode, OsInfo, State
 from provision.training import jobs, jobspec, lifecycle, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
@@ -200,6 +200,13 @@ class TestOpenEmbeddingJobs:
         assert argv[argv.index("--bind_ip") + 1] == "192.0.2.11:34567"
         assert argv[-4:] == ["--pmem", f"/mnt/pmem0/oeprov/{job.id}/server-0", "--cache_size", "2048"]
         assert program(job, "worker-0")[1:5] == ["-np", "8", "-H", "192.0.2.21:4,192.0.2.22:4"]
+        mpi = {
+            item.name: replace(item, runtime=item.runtime.model_copy(update={"variant": "mpi"}))
+            for item in hosts.values()
+        }
+        rocky = State(os=OsInfo("rocky", "8.10", "rhel"))
+        job = made(tmp_path, replace(found, hosts=mpi), LaunchOptions(workers=4), **{"gpu-1": rocky})
+        assert program(job, "worker-0")[0] == "/usr/lib64/mpich/bin/mpirun", "EL has it on no PATH"
         (unit,) = placed.hosts["pm-1"]["units"]
         assert unit["files"]["adapter.py"].startswith('"""Makes a program')
         assert "mnt-pmem0.mount" in unit["text"]

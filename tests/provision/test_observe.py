@@ -19,6 +19,7 @@ from provision.node.observe import observe_node
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State, difference
 
+PYTHON_2 = sorted(Path("/root/.pyenv/versions").glob("2.7*/bin/python2.7"))
 OLD_PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
 
 
@@ -176,7 +177,9 @@ def test_a_host_key_that_is_not_known(tmp_path: Path, server: SshServer) -> None
 
 def test_a_host_without_python(tmp_path: Path, server: SshServer) -> None:
     found = inventory(tmp_path, host(server, ", ansible_python_interpreter: /no/python3"))
-    assert "has no /no/python3; install Python 3" in reason(observing.observe(found)["a"])
+    assert "has no /no/python3; install Python 3 (CentOS 7: yum install python3; EL 8: dnf" in reason(
+        observing.observe(found)["a"]
+    )
 
 
 def test_a_host_whose_python_is_too_old(tmp_path: Path, server: SshServer) -> None:
@@ -184,7 +187,16 @@ def test_a_host_whose_python_is_too_old(tmp_path: Path, server: SshServer) -> No
     old.write_text("#!/bin/sh\necho 'Python 3.6 or newer is needed, this is 3.5.2' >&2\nexit 1\n")
     old.chmod(0o755)
     found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {old}"))
-    assert "Python 3.6 or newer is needed, this is 3.5.2" in reason(observing.observe(found)["a"])
+    assert reason(observing.observe(found)["a"]) == (
+        f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: install it there (CentOS 7: yum "
+        "install python3; EL 8: dnf install python3.11) and set ansible_python_interpreter to its path"
+    )
+
+
+@pytest.mark.skipif(not PYTHON_2, reason="no Python 2.7 here")
+def test_a_host_whose_python_is_python_2(tmp_path: Path, server: SshServer) -> None:
+    found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {PYTHON_2[0]}"))
+    assert f"{PYTHON_2[0]} is Python 2, and oeprov needs 3.6" in reason(observing.observe(found)["a"])
 
 
 def test_a_name_that_does_not_resolve(tmp_path: Path) -> None:
@@ -306,6 +318,8 @@ def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
     )
     assert "pip install 'ansible-core<2.17'" in said
     assert "dnf install python3.11" in said
+    centos = State(os=OsInfo("centos", "7", "rhel", package_manager="yum", python="3.6.8"))
+    assert "CentOS 7 has no package of one" in remote_python.problem(centos, "python3", "2.19.14")
     newer = old._replace(os=old.os._replace(python="3.11.9"))
     assert [remote_python.problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
         "",

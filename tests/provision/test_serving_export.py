@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from recorded import Programs
 
 from provision import cli, serving
 from provision.errors import TrainingError
+from provision.training import jobs
 from provision.training.jobs import Job
 
 DOCKER = """\
@@ -138,5 +140,13 @@ def test_a_model_that_is_not_loaded_leaves_nothing(job: Job, docker: Programs, p
 
 def test_a_job_without_export(job: Job) -> None:
     job.metrics_file.write_text("")
-    with pytest.raises(TrainingError, match="has exported nothing; launch it with --export"):
+    with pytest.raises(TrainingError, match="has exported nothing; jobs do at their end, with --export"):
         serving.find(job.directory.parents[1], job.id)
+
+
+def test_the_last_export_is_served_whatever_ran_since(job: Job) -> None:
+    state_dir = job.directory.parents[1]
+    later = jobs.create(state_dir, "wdl", datetime(2026, 11, 22))
+    later.job_file.write_text(job.job_file.read_text())
+    assert jobs.all_jobs(state_dir)[-1].id == later.id
+    assert str(job.directory) in str(serving.find(state_dir, None).export)

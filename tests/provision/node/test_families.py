@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.node import build, families, observe, packages, repositories
+from provision import fresh, systems
+from provision.node import build, families, observe, openembedding, packages, repositories, runtime
 from provision.node.command import System
 from provision.node.state import OsInfo, State
 from provision.node.step import Desired
@@ -49,6 +50,29 @@ def test_a_system_tells_its_family(text: str, tmp_path: Path) -> None:
     assert build.python_of(os, Desired()) == python
     assert build.wheel_key(os, "3.11.2").startswith(key)
     assert families.is_known(os) == (os.id not in ("ol", "linuxmint"))
+
+
+def test_packages_of_the_inventory_come_from_the_repositories_that_it_names_too() -> None:
+    rocky = OsInfo("rocky", "8.10", "rhel", package_manager="dnf")
+    desired = Desired(runtime_packages=["jemalloc"], runtime_repositories={"epel": "https://mirror/epel"})
+    assert packages.further_repositories(rocky, desired) == ["epel"]
+    assert packages.further_repositories(rocky, desired._replace(runtime_packages=[])) == []
+    cuda = Desired(runtime_packages=["libnccl-devel"])
+    assert packages.further_repositories(rocky, cuda) == ["nvidia", "epel"]
+
+
+def test_what_openembedding_runs_on_is_named_where_the_runtime_does_not() -> None:
+    assert set(runtime.OTHERS) == {python for stack in openembedding.STACKS for python in stack.pythons}
+
+
+@pytest.mark.parametrize("os", ALL, ids=lambda os: f"{os.id}-{os.version}")
+def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
+    assert systems.parse(f"{os.id}-{os.version}").id == os.id
+    for kind in ("re6p", "re7p", "bare_metal_pmem", "cxl", "gpu", "cpu"):
+        state = fresh.state(Desired(kind=kind, parameter_server=True, runtime_venv="/v"), os)
+        assert (state.os.id, state.os.version) == (os.id, os.version)
+        assert state.kernel.running
+        assert state.bootloader.has_grubby == (state.os.family == "rhel")
 
 
 def test_what_is_no_linux_of_ours_has_no_family() -> None:
