@@ -240,7 +240,7 @@ def test_broken_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--eviction", "cap:10"], "cap has room for 10 rows"),
         (["--index", "hash", "--admission", "cbf:0"], "'filter_freq' must be"),
         (["--index", "hash", "--admission", "cbf:2:0"], "'max_element_size' must be"),
-        (["--dim", "100000000"], "'dim' must be between 1 and"),
+        (["--dim", "100000000"], "'dim' must be a whole number between 0 and 65536"),
         (["--device", "gpu"], "finds no GPU on this host"),
     ],
 )

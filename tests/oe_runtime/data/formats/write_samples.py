@@ -1,4 +1,4 @@
-"""Writes samples: `python write_samples.py DIRECTORY plain|policies`, with the runtime whose format they show.
+"""Writes samples: `python write_samples.py DIRECTORY plain|policies`, with the runtime whose format they are.
 
 "plain" has tables of float32; "policies" has what tables of other dtypes with admission and eviction keep.
 
