@@ -51,6 +51,19 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         "Rows of a table.",
         [(_labels(t), t["rows"]) for t in tables],
     )
+    if tables:
+        page.add(
+            "oe_checkpoint_lag_pushes",
+            "gauge",
+            "Pushes that no checkpoint has: what would be lost now.",
+            [(_labels(t), t["pushes_at_risk"]) for t in tables],
+        )
+        page.add(
+            "oe_nonfinite_gradients_total",
+            "counter",
+            "Gradients of rows with NaN or infinity that were refused or skipped.",
+            [(_labels(t), t["nonfinite_gradients"]) for t in tables],
+        )
     _policies(page, tables)
     if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
@@ -108,13 +121,13 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         page.one(
             "oe_last_checkpoint_timestamp_seconds",
             "gauge",
-            "When all tables were last saved.",
+            "When all tables were last saved, or durable in the storage.",
             stats["saved"],
         )
         page.one(
             "oe_last_checkpoint_age_seconds",
             "gauge",
-            "Time since all tables were last saved.",
+            "Time since then.",
             max(0.0, now - stats["saved"]),
         )
     return page.end()

@@ -18,7 +18,8 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     memory.index        memory of the indexes, always DRAM
     memory.rss          resident set of the process; it counts mapped persistent memory too
     tables[]            name, job (whose it is: Client(job=…), --job; usually empty), dim, rows, bytes (of
-                        rows), index_bytes, version (pushes so far), nonfinite_gradients (rows
+                        rows), index_bytes, version (pushes so far), pushes_at_risk (those
+                        that are in no file and no durable checkpoint), nonfinite_gradients (rows
                         of gradients with NaN or infinity, refused or skipped);
                         with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes)
                         and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
@@ -39,7 +40,8 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
     times               pull, push (being served) and queue_wait (from a request's last byte to the beginning
                         of its service): bounds in seconds, counts of each bucket (the last has no
                         bound), sum_seconds
-    saved               when all tables were last saved here, Unix seconds; 0: never
+    saved               when all tables were last saved here, or were durable in a checkpoint of the storage,
+                        Unix seconds; 0: never
     rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
                         pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
 """

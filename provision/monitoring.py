@@ -133,6 +133,18 @@ _PANELS: tuple[Panel, ...] = (
         "The oldest of all servers, since a checkpoint has all of them.",
         [("max(oe_last_checkpoint_age_seconds{w})", "since the last checkpoint")],
     ),
+    (
+        "Pushes that no checkpoint has",
+        "short",
+        "What would be lost if the servers were, by table: the most of any server.",
+        [("max by (training_job, table) (oe_checkpoint_lag_pushes{w})", "{{training_job}} {{table}}")],
+    ),
+    (
+        "Gradients that are not finite",
+        "ops",
+        "Of rows, that were refused or skipped, per second.",
+        [("sum by (table) (rate(oe_nonfinite_gradients_total{w}{r})) > 0", "{{table}}")],
+    ),
 )
 
 

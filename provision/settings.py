@@ -242,7 +242,15 @@ class TrainingSettings(_Settings):
         default="deepfm", description="Model to train."
     )
     data: Text = Field(
-        default="", description="Criteo TSV file (.tsv or .tsv.gz), or generate:ROWS or generate:ROWS:SEED."
+        default="",
+        description="Rows in Criteo's shape: a file, directory or glob of .tsv, .csv (also .gz, .zst), "
+        ".parquet or .tfrecord; or generate:ROWS or generate:ROWS:SEED.",
+    )
+    max_bad_rows: int = Field(
+        default=0,
+        ge=0,
+        description="Broken rows of a pass over the data that are left out, and said; 0: the first one is an "
+        "error.",
     )
     dim: int = Field(default=9, ge=1, le=4096, description="Width of an embedding.")
     batch_size: int = Field(default=4096, ge=1, description="Rows of a step, of all workers together.")
@@ -286,6 +294,11 @@ class TrainingSettings(_Settings):
         "ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu], several with commas; default: none.",
     )
     jit: bool = Field(default=False, description="Let XLA fuse the operations of a step.")
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto",
+        description="Where the model computes; gpu: refuse to train where TensorFlow finds none; auto: gpu "
+        "on hosts of kind gpu, elsewhere a GPU if there is one.",
+    )
     micro_batch: int = Field(
         default=1,
         ge=1,
@@ -383,6 +396,11 @@ class TrainingSettings(_Settings):
         ge=0,
         description="How often a job of several workers starts them again, from the last checkpoint, when "
         "one was killed, or a server lost that did not come back in time.",
+    )
+    timeline: int = Field(
+        default=0,
+        ge=0,
+        description="Every so many steps, one is traced by TensorFlow's profiler, for TensorBoard; 0: none.",
     )
     export: bool = Field(
         default=True, description="Export the trained model as a SavedModel in the job directory."

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,13 @@ from oe_runtime.data.columns import convert_columns
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
+from oe_runtime.tensorflow_noise import without_noise
 
 _BATCH_RECORDS = 4096
 _LOOKED_AT = 1000  # records in which each column must be somewhere, to know its type
 _FRAME_BYTES = 16  # of a record: length and checksums
+# What TensorFlow puts around the words of an error.
+_AROUND = re.compile(r"^\{\{.*?\}\}|\[Op:\w+\].*$", re.DOTALL)
 
 
 class RecordFile:
@@ -34,8 +39,10 @@ class RecordFile:
     def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
         if path.suffix == ".zst":
             raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
-            import tensorflow as tf
+            with without_noise():
+                import tensorflow as tf
         except ImportError:
             raise DataError(
                 f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
@@ -92,7 +99,8 @@ class RecordFile:
         try:
             yield from dataset
         except self._tf.errors.OpError as error:
-            raise DataError(f"cannot read {self._path}: {error.message}") from error
+            said = _AROUND.sub("", error.message).strip()
+            raise DataError(f"cannot read {self._path}: {said}") from error
 
     def _convert(self, records: Any, read: int) -> Piece:
         tf = self._tf

@@ -61,13 +61,29 @@ def check_resume(options: Options) -> None:
     ]
     if differences:
         raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
-    _verify(found.path)
+    try:
+        _verify(found.path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_instead_of(found.path)}") from error
 
 
 def _verify(path: Path) -> None:
     """CheckpointError for a checkpoint with a damaged or missing file, in what it is an increment on too."""
     for part in checkpoint.chain(path):
         checkpoint.verify(part)
+
+
+def _instead_of(damaged: Path) -> str:
+    """Which checkpoint before a damaged one is whole, as the end of a sentence; empty if there is none."""
+    for path in reversed(checkpoint.published(damaged.parent)):
+        if path == damaged:
+            continue
+        try:
+            _verify(path)
+        except CheckpointError:
+            continue
+        return f" ({path.name} is whole: to go on from there, move {damaged} away)"
+    return ""
 
 
 def _saved(found: checkpoint.Checkpoint) -> Saved:

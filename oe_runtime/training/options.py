@@ -16,6 +16,7 @@ from oe_runtime.training.argument_types import count, number, rate, share
 from oe_runtime.training.optimizers import LEARNING_RATES
 
 CHECKPOINT_ROWS = ("auto", "pool", "files")
+DEVICES = ("auto", "cpu", "gpu")
 
 _EPILOG = """\
 examples:
@@ -93,6 +94,7 @@ class Options:
     eval: bool
     deterministic: bool
     jit: bool
+    device: str
     inter_threads: int
     intra_threads: int
     run_dir: Path
@@ -257,6 +259,13 @@ def parser() -> argparse.ArgumentParser:
         "--jit",
         action="store_true",
         help="let XLA fuse the operations of a step (the first one takes longer)",
+    )
+    t.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="where the model computes: gpu ends the run at once where TensorFlow finds none, cpu leaves "
+        "them alone; auto (default): a GPU if there is one",
     )
     t.add_argument(
         "--inter-threads",

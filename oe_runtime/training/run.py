@@ -13,7 +13,7 @@ from oe_runtime.client import Client
 from oe_runtime.data import Source, Split, field_rows, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
-from oe_runtime.spec import StorageSpec, Worker
+from oe_runtime.spec import StorageSpec, TableSpec, Worker
 from oe_runtime.training import horovod
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
@@ -49,9 +49,12 @@ def _run(options: Options, stop: StopRequest) -> int:
     try:
         # What can be wrong is looked at before TensorFlow is imported and before anything is written.
         source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
+        if options.device != "auto" or options.inter_threads or options.intra_threads:
+            _prepare_tensorflow(options)  # a TFRecord file uses it, and then it is too late
         source.check()
         if first:
             _check_export(options)
+        _check_tables(options)
         if options.resume and first:
             check_resume(options)
         if options.rendezvous:
@@ -86,6 +89,11 @@ def _run(options: Options, stop: StopRequest) -> int:
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
     except Exception as error:
+        if message := _out_of_memory(error):
+            if directory is not None:
+                directory.event("error", message=message)
+            print(f"error: {message}", file=sys.stderr)
+            return 1
         # A fault of ours: the traceback is wanted, and those who watch the run must see its end.
         if directory is not None:
             directory.event("error", message=f"{type(error).__name__}: {error}")
@@ -295,6 +303,37 @@ def _check_export(options: Options) -> None:
     path = options.export
     if path is not None and os.path.lexists(path):
         raise RunError(f"--export {path} exists already; name a new directory or remove it")
+
+
+def _check_tables(options: Options) -> None:
+    """Refuse what tables would: a dim that is too large, policies that cannot be."""
+    if options.stock:
+        return
+    admission = options.admission
+    if admission is not None and "max_element_size" in admission:  # without the memory of such a filter
+        admission = {**admission, "max_element_size": min(admission["max_element_size"], 1000)}
+    elif admission is not None and admission["name"] == "cbf":
+        admission = {**admission, "max_element_size": 1000}
+    with Client.in_process(servers=max(1, len(options.servers))) as client:
+        client.create_table(TableSpec("C1", options.dim, admission=admission, eviction=options.eviction))
+
+
+def _prepare_tensorflow(options: Options) -> None:
+    from oe_runtime.training.trainee import prepare
+
+    prepare(options)
+
+
+def _out_of_memory(error: Exception) -> str:
+    """What to say of a model that does not fit; empty for any other error."""
+    if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+        return ""
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    return (
+        "not enough memory for the model on this host"
+        + (f" ({lines[0]})" if lines else "")
+        + "; try a smaller --batch-size (or --micro-batch), --dim or --max-cardinality"
+    )
 
 
 def _where(options: Options) -> str:

@@ -33,13 +33,8 @@ class KerasTrainee:
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
         """With several workers, waits until all are there; see `ranks.meet` for what that raises."""
-        together = bool(options.workers) and not options.workqueue
-        if together:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what it says of a lost worker, we say
-        keras = import_keras(
-            deterministic=options.deterministic, threads=(options.inter_threads, options.intra_threads)
-        )
-        workers = meet(options, stop) if together else None
+        keras = prepare(options)
+        workers = meet(options, stop) if _together(options) else None
         self.ranks: Ranks = Together(workers) if workers else Alone()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
@@ -176,10 +171,28 @@ def _inputs(batch: Batch) -> list[NDArray[Any]]:
     return [batch.dense, *(batch.ids[:, i : i + 1] for i in range(batch.ids.shape[1]))]
 
 
-def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0)) -> Any:
-    """Keras on TensorFlow; RunError says how to install them. Its chatter is dropped, errors are not.
+def _together(options: Options) -> bool:
+    """Whether several workers compute each batch."""
+    return bool(options.workers) and not options.workqueue
 
-    `threads`: between and within operations; 0 leaves it to TensorFlow.
+
+def prepare(options: Options) -> Any:
+    """Keras, on a TensorFlow that uses what the options say, or RunError. May be called again."""
+    if _together(options):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what it says of a lost worker, we say
+    return import_keras(
+        deterministic=options.deterministic,
+        threads=(options.inter_threads, options.intra_threads),
+        device=options.device,
+    )
+
+
+def import_keras(
+    *, deterministic: bool = True, threads: tuple[int, int] = (0, 0), device: str = "auto"
+) -> Any:
+    """Keras on TensorFlow; RunError says how to install them, or that there is no GPU for `device` "gpu".
+
+    Its chatter is dropped, errors are not. `threads`: between and within operations; 0: TensorFlow decides.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -196,6 +209,19 @@ def import_keras(*, deterministic: bool = True, threads: tuple[int, int] = (0, 0
         raise RunError(
             f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
         ) from error
+    if keras.backend.backend() != "tensorflow":
+        raise RunError(f"KERAS_BACKEND is {keras.backend.backend()}; this version trains with tensorflow")
+    if device == "gpu":
+        with without_noise():
+            found = tf.config.list_physical_devices("GPU")
+        if not found:
+            built = "" if tf.test.is_built_with_cuda() else ", which was built without CUDA"
+            raise RunError(
+                f"--device gpu: TensorFlow {tf.__version__}{built} finds no GPU on this host; see nvidia-smi "
+                "and CUDA_VISIBLE_DEVICES, or leave --device out to train on the CPU"
+            )
+    elif device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     if any(threads):

@@ -43,7 +43,9 @@ def launch_training(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Criteo TSV file (.tsv, .tsv.gz), or generate:ROWS[:SEED].", rich_help_panel=_SETTINGS
+            help="Rows in Criteo's shape: a file, directory or glob (.tsv, .csv, .gz, .zst, .parquet, "
+            ".tfrecord), or generate:ROWS[:SEED].",
+            rich_help_panel=_SETTINGS,
         ),
     ] = None,
     storage: Annotated[

@@ -51,4 +51,5 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
     from provision.training import jobspec
 
-    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory)[0])
+    worker = placement.worker_hosts(inventory)[0]
+    jobspec.check_data(wanted.training.data, worker, wanted.training.max_bad_rows)

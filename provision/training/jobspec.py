@@ -244,8 +244,11 @@ def check_generated(data: str) -> bool:
     return False
 
 
-def check_data(data: str, worker: Host) -> None:
-    """Refuse data that the worker cannot read, as far as this machine knows."""
+def check_data(data: str, worker: Host, max_bad_rows: int = 0) -> None:
+    """Refuse data that the worker cannot read, as far as this machine knows.
+
+    With ``max_bad_rows``, a first line of another shape may be one of those that are left out.
+    """
     if check_generated(data):
         return
     path = Path(data)
@@ -272,7 +275,7 @@ def check_data(data: str, worker: Host) -> None:
             raise TrainingError(f"--data: {item} is empty")
         columns = line.count(b"\t") + 1
         kind = Path(item.stem).suffix if item.suffix == ".gz" else item.suffix
-        if columns != COLUMNS and kind in (".tsv", ".txt", ""):
+        if columns != COLUMNS and not max_bad_rows and kind in (".tsv", ".txt", ""):
             raise TrainingError(
                 f"--data: {item} has {columns} tab-separated columns in its first line; Criteo data has "
                 f"{COLUMNS}: a label, 13 numbers and 26 categories"

@@ -389,6 +389,8 @@ def _worker(
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
+    if host.kind is Kind.gpu and training.device == "auto":
+        options["device"] = "gpu"
     environment = worker_environment(host, threads)
     argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
     name = f"worker-{rank}"
@@ -417,6 +419,8 @@ def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     own = {"export", "steps", "restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
     options = training.model_dump(mode="json", exclude={*own, *switches})
     options = {name: value for name, value in options.items() if value not in ("", None)}
+    if training.device == "auto":
+        del options["device"]
     if training.steps:
         options["steps"] = training.steps
     if training.export:

@@ -9,12 +9,13 @@ import socket
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_processes import Server, Servers
 from test_client import train
 
-from oe_runtime import Client, prometheus
+from oe_runtime import Client, TableSpec, prometheus
 
 pytestmark = pytest.mark.process
 
@@ -103,6 +104,7 @@ def test_the_page_tells_what_the_server_did(tmp_path, storage):
         assert histogram(samples, "oe_queue_wait_seconds")[0] == 3 + 3 + 4 + 1  # four tables, one save
         age = plain["oe_last_checkpoint_age_seconds"]
         assert 0 <= age < 3600
+        assert {value for (name, _), value in samples.items() if name == "oe_checkpoint_lag_pushes"} == {0}
         server.process.send_signal(signal.SIGTERM)
         assert server.wait()[0] == 0
     finally:
@@ -114,7 +116,9 @@ def test_names_of_tables_are_escaped():
         "index": 0,
         "count": 1,
         "storage": "dram",
-        "tables": [{"name": 'a"b\\c\nd', "job": "j", "rows": 5}],
+        "tables": [
+            {"name": 'a"b\\c\nd', "job": "j", "rows": 5, "pushes_at_risk": 6, "nonfinite_gradients": 7}
+        ],
         "memory": {"dram": 1, "pmem": 2, "index": 3, "rss": 4},
         "pulls": {"requests": 1, "keys": 2},
         "pushes": {"requests": 1, "keys": 2},
@@ -133,10 +137,41 @@ def test_names_of_tables_are_escaped():
     }
     (sample,) = families["oe_table_rows"].samples
     assert sample.labels == {"training_job": "j", "table": 'a"b\\c\nd'}
+    assert families["oe_checkpoint_lag_pushes"].samples[0].value == 6
+    assert families["oe_nonfinite_gradients"].samples[0].value == 7
     assert families["oe_last_checkpoint_age_seconds"].samples[0].value == 10
     pull = {(s.name, s.labels.get("le")): s.value for s in families["oe_pull_duration_seconds"].samples}
     assert pull["oe_pull_duration_seconds_bucket", "0.5"] == 1
     assert pull["oe_pull_duration_seconds_bucket", "+Inf"] == 3
+
+
+def test_checkpoints_in_the_storage_and_bad_gradients(tmp_path):
+    port = free_port()
+    servers = Servers(tmp_path, 1, "--metrics-port", str(port), storage="pmem_libpmem")
+    mine = frozenset({("table", "t")})
+    try:
+        with Client(servers.endpoints) as client:
+            table = client.create_table(TableSpec("t", 4, nonfinite_gradients="skip"))
+
+            def push(value):
+                pulled = client.pull([np.arange(3)], [(table, 0)])
+                client.push(pulled, [np.full((3, 4), value, np.float32)], learning_rate=0.1)
+
+            push(1.0)
+            push(float("nan"))
+            samples = scrape(port)
+            assert samples["oe_checkpoint_lag_pushes", mine] == 2
+            assert samples["oe_nonfinite_gradients_total", mine] == 3
+            assert ("oe_last_checkpoint_age_seconds", frozenset()) not in samples
+            client.checkpoint(1, wait=True)
+            push(1.0)
+            samples = scrape(port)
+            assert samples["oe_checkpoint_lag_pushes", mine] == 1
+            assert 0 <= samples["oe_last_checkpoint_age_seconds", frozenset()] < 3600
+            client.recover(1)
+            assert scrape(port)["oe_checkpoint_lag_pushes", mine] == 0
+    finally:
+        servers.end()
 
 
 def test_other_pages_and_silent_readers(tmp_path):

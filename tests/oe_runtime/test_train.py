@@ -188,14 +188,19 @@ def test_a_run_directory_is_not_used_twice(whole: Path, capsys: pytest.CaptureFi
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
-    assert train(run_dir, "--steps", "2") == 0
+    assert train(run_dir, "--steps", "2", "--checkpoint-steps", "1") == 0
     capsys.readouterr()
     dense = run_dir / "checkpoints/step-0000000002/dense.npz"
     content = bytearray(dense.read_bytes())
     content[len(content) // 2] ^= 1
     dense.write_bytes(content)
     assert train(run_dir, "--resume", "--steps", "3") == 1
-    assert "dense.npz" in one_error(capsys)
+    error = one_error(capsys)
+    assert "dense.npz is damaged" in error
+    assert "(step-0000000001 is whole: to go on from there, move " in error
+    dense.parent.rename(tmp_path / "away")
+    assert train(run_dir, "--resume", "--steps", "3") == 0
+    assert [e["step"] for e in events(run_dir, "resume")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +231,45 @@ def test_broken_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
     assert shown == [f"left out: {path} line 151: found 2 columns, expected 40"]
     assert events(tmp_path / "run", "eval")[0]["rows"] == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--eviction", "cap:0"], "'max_rows' must be between 1 and"),
+        (["--eviction", "cap:10"], "cap has room for 10 rows"),
+        (["--index", "hash", "--admission", "cbf:0"], "'filter_freq' must be"),
+        (["--index", "hash", "--admission", "cbf:2:0"], "'max_element_size' must be"),
+        (["--dim", "100000000"], "'dim' must be a whole number between 0 and 65536"),
+        (["--device", "gpu"], "finds no GPU on this host"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "gpu" in arguments:
+        import tensorflow as tf
+
+        if tf.config.list_physical_devices("GPU"):
+            pytest.skip("there is one here")
+    assert train(tmp_path / "run", *arguments) == 1
+    assert message in one_error(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    def build(*_: object, **__: object) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "failed to allocate memory")
+
+    monkeypatch.setattr(models, "build", build)
+    assert train(tmp_path / "run") == 1
+    error = one_error(capsys)
+    assert "not enough memory for the model on this host (failed to allocate memory); try a smaller" in error
+    assert events(tmp_path / "run", "error")[0]["message"] in error
 
 
 def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

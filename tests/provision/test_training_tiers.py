@@ -63,6 +63,21 @@ def test_dram_pmem_is_a_pool_with_a_cache(tmp_path: Path) -> None:
     assert "After=mnt-pmem0.mount" in unit(placed)
 
 
+def test_a_gpu_host_does_not_train_on_its_cpu(tmp_path: Path) -> None:
+    text = INVENTORY.format(mode="fsdax", more="gpu_driver: keep", kind="bare_metal_pmem")
+    text = (
+        text.replace("{controller: }", "{gpu-1: }")
+        + "    gpu-1: {ansible_host: 192.0.2.2, oeprov_kind: gpu}\n"
+    )
+    for setting, device in ((None, "gpu"), ("cpu", "cpu")):
+        path = tmp_path / "inventory.yml"
+        more = "" if setting is None else f", training_device: {setting}"
+        path.write_text(text.replace("generate:800", "generate:800" + more))
+        worker = place(load(path, state_dir=tmp_path), FSDAX, tmp_path).processes[-1]
+        assert dict(itertools.pairwise(worker.argv))["--device"] == device
+    assert "--device" not in place(inventory(tmp_path, "fsdax"), FSDAX, tmp_path).processes[-1].argv
+
+
 def test_size_of_the_cache(tmp_path: Path) -> None:
     found = inventory(tmp_path, "fsdax", "parameter_server_storage_cache: 3G")
     assert "--storage-cache" not in flags(place(found, FSDAX, tmp_path)), "pmem_libpmem has none"

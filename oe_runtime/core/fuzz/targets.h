@@ -36,6 +36,10 @@ std::vector<std::pair<std::string, std::string>> TableFileSeeds();
 void FuzzFilterFile(const uint8_t* data, size_t size);
 std::vector<std::pair<std::string, std::string>> FilterFileSeeds();
 
+// The superblock and a segment of a pool; the checksums of their headers are made right first, too.
+void FuzzPool(const uint8_t* data, size_t size);
+std::vector<std::pair<std::string, std::string>> PoolSeeds();
+
 // Specifications of tables and storage in JSON.
 void FuzzSpec(const uint8_t* data, size_t size);
 std::vector<std::pair<std::string, std::string>> SpecSeeds();
@@ -49,6 +53,7 @@ inline std::vector<FuzzTarget> FuzzTargets() {
           {"request", FuzzRequest, RequestSeeds},
           {"table_file", FuzzTableFile, TableFileSeeds},
           {"filter_file", FuzzFilterFile, FilterFileSeeds},
+          {"pool", FuzzPool, PoolSeeds},
           {"spec", FuzzSpec, SpecSeeds},
           {"criteo", FuzzCriteo, CriteoSeeds}};
 }

@@ -68,6 +68,7 @@ nlohmann::json Jobs::Stats() const {
       const nlohmann::json::json_pointer field(pointer);
       all[field] = all[field].get<uint64_t>() + stats[field].get<uint64_t>();
     }
+    all["saved"] = std::max(all["saved"].get<int64_t>(), stats["saved"].get<int64_t>());
   }
   return all;
 }

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
@@ -102,7 +103,7 @@ class Server::Impl {
     stats["times"] = {{"pull", TimesOf(context_.pull_time)},
                       {"push", TimesOf(context_.push_time)},
                       {"queue_wait", TimesOf(context_.queue_wait)}};
-    stats["saved"] = context_.saved.load();
+    stats["saved"] = std::max(stats["saved"].get<int64_t>(), context_.saved.load());
     return stats;
   }
 

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -361,6 +362,7 @@ nlohmann::json Store::Stats() const {
   uint64_t rows_bytes = 0;
   uint64_t cache_bytes = 0;
   uint64_t index_bytes = 0;
+  int64_t durable_at = std::numeric_limits<int64_t>::max();
   for (const Table* table : Tables()) {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
@@ -383,9 +385,12 @@ nlohmann::json Store::Stats() const {
                         {"bytes", cache.bytes},
                         {"evictions", cache.evictions},
                         {"write_backs", cache.write_backs}}},
+                      {"pushes_at_risk", table->pushes_at_risk()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
     AddPolicies(*table, &tables.back());
+    durable_at = std::min(durable_at, table->durable_at());
   }
+  if (tables.empty()) durable_at = 0;
   const bool dram = storage_->spec().type == "dram";
   return {{"index", shard_.server},
           {"count", shard_.servers},
@@ -403,6 +408,7 @@ nlohmann::json Store::Stats() const {
             {"rss", ResidentBytes()}}},
           {"tables", std::move(tables)},
           {"pulls", {{"requests", pulls_.load()}, {"keys", pulled_keys_.load()}}},
+          {"saved", durable_at},
           {"pushes", {{"requests", pushes_.load()}, {"keys", pushed_keys_.load()}}}};
 }
 

@@ -98,6 +98,8 @@ class Pool {
 
   // Durable checkpoints that are kept, oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
+  // When the newest of them became durable, Unix seconds; 0: before this object was there.
+  int64_t durable_at() const;
 
   // Goes back to the kept checkpoint `id`, or without one to the newest, or to an empty table if there is
   // none; later checkpoints are dropped. `indexes`, one a shard and empty, get the rows. Returns what was
@@ -197,6 +199,7 @@ class Pool {
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   std::vector<KeptCheckpoint> kept_;  // what the superblock says
+  int64_t durable_at_ = 0;            // its newest
   std::deque<Job> queue_;             // the first is under way when busy_
   bool busy_ = false;
   bool grow_ = false;  // the thread is asked for a segment

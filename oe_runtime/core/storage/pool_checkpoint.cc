@@ -1,5 +1,6 @@
 // How checkpoints of a pool become durable.
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -199,6 +200,11 @@ std::vector<CheckpointInfo> Pool::Checkpoints() const {
   return checkpoints;
 }
 
+int64_t Pool::durable_at() const {
+  const std::lock_guard<std::mutex> lock(queue_mutex_);
+  return durable_at_;
+}
+
 SlotMeta* Pool::MetaOf(uint32_t shard, uint32_t number) const {
   return &blocks_[shard][number >> layout_.shift].metas[number & (layout_.block_rows() - 1)];
 }
@@ -234,6 +240,11 @@ void Pool::MakeDurable(const Job& job) {
   kept.back().digest = digest_;
   while (kept.size() > spec_.window) kept.erase(kept.begin());
   Commit(std::move(kept));
+  {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    durable_at_ = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  }
 
   retired_[epoch] = std::move(retired);
   tombstones_[epoch] = std::move(tombstones);

@@ -38,6 +38,8 @@ struct Table::Content {
   bool opened = false;  // the pool was there already
   // The checksum of the file that had this content when the shards' changes were empty.
   std::optional<uint64_t> saved;
+  // The version that was last written to or read from a file.
+  std::atomic<uint64_t> saved_version{0};
 };
 
 // The keys of a call in the order of their internal shards.

@@ -147,6 +147,10 @@ class Table {
   void WaitDurable() const;
   // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
+  // When the newest of them became durable, Unix seconds; 0: before this table was made, or there is none.
+  int64_t durable_at() const;
+  // Pushes that are in no such checkpoint and in no file: what would be lost with this process.
+  uint64_t pushes_at_risk() const;
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
   // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
   // their files were taken away or an earlier version made it, they begin at zero. Everything waits

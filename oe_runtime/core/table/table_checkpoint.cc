@@ -117,6 +117,7 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
   info = writer.Finish();
   content_->saved = info.checksum;
+  content_->saved_version = info.version;
   for (const auto& map : content_->shards) map->changes().Start();
   return info;
 }
@@ -167,6 +168,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
     if (same_servers) content->saved = infos[i].checksum;
   }
   content->version = infos.front().version;
+  content->saved_version = infos.front().version;
   if (content->saved) {
     for (const auto& map : content->shards) map->changes().Start();
   }
@@ -226,6 +228,7 @@ void Table::ApplyIncrement(const std::string& file) {
   }
   for (const auto& map : content_->shards) map->changes().Start();
   content_->version = info.version;
+  content_->saved_version = info.version;
   content_->saved = info.checksum;
 }
 
@@ -251,6 +254,22 @@ void Table::WaitDurable() const {
 std::vector<CheckpointInfo> Table::Checkpoints() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
   return content_->pool ? content_->pool->Checkpoints() : std::vector<CheckpointInfo>{};
+}
+
+int64_t Table::durable_at() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  return content_->pool ? content_->pool->durable_at() : 0;
+}
+
+uint64_t Table::pushes_at_risk() const {
+  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  uint64_t kept = content_->saved_version.load();
+  if (content_->pool) {
+    const std::vector<CheckpointInfo> checkpoints = content_->pool->Checkpoints();
+    if (!checkpoints.empty()) kept = std::max(kept, checkpoints.back().version);
+  }
+  const uint64_t version = content_->version.load();
+  return version - std::min(kept, version);
 }
 
 void Table::Recover(std::optional<uint64_t> id) {
@@ -285,6 +304,7 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
   RecoverFilter(id, [&] {
     content_->version = pool.Recover(id, pointers).version;
     content_->saved.reset();
+    content_->saved_version = 0;  // of another history
     for (uint32_t i = 0; i < kShards; ++i) {
       content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
     }

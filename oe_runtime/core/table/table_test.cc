@@ -115,7 +115,7 @@ TEST_P(TableTest, PushUpdatesTheRowsOfItsKeys) {
 
 TEST_P(TableTest, MatchesAModelOverManyBatches) {
   for (const char* name : {"adagrad", "adam", "adagrad_decay", "nadam", "sgd", "ftrl"}) {
-    for (const uint32_t dim : {1U, 9U, 64U, 100U}) {
+    for (const uint32_t dim : {1U, 8U, 9U, 16U, 64U, 65U, 128U}) {
       const auto table = Table::Create(Spec(index(), name, dim), StorageFor());
       const auto optimizer = Optimizer<float>::Create(table->spec().optimizer, dim);
       std::map<Key, std::vector<float>> model;
