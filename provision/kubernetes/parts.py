@@ -122,6 +122,10 @@ def pod(plan: Plan, **more: Any) -> Document:
     }
 
 
+# A container's last error line is then in its pod's state, which status and kubectl show.
+TELL = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+
+
 def command(script: str, name: str, words: list[str]) -> Document:
     """A container's command: ``words`` are the script's "$@"."""
     return {"command": ["/bin/sh", "-ec", script, name], "args": words}

@@ -221,6 +221,7 @@ def _container(plan: Plan) -> Document:
         "resources": {"requests": resources, "limits": {"memory": resources["memory"]}},
         "securityContext": parts.security(*capabilities),
         "volumeMounts": mounts,
+        **parts.TELL,
     }
 
 

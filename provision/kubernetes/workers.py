@@ -194,6 +194,7 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
         "command": ["python", "-c", _WAIT, str(_WAIT_SECONDS), endpoints],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
         "securityContext": parts.security(),
+        **parts.TELL,
     }
     main = {
         "name": container,
@@ -205,6 +206,7 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
             "limits": {"memory": resources["memory"], **gpus},
         },
         "securityContext": parts.security(),
+        **parts.TELL,
         "volumeMounts": parts.mounts(plan),
     }
     where = {"nodeSelector": dict(sorted(settings.worker_nodes.items()))} if settings.worker_nodes else {}

@@ -22,6 +22,7 @@ class FakeCluster:
         self.images = True  # that nodes can pull them
         self.denied: set[tuple[str, str]] = set()  # verb and resource
         self.refused: dict[str, tuple[int, str]] = {}  # kind → what POST answers
+        self.busy = 0  # how many more questions about pods it is too busy to answer
         self.posts: list[str] = []  # kinds that were really made
         self.lock = threading.RLock()
         self.objects: dict[str, Document] = {
@@ -78,6 +79,10 @@ class FakeCluster:
                     self.objects[f"{place}/{full}"] = {"kind": "PersistentVolumeClaim"}
         if body["kind"] == "Job":
             self._pod(f"{name}-0-x7k2p", body["spec"]["template"], ready=False)
+            if self.worker == "failed" and self.images:
+                ended = {"exitCode": 1, "reason": "Error", "message": "\n".join([*STEPS, *self.errors, ""])}
+                status = self.pods[f"{name}-0-x7k2p"]["status"]
+                status["phase"], status["containerStatuses"][0]["state"] = "Failed", {"terminated": ended}
             self.logs[f"{name}-0-x7k2p"] = [*STEPS, *self.errors]
             ends = {"done": "Complete", "failed": "Failed"}.get(self.worker)
             if ends:
@@ -96,7 +101,7 @@ class FakeCluster:
             container["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
             phase, ready = "Pending", False
         self.pods[name] = {
-            "metadata": {"name": name, "labels": template["metadata"]["labels"]},
+            "metadata": {"name": name, "uid": f"uid-{name}", "labels": template["metadata"]["labels"]},
             "spec": {"nodeName": "re6p-1"},
             "status": {
                 "phase": phase,
@@ -148,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self.log(parts.path.split("/")[-2], query)
         with cluster.lock:
             if parts.path.endswith("/pods"):
+                if cluster.busy:
+                    cluster.busy -= 1
+                    return self.fail(503, "apiserver is shutting down")
                 wanted = dict(item.split("=") for item in query["labelSelector"][0].split(","))
                 items = [
                     p for p in cluster.pods.values() if wanted.items() <= p["metadata"]["labels"].items()

@@ -164,6 +164,7 @@ def test_no_container_may_more_than_it_needs(tmp_path: Path, variant: str) -> No
             )
             assert container["resources"]["requests"]["memory"]
             assert container["resources"]["limits"]["memory"]
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"  # for status
 
 
 def test_readiness_is_the_servers_own_page(tmp_path: Path) -> None:
