@@ -131,6 +131,7 @@ class _Run:
         self.console = Console(stderr=True) if options.as_json else Console()
         self.flag = state_flag(state_dir)
         self.resumed = self.record.phase != "running"  # its volumes may have rows
+        self.left: list[str] = []  # what could not be deleted
 
     def start(self) -> int:
         self._note("running")
@@ -179,7 +180,8 @@ class _Run:
                 break
             if hopeless:
                 self._take_away(keep_volumes=self.resumed)
-                self._note("failed", f"{hopeless}; nothing is left of it on the cluster")
+                left = ", ".join(self.left) or "nothing"
+                self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
             if self.wish.wait(POLL_SECONDS):
                 return self.stop(follower)
@@ -221,6 +223,9 @@ class _Run:
             self._note(phase, "training is done" if phase == "done" else "training failed")
         elif self.record.phase == "running":
             self._note("interrupted", "stopped")
+        if self.left:
+            self._say(f"try again with: oeprov stop {self.job.id}{self.flag}")
+            return self._result(1)
         self._say(
             f"nothing of {self.job.id} is left on the cluster"
             + ("" if phase == "done" else " but its volumes")
@@ -246,6 +251,7 @@ class _Run:
             self.cluster.ask("DELETE", api.path(document), body)
         except ApiFailure as error:
             if error.code != 404:
+                self.left.append(api.label(document))
                 self._say(f"[yellow]![/] {api.label(document)} could not be deleted: {escape(str(error))}")
 
     def _wait(self, role: str, seconds: float) -> None:

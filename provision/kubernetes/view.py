@@ -41,7 +41,10 @@ def report(job: Job) -> dict[str, Any]:
         phase, words = state.phase(cluster, record.work(documents))
         pods = state.pods(cluster, found.namespace, job.id)
         workers = [pod for pod in pods if pod.role == "worker"]
-        lines = state.last_lines(cluster, found.namespace, workers[0], 20) if workers else []
+        # Of pods that took each other's place, the one that trains.
+        order = {"runs": 0, "succeeded": 1}
+        first = min(workers, key=lambda pod: order.get(pod.state, 2), default=None)
+        lines = state.last_lines(cluster, found.namespace, first, 20) if first else []
         if phase == "running" and (not workers or len(pods) - len(workers) < found.servers):
             result["problem"] = "; ".join(state.refusals(cluster, found.namespace, documents))
     except (ApiFailure, TrainingError) as error:
@@ -128,7 +131,11 @@ def _print(cluster: Api, namespace: str, pods: list[Pod], follow: bool, lines: i
 
     if not follow:
         for pod in pods:
-            for line in state.last_lines(cluster, namespace, pod, lines):
+            try:
+                found = cluster.text(state.log_path(namespace, pod.name), tailLines=lines).splitlines()
+            except ApiFailure as error:
+                found = [f"({error})"]
+            for line in found:
                 put(pod.name, line)
         return
     news: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()

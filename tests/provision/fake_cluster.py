@@ -34,6 +34,7 @@ class FakeCluster:
         self.objects[self.claim_path] = claim
         self.pods: dict[str, Document] = {}
         self.logs: dict[str, list[str]] = {}
+        self.silent: set[str] = set()  # pods that have no log yet
         handler = type("Handler", (_Handler,), {"cluster": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
@@ -168,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         cluster = self.cluster
         with cluster.lock:
             lines = cluster.logs.get(pod, ["server 0 listens"] if pod in cluster.pods else None)
+        if pod in cluster.silent:
+            return self.fail(400, f'container "main" in pod "{pod}" is waiting to start: PodInitializing')
         if lines is None:
             return self.not_found(f"pods/{pod}")
         shown = 0 if "tailLines" not in query else max(0, len(lines) - int(query["tailLines"][0]))
@@ -208,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urlsplit(self.path).path
         with self.cluster.lock:
+            if ("delete", path.split("/")[-2]) in self.cluster.denied:
+                return self.fail(403, f"{path.split('/')[-2]} is forbidden")
             return self.answer(200, {}) if self.cluster.deleted(path) else self.not_found(path)
 
     def log_message(self, *_: object) -> None:

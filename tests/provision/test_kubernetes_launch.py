@@ -151,6 +151,39 @@ def test_status_logs_and_stop(
     assert states(tmp_path) == ["done"]
 
 
+def test_what_could_not_be_deleted_is_not_said_to_be_gone(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    (job,) = record.all_jobs(tmp_path / "state")
+    cluster.denied = {("delete", "services")}
+    assert oeprov("stop") == 1
+    said = capsys.readouterr().out
+    assert f"service/{job.id}-servers could not be deleted: services is forbidden" in said
+    assert f"try again with: oeprov stop {job.id}" in said
+    assert "is left on the cluster" not in said
+    cluster.denied = set()
+    assert oeprov("stop") == 0
+    assert cluster.kinds() == VOLUMES
+
+
+def test_progress_is_that_of_the_worker_that_runs(
+    cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    (name,) = [name for name in cluster.pods if "-worker-" in name]
+    lost = name.replace("x7k2p", "a1b2c")
+    cluster.pods[lost] = {
+        **cluster.pods[name],
+        "metadata": {**cluster.pods[name]["metadata"], "name": lost},
+        "status": {"phase": "Failed"},
+    }
+    cluster.logs[lost] = ["step 7/40  loss 0.9"]
+    capsys.readouterr()
+    assert oeprov("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["progress"] == "step 40/40  loss 0.52"
+
+
 def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -323,6 +356,15 @@ class TestPodsThatDoNotStart:
         capsys.readouterr()
         assert oeprov("status") == 0
         assert words in capsys.readouterr().out
+
+    def test_a_log_that_is_not_there_yet(
+        self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.cluster.silent = {self.server}
+        capsys.readouterr()
+        assert oeprov("logs", "--process", "server-1") == 0
+        words = f'(container "main" in pod "{self.server}" is waiting to start: PodInitializing)\n'
+        assert capsys.readouterr().out == words
 
     def test_a_server_that_ends_says_why(self) -> None:
         message = "listening\nerror: /pool/ctr: Permission denied\n"
