@@ -25,12 +25,13 @@ _SCRIPT = f"""\
 {parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
   if [ -e "$saved" ]; then set -- "$@" --resume; break; fi
 done
-exec python -m oe_runtime.train "$@"
+{parts.passing_on('python -m oe_runtime.train "$@"')}exit "$status"
 """
 
 # Workers do not start before all servers listen: a first connection is not tried again.
 _WAIT = """\
-import socket, sys, time
+import signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container gets no other
 deadline = time.monotonic() + float(sys.argv[1])
 for place in sys.argv[2].split(","):
     host, port = place.rsplit(":", 1)
