@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Brings what `make test-kubernetes` needs beside Kubernetes' own programs: etcd, containerd and CNI plugins of Debian.
-# Those programs, of any version from 1.20 on, are in the directory that KUBERNETES names, or in .cache/kubernetes/bin;
-# a release's kubernetes-server-linux-amd64.tar.gz has them in kubernetes/server/bin.
+# Brings what `make test-kubernetes` needs: etcd, containerd and CNI plugins of Debian, and Kubernetes' own programs. These
+# are in the directory that KUBERNETES names, of any version from 1.20 on (a release's
+# kubernetes-server-linux-amd64.tar.gz has them in kubernetes/server/bin); else in .cache/kubernetes/bin, built once from
+# Debian's sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${KUBERNETES:-$PWD/.cache/kubernetes/bin}
@@ -11,9 +12,12 @@ for name in kube-apiserver kube-controller-manager kube-scheduler kubelet; do
   [ -x "$bin/$name" ] || absent+=("$name")
 done
 if [ ${#absent[@]} -gt 0 ]; then
-  echo "error: $bin has no ${absent[*]}: make test-kubernetes KUBERNETES=DIRECTORY, with those of a release" \
-    "(kubernetes/server/bin of its kubernetes-server-linux-amd64.tar.gz)" >&2
-  exit 1
+  if [ -n "${KUBERNETES:-}" ]; then
+    echo "error: KUBERNETES: $bin has no ${absent[*]}: give a directory with those of a release" \
+      "(kubernetes/server/bin of its kubernetes-server-linux-amd64.tar.gz), or leave it out to build Debian's" >&2
+    exit 1
+  fi
+  tools/kubernetes-build.sh
 fi
 
 packages=(etcd-server containerd runc containernetworking-plugins iproute2 iptables openssl mmdebstrap)

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from provision.errors import TrainingError
 
 Document = dict[str, Any]
@@ -24,6 +26,11 @@ class ApiFailure(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def passing(self) -> bool:
+        """The API is busy, or some of it is down: another time it may answer."""
+        return self.code == 429 or self.code >= 500
 
 
 class Api:
@@ -46,12 +53,23 @@ class Api:
         except ConfigException as error:
             hint = f"; kubernetes_context is {context}" if context else ""
             raise TrainingError(f"no usable kubeconfig file (KUBECONFIG): {error}{hint}") from None
+        except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise TrainingError(f"the kubeconfig file (KUBECONFIG) cannot be read: {error}") from None
         self.address = str(settings.host)
         self._client = client.ApiClient(settings)
 
     def ask(self, method: str, path: str, body: Document | None = None, **query: Any) -> Document:
-        """One request and its answer. ApiFailure when it is refused, TrainingError when nobody answers."""
-        found = json.loads(self._send(method, path, body, query).read() or b"{}")
+        """One request and its answer.
+
+        ApiFailure when it is refused, TrainingError when nobody answers, or somebody else.
+        """
+        data = self._send(method, path, body, query).read()
+        try:
+            found = json.loads(data or b"{}")
+        except ValueError:
+            raise TrainingError(
+                f"what answers at {self.address} is no Kubernetes API: its answer to {path} is not JSON"
+            ) from None
         return found if isinstance(found, dict) else {}
 
     def text(self, path: str, **query: Any) -> str:

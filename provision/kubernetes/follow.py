@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
 
 from provision.errors import TrainingError
 from provision.kubernetes import state
-from provision.kubernetes.api import Api, ApiFailure
+from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.record import Record
 
 PAUSE_SECONDS = 2.0
+PASSING_SECONDS = 30.0  # that what passes may last before it is said
+HOPELESS_SECONDS = 90.0  # the same before a pod is given up: the kubelet tries thrice to pull an image in it
 _JOIN_SECONDS = 10.0
-_Result = TypeVar("_Result")
 
 
 class Follower:
     """Prints what the first worker says, in a thread, and with ``look`` what happens to the pods."""
 
-    def __init__(self, cluster: Api, record: Record, console: Console, *, old_lines: bool = True) -> None:
+    def __init__(
+        self,
+        cluster: Api,
+        record: Record,
+        documents: list[Document],
+        console: Console,
+        *,
+        old_lines: bool = True,
+    ) -> None:
         self._cluster, self._record, self._console = cluster, record, console
+        self._documents = documents
         self._query = {} if old_lines else {"tailLines": 0}
         self._said: set[str] = set()
+        self._since: dict[tuple[str, bool], float] = {}  # pod, hopeless → when its trouble was first seen
+        self._begun = False  # a worker was seen to run
         self._end = threading.Event()
         self._listens = threading.Event()
         self._thread = threading.Thread(target=self._stream, name="worker's log", daemon=True)
@@ -45,25 +57,38 @@ class Follower:
         self._thread.join(_JOIN_SECONDS)
 
     def look(self) -> str:
-        """Say what is new of the pods; why one of them will never run, or nothing."""
-        pods = state.pods(self._cluster, self._record.namespace, self._record.id)
-        ready = sum(pod.role == "server" and pod.ready for pod in pods)
-        self._say(f"{ready} of {self._record.servers} servers are ready")
+        """Say what is new of the pods; why one will never run and training cannot begin, or nothing."""
+        record, now = self._record, time.monotonic()
+        pods = state.pods(self._cluster, record.namespace, record.id)
+        servers = [pod for pod in pods if pod.role == "server"]
+        self._say(f"{sum(pod.ready for pod in servers)} of {record.servers} servers are ready")
+        if len(servers) < record.servers or len(servers) == len(pods):
+            for words in state.refusals(self._cluster, record.namespace, self._documents):
+                self._say(f"[yellow]![/] {escape(words)}")
+        self._begun |= any(pod.role == "worker" and pod.state != "starts" for pod in pods)
+        lasting = {pod.name for pod in pods if pod.trouble or pod.state == "starts"}
+        self._since = {key: since for key, since in self._since.items() if key[0] in lasting}
         for pod in pods:
-            if pod.hopeless:
+            if not pod.trouble:
+                continue
+            lasted = now - self._since.setdefault((pod.name, pod.hopeless), now)
+            if pod.passing and lasted < PASSING_SECONDS:
+                continue
+            # Who trains waits for a lost server's pod, however long that takes.
+            if pod.hopeless and lasted >= HOPELESS_SECONDS and not self._begun:
                 return f"pod {pod.name}: {pod.trouble}"
-            if pod.trouble:
-                self._say(f"[yellow]![/] pod {pod.name}: {escape(pod.trouble)}")
+            self._say(f"[yellow]![/] pod {pod.name}: {escape(pod.trouble)}")
         return ""
 
-    def retried(self, ask: Callable[[], _Result]) -> _Result:
-        """Ask until the API answers: training does not need this machine."""
-        while True:
-            try:
-                return ask()
-            except TrainingError as error:
-                self._say(f"[yellow]![/] {escape(str(error))}; trying again")
-                time.sleep(PAUSE_SECONDS)
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Say that the API does not answer, instead of ending: training does not need this machine."""
+        try:
+            yield
+        except (ApiFailure, TrainingError) as error:
+            if isinstance(error, ApiFailure) and not error.passing:
+                raise
+            self._say(f"[yellow]![/] {escape(str(error))}; trying again")
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -122,9 +122,31 @@ def pod(plan: Plan, **more: Any) -> Document:
     }
 
 
+# A container's last error line is then in its pod's state, which status and kubectl show.
+TELL = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+
+
 def command(script: str, name: str, words: list[str]) -> Document:
     """A container's command: ``words`` are the script's "$@"."""
     return {"command": ["/bin/sh", "-ec", script, name], "args": words}
+
+
+def passing_on(words: str) -> str:
+    """A shell script that runs a command to its end and has its ``status``; the command gets signals.
+
+    The first process of a container gets none that it does not handle, and Python handles none while it
+    imports: a pod that is deleted then would last as long as its grace. A trap ends `wait` before the command
+    ended: hence the loop.
+    """
+    return f"""\
+{words} &
+process=$!
+trap 'kill -TERM "$process"' TERM INT
+while true; do
+  wait "$process" && status=0 || status=$?
+  kill -0 "$process" 2>/dev/null || break
+done
+"""
 
 
 def environment(values: dict[str, str]) -> list[Document]:

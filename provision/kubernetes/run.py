@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end
 _LISTEN_SECONDS = 5.0
-_WHY_LINES = 50
 _CODES = {"done": 0, "running": 0, "failed": 1, "interrupted": 130}
 _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 
@@ -132,6 +131,7 @@ class _Run:
         self.console = Console(stderr=True) if options.as_json else Console()
         self.flag = state_flag(state_dir)
         self.resumed = self.record.phase != "running"  # its volumes may have rows
+        self.left: list[str] = []  # what could not be deleted
 
     def start(self) -> int:
         self._note("running")
@@ -142,7 +142,13 @@ class _Run:
                 f"look with: oeprov status{self.flag}; stop it with: oeprov stop {self.job.id}{self.flag}"
             )
             return self._result()
-        return self._watch()
+        try:
+            return self._watch()
+        except ApiFailure as error:
+            raise TrainingError(
+                f"the Kubernetes API refused: {error}; {self.job.id} goes on there: look with: "
+                f"oeprov status{self.flag}"
+            ) from None
 
     def _make(self) -> None:
         made: list[Document] = []
@@ -155,23 +161,27 @@ class _Run:
                     if error.code != 409 or document["kind"] not in _VOLUMES:  # a stopped job has its own
                         raise TrainingError(f"{api.label(document)} could not be made: {error}") from None
         except BaseException as error:
-            for document in reversed(made):
+            left = [] if self.resumed else record.volume_claims(made)
+            for document in [*reversed(made), *left]:
                 self._delete(document)
             self._note("failed", f"{error}; what was made before was taken away")
             raise
 
     def _watch(self) -> int:
         """Follow the job to its end, and take away what is left of it."""
-        follower = Follower(self.cluster, self.record, self.console)
+        follower = Follower(self.cluster, self.record, self.documents, self.console)
         follower.start()
+        phase, words, hopeless = "running", "", ""
         while True:
-            phase, words = follower.retried(lambda: state.phase(self.cluster, self.work))
+            with follower.patience():
+                phase, words = state.phase(self.cluster, self.work)
+                hopeless = follower.look() if phase == "running" else ""
             if phase != "running":
                 break
-            hopeless = follower.retried(follower.look)
             if hopeless:
                 self._take_away(keep_volumes=self.resumed)
-                self._note("failed", f"{hopeless}; nothing is left of it on the cluster")
+                left = ", ".join(self.left) or "nothing"
+                self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
             if self.wish.wait(POLL_SECONDS):
                 return self.stop(follower)
@@ -189,13 +199,12 @@ class _Run:
         return self._result()
 
     def _why(self, words: str) -> str:
-        """Why workers failed: their own last error line, and the API's words."""
+        """Why workers failed: how one of them ended, and the API's words."""
         pods = state.pods(self.cluster, self.record.namespace, self.job.id)
-        for pod in (pod for pod in pods if pod.role == "worker"):
-            for line in reversed(state.last_lines(self.cluster, self.record.namespace, pod, _WHY_LINES)):
-                if line.startswith("error: "):
-                    return f"{pod.name}: {line.removeprefix('error: ')} ({words})"
-        return words
+        ended = (
+            f"{pod.name}: {pod.trouble} ({words})" for pod in pods if pod.role == "worker" and pod.trouble
+        )
+        return next(ended, words)
 
     def stop(self, follower: Follower | None = None) -> int:
         """Delete the workers, which write a checkpoint before they end, then all others."""
@@ -203,7 +212,7 @@ class _Run:
         if phase == "running":
             self._say("the workers finish their step and write a checkpoint")
             if follower is None:
-                follower = Follower(self.cluster, self.record, self.console, old_lines=False)
+                follower = Follower(self.cluster, self.record, self.documents, self.console, old_lines=False)
                 follower.start()
                 follower.wait(_LISTEN_SECONDS)
             self._delete(self.work)
@@ -214,6 +223,9 @@ class _Run:
             self._note(phase, "training is done" if phase == "done" else "training failed")
         elif self.record.phase == "running":
             self._note("interrupted", "stopped")
+        if self.left:
+            self._say(f"try again with: oeprov stop {self.job.id}{self.flag}")
+            return self._result(1)
         self._say(
             f"nothing of {self.job.id} is left on the cluster"
             + ("" if phase == "done" else " but its volumes")
@@ -239,6 +251,7 @@ class _Run:
             self.cluster.ask("DELETE", api.path(document), body)
         except ApiFailure as error:
             if error.code != 404:
+                self.left.append(api.label(document))
                 self._say(f"[yellow]![/] {api.label(document)} could not be deleted: {escape(str(error))}")
 
     def _wait(self, role: str, seconds: float) -> None:

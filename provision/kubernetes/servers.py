@@ -13,21 +13,11 @@ ROLE = "server"
 END_SECONDS = 120
 _REQUEST_BYTES = 4 << 30  # the runtime's own default, where there is memory for it
 
-_START = 'python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"'
-_DRAM_SCRIPT = f"{parts.TAKE_TOKEN}exec {_START}\n"
+_START = parts.TAKE_TOKEN + parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
 # Rows of a job that has ended well lie in files of its last checkpoint; volumes may be kept, so they are
-# emptied. A trap ends `wait` before the server ended: hence the loop.
-_POOL_SCRIPT = f"""\
-{parts.TAKE_TOKEN}{_START} &
-server=$!
-trap 'kill -TERM "$server"' TERM INT
-while true; do
-  wait "$server" && status=0 || status=$?
-  kill -0 "$server" 2>/dev/null || break
-done
-if grep -qs '"event": "end"' "$RUN/metrics.jsonl"; then rm -rf "$POOL"; fi
-exit "$status"
-"""
+# emptied.
+_EMPTY = """if grep -qs '"event": "end"' "$RUN/metrics.jsonl"; then rm -rf "$POOL"; fi\n"""
+_END = 'exit "$status"\n'
 
 
 def names(plan: Plan) -> list[str]:
@@ -190,7 +180,7 @@ def _container(plan: Plan) -> Document:
     values = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - a volume of the pod's own
     if plan.pools:
         values.update(RUN=str(plan.directory / "run"), POOL=pool)
-    script = _POOL_SCRIPT if plan.pools else _DRAM_SCRIPT
+    script = _START + (_EMPTY if plan.pools else "") + _END
     page = {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 5, "timeoutSeconds": 5}
     mounts = parts.mounts(plan)
     if plan.pools:
@@ -221,6 +211,7 @@ def _container(plan: Plan) -> Document:
         "resources": {"requests": resources, "limits": {"memory": resources["memory"]}},
         "securityContext": parts.security(*capabilities),
         "volumeMounts": mounts,
+        **parts.TELL,
     }
 
 

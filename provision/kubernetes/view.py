@@ -37,10 +37,16 @@ def report(job: Job) -> dict[str, Any]:
     }
     try:
         cluster = Api(found.context)
-        phase, words = state.phase(cluster, record.work(record.documents(job)))
+        documents = record.documents(job)
+        phase, words = state.phase(cluster, record.work(documents))
         pods = state.pods(cluster, found.namespace, job.id)
         workers = [pod for pod in pods if pod.role == "worker"]
-        lines = state.last_lines(cluster, found.namespace, workers[0], 20) if workers else []
+        # Of pods that took each other's place, the one that trains.
+        order = {"runs": 0, "succeeded": 1}
+        first = min(workers, key=lambda pod: order.get(pod.state, 2), default=None)
+        lines = state.last_lines(cluster, found.namespace, first, 20) if first else []
+        if phase == "running" and (not workers or len(pods) - len(workers) < found.servers):
+            result["problem"] = "; ".join(state.refusals(cluster, found.namespace, documents))
     except (ApiFailure, TrainingError) as error:
         return {**result, "problem": str(error)}
     result["pods"] = [asdict(pod) for pod in pods]
@@ -70,8 +76,9 @@ def show(reports: list[dict[str, Any]], console: Console, flag: str) -> None:
             console.print(_table(item["pods"]))
         for pod in item["pods"]:
             if pod["trouble"]:
+                mark = "[yellow]![/]" if pod["passing"] else "[red]✗[/]"
                 console.print(
-                    f"[red]✗[/] {pod['name']}: {escape(pod['trouble'])}", highlight=False, soft_wrap=True
+                    f"{mark} {pod['name']}: {escape(pod['trouble'])}", highlight=False, soft_wrap=True
                 )
         if item["state"] != "running" and item["pods"]:
             console.print(
@@ -124,7 +131,11 @@ def _print(cluster: Api, namespace: str, pods: list[Pod], follow: bool, lines: i
 
     if not follow:
         for pod in pods:
-            for line in state.last_lines(cluster, namespace, pod, lines):
+            try:
+                found = cluster.text(state.log_path(namespace, pod.name), tailLines=lines).splitlines()
+            except ApiFailure as error:
+                found = [f"({error})"]
+            for line in found:
                 put(pod.name, line)
         return
     news: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()

@@ -25,12 +25,13 @@ _SCRIPT = f"""\
 {parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
   if [ -e "$saved" ]; then set -- "$@" --resume; break; fi
 done
-exec python -m oe_runtime.train "$@"
+{parts.passing_on('python -m oe_runtime.train "$@"')}exit "$status"
 """
 
 # Workers do not start before all servers listen: a first connection is not tried again.
 _WAIT = """\
-import socket, sys, time
+import signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container gets no other
 deadline = time.monotonic() + float(sys.argv[1])
 for place in sys.argv[2].split(","):
     host, port = place.rsplit(":", 1)
@@ -194,6 +195,7 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
         "command": ["python", "-c", _WAIT, str(_WAIT_SECONDS), endpoints],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
         "securityContext": parts.security(),
+        **parts.TELL,
     }
     main = {
         "name": container,
@@ -205,6 +207,7 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
             "limits": {"memory": resources["memory"], **gpus},
         },
         "securityContext": parts.security(),
+        **parts.TELL,
         "volumeMounts": parts.mounts(plan),
     }
     where = {"nodeSelector": dict(sorted(settings.worker_nodes.items()))} if settings.worker_nodes else {}

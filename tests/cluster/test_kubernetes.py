@@ -122,7 +122,7 @@ class User:
     def rights(self) -> None:
         """What README says that a user needs, for the namespace; volumes are not of a namespace."""
         everything = [
-            {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list"]},
+            {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["get", "list"]},
             {
                 "apiGroups": ["", "apps", "batch", "policy", "networking.k8s.io"],
                 "resources": [
@@ -325,6 +325,34 @@ def test_ctrl_c_stops_it_with_a_checkpoint(user: User) -> None:
     assert "go on with: oeprov resume quick" in said
     assert user.kinds() == []
     assert list((user.claim / "oeprov").glob("quick-*/run/checkpoints/step-*/manifest.json"))
+
+
+def test_what_keeps_pods_from_starting_is_said(user: User) -> None:
+    _forget(user)
+    cases = [
+        ("no image", {"kubernetes_server_image": "oeprov.test/none:1"}, [], "ImagePull"),
+        ("no mount point", {"pmem_mount_prefix": str(user.directory / "none")}, [], "FailedMount: "),
+        ("no node", {"kubernetes_server_memory": "64T"}, [], "no node takes it yet: 0/1 nodes"),
+    ]
+    if user.cluster.minor >= 23:
+        # The level restricted does not allow the capability that memkind needs.
+        cases.append(("no right", {}, ["--storage", "pmem_memkind"], "FailedCreate: "))
+    for name, variables, words, expected in cases:
+        inventory = yaml.safe_load(user.inventory.read_text())
+        inventory["all"]["vars"].update(variables)
+        if "pmem_mount_prefix" in variables:
+            inventory["all"]["children"]["parameter_servers"]["hosts"][NODE].update(variables)
+        path = user.directory / "other.yml"
+        path.write_text(yaml.safe_dump(inventory))
+        job = name.replace(" ", "-")
+        user.oeprov(
+            "launch-training", "-i", str(path), "--on", "kubernetes", "--name", job, "--detach", *words
+        )
+        until(lambda job=job, expected=expected: expected in json.dumps(user.status(job)), 120, user.news)
+        said = user.oeprov("status")
+        assert expected in said
+        user.oeprov("stop")
+        _forget(user)
 
 
 def _workers(user: User) -> dict[str, int]:

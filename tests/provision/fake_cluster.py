@@ -22,6 +22,7 @@ class FakeCluster:
         self.images = True  # that nodes can pull them
         self.denied: set[tuple[str, str]] = set()  # verb and resource
         self.refused: dict[str, tuple[int, str]] = {}  # kind → what POST answers
+        self.busy = 0  # how many more questions about pods it is too busy to answer
         self.posts: list[str] = []  # kinds that were really made
         self.lock = threading.RLock()
         self.objects: dict[str, Document] = {
@@ -33,6 +34,7 @@ class FakeCluster:
         self.objects[self.claim_path] = claim
         self.pods: dict[str, Document] = {}
         self.logs: dict[str, list[str]] = {}
+        self.silent: set[str] = set()  # pods that have no log yet
         handler = type("Handler", (_Handler,), {"cluster": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
@@ -78,6 +80,10 @@ class FakeCluster:
                     self.objects[f"{place}/{full}"] = {"kind": "PersistentVolumeClaim"}
         if body["kind"] == "Job":
             self._pod(f"{name}-0-x7k2p", body["spec"]["template"], ready=False)
+            if self.worker == "failed" and self.images:
+                ended = {"exitCode": 1, "reason": "Error", "message": "\n".join([*STEPS, *self.errors, ""])}
+                status = self.pods[f"{name}-0-x7k2p"]["status"]
+                status["phase"], status["containerStatuses"][0]["state"] = "Failed", {"terminated": ended}
             self.logs[f"{name}-0-x7k2p"] = [*STEPS, *self.errors]
             ends = {"done": "Complete", "failed": "Failed"}.get(self.worker)
             if ends:
@@ -96,7 +102,7 @@ class FakeCluster:
             container["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
             phase, ready = "Pending", False
         self.pods[name] = {
-            "metadata": {"name": name, "labels": template["metadata"]["labels"]},
+            "metadata": {"name": name, "uid": f"uid-{name}", "labels": template["metadata"]["labels"]},
             "spec": {"nodeName": "re6p-1"},
             "status": {
                 "phase": phase,
@@ -148,6 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self.log(parts.path.split("/")[-2], query)
         with cluster.lock:
             if parts.path.endswith("/pods"):
+                if cluster.busy:
+                    cluster.busy -= 1
+                    return self.fail(503, "apiserver is shutting down")
                 wanted = dict(item.split("=") for item in query["labelSelector"][0].split(","))
                 items = [
                     p for p in cluster.pods.values() if wanted.items() <= p["metadata"]["labels"].items()
@@ -160,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         cluster = self.cluster
         with cluster.lock:
             lines = cluster.logs.get(pod, ["server 0 listens"] if pod in cluster.pods else None)
+        if pod in cluster.silent:
+            return self.fail(400, f'container "main" in pod "{pod}" is waiting to start: PodInitializing')
         if lines is None:
             return self.not_found(f"pods/{pod}")
         shown = 0 if "tailLines" not in query else max(0, len(lines) - int(query["tailLines"][0]))
@@ -200,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urlsplit(self.path).path
         with self.cluster.lock:
+            if ("delete", path.split("/")[-2]) in self.cluster.denied:
+                return self.fail(403, f"{path.split('/')[-2]} is forbidden")
             return self.answer(200, {}) if self.cluster.deleted(path) else self.not_found(path)
 
     def log_message(self, *_: object) -> None:

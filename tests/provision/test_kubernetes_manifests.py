@@ -164,6 +164,7 @@ def test_no_container_may_more_than_it_needs(tmp_path: Path, variant: str) -> No
             )
             assert container["resources"]["requests"]["memory"]
             assert container["resources"]["limits"]["memory"]
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"  # for status
 
 
 def test_readiness_is_the_servers_own_page(tmp_path: Path) -> None:
@@ -315,6 +316,25 @@ class TestScripts:
         assert self.start(place, container).wait(20) == 0
         assert self.said(place)[-1] == "--resume"
 
+    def test_a_worker_is_asked_to_end_while_it_begins(self, place: Path) -> None:
+        (place / "stay").touch()
+        with self.start(place, pod_of(made(place)["Job/ctr-worker"])["containers"][0]) as running:
+            self.said(place)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(20) == 3
+
+    def test_a_worker_that_waits_ends_when_it_is_asked(self, tmp_path: Path) -> None:
+        import socket
+
+        (init,) = pod_of(made(tmp_path)["Job/ctr-worker"])["initContainers"]
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            there = ",".join(f"127.0.0.1:{place.getsockname()[1]}" for place in (listening, closed))
+            with subprocess.Popen([sys.executable, *init["command"][1:3], "60", there]) as waiting:
+                listening.accept()[0].close()
+                waiting.terminate()
+                assert waiting.wait(20) == 143
+
     def test_workers_wait_for_servers(self, tmp_path: Path) -> None:
         import socket
 
@@ -329,7 +349,7 @@ class TestScripts:
         assert done.returncode == 1
 
     def test_shells_take_them(self, tmp_path: Path) -> None:
-        for script in (servers._POOL_SCRIPT, servers._DRAM_SCRIPT, workers._SCRIPT, workers._MPI_LAUNCHER):
+        for script in (servers._START + servers._EMPTY, workers._SCRIPT, workers._MPI_LAUNCHER):
             subprocess.run(["sh", "-n", "-c", script], check=True)
 
 
