@@ -240,9 +240,9 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
                 id="fstab-forget",
                 what="remove {} from {}".format(", ".join(where), mount.FSTAB),
                 why="oeprov entered it there",
-                commands=[["edit", mount.FSTAB] + ["-" + item for item in where]],
+                commands=[["edit", mount.FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
                 action="edit_fstab",
-                args={"remove": where},
+                args={"remove": where, "empty": where},
             )
         )
     steps += system_ram.forget(state)
@@ -318,8 +318,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
 def _parents(state: State, desired: Desired) -> List[str]:
     """Directories of ours that may be empty then."""
     above = os.path.dirname(state.runtime.venv)
-    places = [entry.where for entry in state.fstab if _is_place(entry.where, desired)]
-    places += [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
+    places = [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
     return places + ([above] if os.path.basename(above) == "oeprov" else [])
 
 

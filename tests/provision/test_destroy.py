@@ -89,7 +89,7 @@ def test_data_stays_unless_it_is_named() -> None:
         f"left: job {JOB} (rows in /mnt/pmem0/oeprov/{JOB}); to lose that too, add: --consent h:job/{JOB}"
     )
     assert namespace.endswith("add: --consent h:namespace0.0/n-1 --consent h:pmem0/ext4/f-1")
-    assert plan.steps[2].args == {"remove": ["/mnt/pmem0"]}
+    assert plan.steps[2].args == {"remove": ["/mnt/pmem0"], "empty": ["/mnt/pmem0"]}
     assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/wheels"], (
         "the registry knows what is left"
     )
@@ -226,6 +226,21 @@ def test_files_of_jobs_are_seen_and_removed_and_others_are_not(tmp_path: Path) -
         "state/jobs/notes/readme",
     ]
     assert make_plan(observe(system, wanted), wanted).steps == []
+
+
+def test_the_mount_points_directory_goes_with_its_line(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    system.write("/etc/fstab", "UUID=r / ext4 defaults 0 1\nUUID=f-1 /mnt/pmem0 ext4 dax 0 0\n")
+    (tmp_path / "mnt/pmem0").mkdir(parents=True)
+    [step] = [step for step in make_plan(used(), desired("re6p")).steps if step.id == "fstab-forget"]
+    assert apply(step, system).changed
+    assert system.read("/etc/fstab") == "UUID=r / ext4 defaults 0 1\n"
+    assert system.list("/mnt") == []
+    assert not apply(step, system).changed
+    (tmp_path / "mnt/pmem0").mkdir()
+    system.write("/mnt/pmem0/mine", "x")
+    apply(step, system)
+    assert system.list("/mnt/pmem0") == ["mine"]
 
 
 def test_nothing_that_bootstrap_wrote_is_forgotten(tmp_path: Path) -> None:
