@@ -21,7 +21,7 @@ from provision import flavors, remote, wheel
 from provision.bundle_packages import Part, collect, digest, run, system_of
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
-from provision.node import build, families, gpu, gpubundle, kernelinstall, packages
+from provision.node import build, families, gpu, gpubundle, kernelinstall, packages, repositories
 from provision.node.command import System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
@@ -31,7 +31,7 @@ from provision.systems import assigned
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-THERE = "/var/lib/oeprov/bundle"  # on hosts
+THERE = repositories.BUNDLE  # on hosts
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for

@@ -20,7 +20,7 @@ def run(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
     """Show the plan, ask, remove, look again, and say of each host what is left; exit codes of bootstrap."""
-    before = past.first_arguments(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
+    before = past.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
     hosts = {}
     for name, host in inventory.hosts.items():
         named = tuple(
@@ -28,7 +28,7 @@ def run(
         )
         local = host.connection == "local"
         place = str(jobs_dir(state_dir).absolute() if local else units.JOBS)
-        hosts[name] = replace(host, removal=Removal(named, place, before.get(name)))
+        hosts[name] = replace(host, removal=Removal(named, place, *before.get(name, ())))
     code, found = converge.remove(
         replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
     )

@@ -137,10 +137,14 @@ def _fsdax(state: State, desired: Desired) -> Iterator[Finding]:
         else:
             mounts = mount.mounts_of(state, item.blockdev)
             if not mounts:
+                uuids = [found.uuid for found in state.filesystems if found.device == item.blockdev]
+                specs = ["/dev/" + name, *(f"UUID={uuid}" for uuid in uuids if uuid)]
+                where = next((entry.where for entry in state.fstab if entry.spec in specs), "")
                 yield Finding(
                     f"/dev/{name} is not mounted",
-                    f"`mount {desired.pmem_mount_prefix}0` if /etc/fstab has it, else `oeprov bootstrap`; "
-                    "`journalctl -b -u systemd-fsck@*` says why a boot did not mount it",
+                    f"`mount {where}`; `journalctl -b -u systemd-fsck@*` says why a boot did not mount it"
+                    if where
+                    else "/etc/fstab does not have it: `oeprov bootstrap` enters it there and mounts it",
                 )
             for item_mount in mounts:
                 if not mount.has_dax(item_mount.options):

@@ -42,12 +42,14 @@ WORKERS = "workers"
 class Removal:
     """That what oeprov made on a host is to go: objects with data that go too, and where jobs lie there.
 
-    ``arguments`` are the kernel's from before oeprov came, None if nobody knows.
+    ``arguments`` are the kernel's from before oeprov came, ``grub_default`` is GRUB_DEFAULT of then; None if
+    nobody knows.
     """
 
     objects: tuple[str, ...]
     jobs: str
-    arguments: tuple[str, ...] | None
+    arguments: tuple[str, ...] | None = None
+    grub_default: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ class Host:
                 remove_jobs=self.removal.jobs,
                 remove_known=self.removal.arguments is not None,
                 remove_arguments_before=list(self.removal.arguments or ()),
+                remove_grub_default="saved"
+                if self.removal.grub_default is None
+                else self.removal.grub_default,
                 runtime_requirements=[],  # what it has does not matter any more
             )
         return Desired.from_dict(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from provision.journal import Journal
+from provision.node import bootloader, grubdefaults
 from provision.node.memmap import is_memmap
 from provision.node.state import State
 from provision.settings import Kind
@@ -30,17 +31,19 @@ def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -
         kernel=state.kernel.running,
         mode=mode_of(state, kind),
         arguments=list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
+        grub_default=grubdefaults.default_of(bootloader.defaults_of(state.bootloader)),
     )
 
 
-def first_arguments(journal: Journal, cluster: str) -> dict[str, tuple[str, ...]]:
-    """Host → the kernel's arguments before its first change, where the journal says them of that one."""
-    found: dict[str, tuple[str, ...] | None] = {}
+def first(journal: Journal, cluster: str) -> dict[str, tuple[tuple[str, ...] | None, str | None]]:
+    """Host → the kernel's arguments and GRUB_DEFAULT before its first change; None: that entry lacks it."""
+    found: dict[str, tuple[tuple[str, ...] | None, str | None]] = {}
     for entry in journal.read():
         if entry.get("event") == "before" and entry.get("cluster") == cluster:
             words = entry.get("arguments")
-            found.setdefault(str(entry.get("host", "")), tuple(words) if isinstance(words, list) else None)
-    return {host: words for host, words in found.items() if words is not None}
+            known = tuple(words) if isinstance(words, list) else None
+            found.setdefault(str(entry.get("host", "")), (known, entry.get("grub_default")))
+    return found
 
 
 def last(journal: Journal, cluster: str, key: str, now: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from typing import Dict, Optional
 
 from . import (
+    bootdefault,
     bootloader,
     daxctl,
     directory,
@@ -32,6 +33,7 @@ for _part in (
     directory,
     kernel,
     bootloader,
+    bootdefault,
     trial,
     gpu,
     gpucheck,

@@ -116,7 +116,9 @@ def default_release(entries: List[BootEntry], default: str, saved_entry: str) ->
     if not entries or re.match(r"[1-9]\d*(>|$)|0>", name):
         return ""
     for item in entries:
-        if name and name in (item.id, item.title, item.id.rsplit(">", 1)[-1]):
+        # An entry of a submenu may be named by its own name, or behind that of the submenu.
+        names = {item.id, item.title, item.id.rsplit(">", 1)[-1]}
+        if name and names & {name, name.rsplit(">", 1)[-1]}:
             return item.release
     return entries[0].release
 

@@ -304,7 +304,7 @@ def set_default(system: System, release: str) -> bool:
         system.check([tool(loader, "set-default"), entry.id])
         changed = True
     if not loader.saved_default:
-        _edit_defaults(system, loader, grubdefaults.edit_default(defaults_of(loader), "saved"))
+        edit_defaults(system, loader, grubdefaults.edit_default(defaults_of(loader), "saved"))
         changed = True
     now = default_release(observe(system))
     if now != release:
@@ -325,7 +325,7 @@ def _set_default_by_grubby(system: System, release: str) -> bool:
     return True
 
 
-def _edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> bool:
+def edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> bool:
     """Writes GRUB's defaults and makes grub.cfg from them; all is as before when that fails."""
     before = config_files(system)
     changed = False
@@ -370,7 +370,7 @@ def _edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
     if loader.has_grubby:
         system.check(_grubby_command(add, remove))
     else:
-        _edit_defaults(system, loader, edited)
+        edit_defaults(system, loader, edited)
     left = _lacking(observe(system), add, remove)
     if left:
         raise CommandError(

@@ -1,6 +1,7 @@
 """GRUB's defaults: /etc/default/grub and what is sourced after it, as text."""
 
 import re
+import shlex
 from typing import Dict, List, NamedTuple
 
 DEFAULTS = "/etc/default/grub"
@@ -12,7 +13,9 @@ _LINE = re.compile(
     r"""(?P<tail>\s*(?:#.*)?)$"""
 )
 _STARTS = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?\+?=")
-_DEFAULT = re.compile(r"""^\s*GRUB_DEFAULT=["']?(?P<value>[^"'#\s]*)""")
+_DEFAULT = re.compile(
+    r"""^\s*GRUB_DEFAULT=(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^"'#\s]*))"""
+)
 # Neither the shell that reads the defaults nor GRUB gives any other character a meaning of its own.
 _PLAIN = re.compile(r"[\w.,:=+@%/!~*?\[\]()^-]+")
 
@@ -109,21 +112,26 @@ def _with_words(line: str, words: List[str]) -> str:
 
 
 def edit_default(files: Dict[str, str], value: str) -> Dict[str, str]:
-    """The files with GRUB_DEFAULT set to ``value`` where it is set last, else in the defaults file."""
+    """The files with GRUB_DEFAULT set to ``value`` where it is set last, else in the defaults file.
+
+    Empty: without the lines that set it there.
+    """
     path = next((path for path in reversed(list(files)) if default_of({path: files[path]})), DEFAULTS)
     lines = files.get(path, "").splitlines()
-    places = [number for number, line in enumerate(lines) if _DEFAULT.match(line)]
-    for number in places:
-        lines[number] = "GRUB_DEFAULT=" + value
-    if not places:
-        lines.insert(0, "GRUB_DEFAULT=" + value)
+    others = [line for line in lines if not _DEFAULT.match(line)]
+    if not value:
+        return dict(files, **{path: _text(others)})
+    new = "GRUB_DEFAULT=" + shlex.quote(value)
+    lines = [new if _DEFAULT.match(line) else line for line in lines]
+    if len(others) == len(lines):
+        lines.insert(0, new)
     return dict(files, **{path: _text(lines)})
 
 
 def default_of(files: Dict[str, str]) -> str:
     """The last value of GRUB_DEFAULT; empty when it is nowhere set."""
     found = [_DEFAULT.match(line) for text in files.values() for line in text.splitlines()]
-    return ([match.group("value") for match in found if match] or [""])[-1]
+    return ([match.group("quoted") or match.group("bare") or "" for match in found if match] or [""])[-1]
 
 
 def quoting_problems(words: List[str]) -> List[str]:

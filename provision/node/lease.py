@@ -7,6 +7,7 @@ was lost keeps nobody out for long, and its own next run takes it over at once.
 
 import fcntl
 import json
+import os
 import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator
@@ -58,7 +59,13 @@ def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None
 
 def release(system: System, run: Dict[str, Any]) -> bool:
     """Give the lease back; False when it is not this run's."""
-    return _read(system).get("id") == run["id"] and system.remove(LEASE)
+    if _read(system).get("id") != run["id"] or not system.remove(LEASE):
+        return False
+    try:
+        os.rmdir(system.path(os.path.dirname(LEASE)))  # empty after `oeprov destroy`
+    except OSError:
+        pass
+    return True
 
 
 def _read(system: System) -> Dict[str, Any]:

@@ -298,6 +298,11 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
             "{} is not UTF-8, so it could not be kept byte for byte; nothing was changed".format(FSTAB)
         )
     changed = system.write(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
+    for where in args.get("empty", []):
+        try:
+            os.rmdir(system.path(where))
+        except OSError:
+            pass  # somebody's files are there, or it is gone
     if changed:
         # Else systemd's mount unit still waits for the old device, and unmounts the new one.
         system.run(["systemctl", "daemon-reload"])

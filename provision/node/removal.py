@@ -11,7 +11,9 @@ import shutil
 from typing import Any, Dict, List, Tuple
 
 from . import (
+    bootdefault,
     build,
+    gpucheck,
     job,
     kernel,
     memmap,
@@ -32,7 +34,9 @@ from .step import Action, Applied, Desired, Step
 USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
-_FILES = [repositories.YUM, repositories.APT, kernel.FAILED, build.WHEELS]
+_FILES = [repositories.YUM, repositories.APT, repositories.BUNDLE, kernel.FAILED, build.WHEELS]
+# The link that enables the unit goes first: without the unit it would not be seen any more.
+_FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
 
 def observe(system: System, desired: Desired, state: State) -> Remains:
@@ -108,7 +112,8 @@ def plan(state: State, desired: Desired) -> Part:
         return part._replace(before=part.before + _directory(state, desired, part), problems=problems)
     memory, kept = _memory(state, desired)
     arguments = _arguments(state, desired)
-    after = _files(state, desired, part, bool(kept.notes or arguments.notes))
+    default = bootdefault.plan_back(state, desired.remove_grub_default)
+    after = default.after + _files(state, desired, part, bool(kept.notes or arguments.notes))
     if state.dimms.app_direct:
         kept.notes.append("left: the goal of the modules, App Direct; ipmctl changes it")
     return Part(
@@ -117,7 +122,7 @@ def plan(state: State, desired: Desired) -> Part:
         arguments_why=arguments.arguments_why,
         reboot_why=arguments.reboot_why,
         after=after,
-        notes=part.notes + kept.notes + arguments.notes,
+        notes=part.notes + kept.notes + arguments.notes + default.notes,
         problems=problems,
     )
 
@@ -150,6 +155,8 @@ def _jobs(state: State, desired: Desired) -> Part:
         name = "job/" + item.job
         if not paths:
             continue
+        # Those of jobs of kind local lie in a user's own directory.
+        mine = item.pools if desired.kind == "local" else paths
         if words and name not in desired.remove_objects:
             notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
             continue
@@ -161,7 +168,7 @@ def _jobs(state: State, desired: Desired) -> Part:
                 destroys=[name] if words else [],
                 commands=[["rm", "-r", path] for path in paths],
                 action="remove_paths",
-                args={"paths": paths, "parents": sorted({os.path.dirname(path) for path in item.pools})},
+                args={"paths": paths, "parents": sorted({os.path.dirname(path) for path in mine})},
             )
         )
     return Part(before=steps, notes=notes)
@@ -233,9 +240,9 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
                 id="fstab-forget",
                 what="remove {} from {}".format(", ".join(where), mount.FSTAB),
                 why="oeprov entered it there",
-                commands=[["edit", mount.FSTAB] + ["-" + item for item in where]],
+                commands=[["edit", mount.FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
                 action="edit_fstab",
-                args={"remove": where},
+                args={"remove": where, "empty": where},
             )
         )
     steps += system_ram.forget(state)
@@ -311,8 +318,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
 def _parents(state: State, desired: Desired) -> List[str]:
     """Directories of ours that may be empty then."""
     above = os.path.dirname(state.runtime.venv)
-    places = [entry.where for entry in state.fstab if _is_place(entry.where, desired)]
-    places += [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
+    places = [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
     return places + ([above] if os.path.basename(above) == "oeprov" else [])
 
 

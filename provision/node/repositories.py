@@ -13,6 +13,7 @@ from .state import OsInfo
 
 YUM = "/etc/yum.repos.d/oeprov.repo"
 APT = "/etc/apt/sources.list.d/oeprov.list"
+BUNDLE = "/var/lib/oeprov/bundle"  # directory that `bootstrap --bundle` fills
 UNSIGNED = "unsigned"
 LOCAL = "local"  # a directory: unsigned, and what was read of it does not hold when it is another
 ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone

@@ -14,6 +14,7 @@ _ROLES: Dict[str, str] = {
     "install_foreign": "runtime",
     "get_sources": "runtime",
     "set_saved_default": "kernel",
+    "restore_grub_default": "kernel",
     "install_kernel": "kernel",
     "edit_boot_arguments": "kernel",
     "reboot": "kernel",

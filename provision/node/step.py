@@ -75,6 +75,7 @@ class Desired(NamedTuple):
     remove_jobs: str = ""  # directory of jobs
     remove_known: bool = False  # whether the journal says which kernel arguments there were before oeprov
     remove_arguments_before: List[str] = []  # those
+    remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" too where nobody knows: it stays
     runtime_flavor: str = "oe_runtime"  # what trains; see flavors.py
     runtime_package: str = ""  # of another flavor: what pip installs, "" for its own choice
     runtime_tensorflow: str = ""

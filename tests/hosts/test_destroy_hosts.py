@@ -40,7 +40,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHosts]
     unit = files / "etc/systemd/system" / f"oeprov-{DONE}-server-0.service"
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\nExecStart=/bin/true\n")
-    for name in ("etc/oeprov/memory.env", "var/lib/oeprov/wheels/x.whl"):
+    for name in ("etc/oeprov/memory.env", "var/lib/oeprov/wheels/x.whl", "var/lib/oeprov/bundle/pip/y"):
         (files / name).parent.mkdir(parents=True, exist_ok=True)
         (files / name).write_text("x\n")
     files.chmod(0o755)
@@ -91,6 +91,7 @@ def test_destroy(tmp_path: Path, hosts: SshHosts) -> None:
     assert f"✗ {two.name}: " in said
     assert "refuses connections" in said
     assert there(one) == []
+    assert one.enter("sh", "-c", "ls -d /var/lib/oeprov || :") == ""
     two.start()
     again = destroy(tmp_path, "-i", path, "--yes", "--limit", one.name, "--consent", consent, code=0)
     assert "nothing to do" in again

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from provision.lab import Lab
+from provision.lab.node import BOOT_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ class User:
         )
 
     def finish(
-        self, command: subprocess.Popen[str], expect: int = 0, seconds: float = 900
+        self, command: subprocess.Popen[str], expect: int = 0, seconds: float = 2 * BOOT_SECONDS
     ) -> tuple[str, str]:
         """(output, errors) of a command that must end with ``expect``."""
         try:

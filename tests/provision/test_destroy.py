@@ -15,13 +15,14 @@ from one_host import inventory
 from provision import cli, fresh, past
 from provision.inventory import Removal
 from provision.journal import Journal
-from provision.node import process
+from provision.node import gpucheck, process, repositories
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
 from provision.node.plan import Plan, make_plan
 from provision.node.runtime import STAMP
 from provision.node.state import (
+    Bootloader,
     DaxDevice,
     FileSystem,
     FstabEntry,
@@ -88,7 +89,7 @@ def test_data_stays_unless_it_is_named() -> None:
         f"left: job {JOB} (rows in /mnt/pmem0/oeprov/{JOB}); to lose that too, add: --consent h:job/{JOB}"
     )
     assert namespace.endswith("add: --consent h:namespace0.0/n-1 --consent h:pmem0/ext4/f-1")
-    assert plan.steps[2].args == {"remove": ["/mnt/pmem0"]}
+    assert plan.steps[2].args == {"remove": ["/mnt/pmem0"], "empty": ["/mnt/pmem0"]}
     assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/wheels"], (
         "the registry knows what is left"
     )
@@ -227,6 +228,40 @@ def test_files_of_jobs_are_seen_and_removed_and_others_are_not(tmp_path: Path) -
     assert make_plan(observe(system, wanted), wanted).steps == []
 
 
+def test_the_mount_points_directory_goes_with_its_line(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    system.write("/etc/fstab", "UUID=r / ext4 defaults 0 1\nUUID=f-1 /mnt/pmem0 ext4 dax 0 0\n")
+    (tmp_path / "mnt/pmem0").mkdir(parents=True)
+    [step] = [step for step in make_plan(used(), desired("re6p")).steps if step.id == "fstab-forget"]
+    assert apply(step, system).changed
+    assert system.read("/etc/fstab") == "UUID=r / ext4 defaults 0 1\n"
+    assert system.list("/mnt") == []
+    assert not apply(step, system).changed
+    (tmp_path / "mnt/pmem0").mkdir()
+    system.write("/mnt/pmem0/mine", "x")
+    apply(step, system)
+    assert system.list("/mnt/pmem0") == ["mine"]
+
+
+def test_nothing_that_bootstrap_wrote_is_forgotten(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    for path in (repositories.BUNDLE + "/pip/x.whl", gpucheck.CHECKED, gpucheck.UNIT):
+        system.write(path, "x")
+    enabled = Path(system.path(gpucheck.ENABLED))
+    enabled.parent.mkdir(parents=True)
+    enabled.symlink_to("../" + gpucheck.UNIT_NAME)
+    job = f"/var/lib/oeprov/jobs/{JOB}"
+    system.write(job + "/job.json", "{}")
+    wanted = desired("cpu", f"job/{JOB}")
+    state = used(remains=observe(system, wanted).remains, namespaces=[], fstab=[], mounts=[], owned=[])
+    plan = make_plan(state._replace(runtime=Runtime()), wanted)
+    assert ids(plan) == [f"files-{JOB}", "remove-files"]
+    for step in plan.steps:
+        assert apply(step, system).changed
+    assert sorted(path.name for path in tmp_path.rglob("*") if not path.is_dir()) == []
+    assert system.list("/var/lib/oeprov") == [], "its own directory goes with the lease"
+
+
 def test_an_empty_stand_in_goes(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     (tmp_path / "pmem").mkdir()
@@ -239,15 +274,16 @@ def test_an_empty_stand_in_goes(tmp_path: Path) -> None:
     assert make_plan(observe(system, wanted), wanted).steps == []
 
 
-def test_the_journal_knows_the_first_arguments(tmp_path: Path) -> None:
+def test_the_journal_knows_the_first_arguments_and_default(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", "run")
     journal.write("before", cluster="c", host="old", kernel="1", mode="")
     found = inventory(tmp_path, "re6p")
-    for words in (["quiet"], ["quiet", "more"]):
-        state = State(kernel=KernelState("1", cmdline=words))
+    for words, default in ((["quiet"], "'a b'"), (["quiet", "more"], "saved")):
+        loader = Bootloader(defaults_file=f"GRUB_DEFAULT={default}\n")
+        state = State(kernel=KernelState("1", cmdline=words), bootloader=loader)
         for host in ("one", "old"):
             past.write(journal, "c", host, state, found.hosts["one"].kind)
-    assert past.first_arguments(journal, "c") == {"one": ("quiet",)}
+    assert past.first(journal, "c") == {"one": (("quiet",), "a b"), "old": (None, None)}
 
 
 def test_the_command_shows_and_refuses(

@@ -83,6 +83,7 @@ def test_a_release_is_found_by_an_entry_that_will_always_mean_it() -> None:
         ("saved", "gone", "6.1.0-56-amd64"),
         ("saved", "Debian GNU/Linux, with Linux 6.1.0-55-amd64", "6.1.0-55-amd64"),
         (OLDER, "", "6.1.0-55-amd64"),
+        ("Advanced options>Debian GNU/Linux, with Linux 6.1.0-55-amd64", "", "6.1.0-55-amd64"),
         ("saved", "2", ""),
         ("1>2", "", ""),
     ],

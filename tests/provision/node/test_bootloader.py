@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from boot_machine import NEW, OLD, El, Machine
+from boot_machine import sourced as as_sourced
 
 from provision.node import bootloader, grubdefaults
 from provision.node.apply import apply
@@ -90,6 +91,16 @@ def test_the_default_is_saved() -> None:
     assert edited.count("GRUB_DEFAULT=") == 1
     assert edit_default(edited, "saved") == edited
     assert grubdefaults.default_of({DEFAULTS: edit_default("", "saved")}) == "saved"
+    assert edit_default(edit_default(DEBIAN, "saved"), "0") == DEBIAN
+    assert edit_default("GRUB_DEFAULT=saved\nGRUB_TIMEOUT=1\n", "") == "GRUB_TIMEOUT=1\n"
+
+
+@pytest.mark.parametrize("line", ['GRUB_DEFAULT="Advanced options>Linux 6.1, new"', "GRUB_DEFAULT='a b' # c"])
+def test_a_default_with_blanks_is_read_whole_and_comes_back(line: str) -> None:
+    value = grubdefaults.default_of({DEFAULTS: line + "\n"})
+    assert value in ("Advanced options>Linux 6.1, new", "a b")
+    assert as_sourced(edit_default("GRUB_DEFAULT=saved\n", value))[0] == value
+    assert grubdefaults.default_of({DEFAULTS: edit_default(line, value)}) == value
 
 
 OVERRIDE = "/etc/default/grub.d/50-cloud.cfg"

@@ -53,6 +53,17 @@ def test_only_the_holder_gives_it_back(system: System) -> None:
     lease.acquire(system, OTHER)
 
 
+def test_a_directory_that_it_leaves_empty_goes_with_it(system: System) -> None:
+    lease.acquire(system, MINE)
+    system.write("/var/lib/oeprov/owned", "u-1\n")
+    assert lease.release(system, MINE)
+    assert system.list("/var/lib/oeprov") == ["owned"]
+    system.remove("/var/lib/oeprov/owned")
+    lease.acquire(system, MINE)
+    assert lease.release(system, MINE)
+    assert not system.exists("/var/lib/oeprov")
+
+
 def test_a_lease_that_a_power_cut_spoiled_keeps_nobody_out(system: System) -> None:
     system.write(lease.LEASE, "{half")
     lease.acquire(system, OTHER)
