@@ -278,6 +278,10 @@ class TrainingSettings(_Settings):
         default="float32",
         description="Of the hidden layers' products; with bfloat16, weights stay in float32.",
     )
+    row_precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Of the tables' rows; bfloat16 halves their memory, the optimizer's state stays float32.",
+    )
     index: Literal["array", "hash"] = Field(
         default="array",
         description="Tables with a row for each of a field's ids (array), or for any 64-bit id, made when it "

@@ -5,11 +5,12 @@
     python benchmarks/training vocabularies --report                      # what was measured so far
 
 vocabularies  WDL, DeepFM, DLRM at dims 9 and 64 and 40 k to 10 M ids a field, in float32 and bfloat16:
-              samples/s and memory of stock Keras and of embeddings on a server
-throughput    DeepFM over Criteo's fields: stock, DRAM, a pool, OpenEmbedding
+              samples/s and memory of stock Keras, of embeddings on a server, of OpenEmbedding; AUC of all
 auc           of the held-out rows over seeds: stock, stock that updates rows as tables do, served
 pipeline      input, pull, compute and push of a step, and what the pipeline hides
 workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
+torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch)
+serving       latency and lookups/s of exports with rows inside, and of rows at a server
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import sys
 
 import auc
 import pipeline
-import throughput
+import pytorch
+import serving
 import vocabularies
 import workers
 
 PARTS = {
     "vocabularies": vocabularies.main,
-    "throughput": throughput.main,
     "auc": auc.main,
     "pipeline": pipeline.main,
     "workers": workers.main,
+    "torch": pytorch.main,
+    "serving": serving.main,
 }
 
 

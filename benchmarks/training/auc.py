@@ -25,10 +25,12 @@ from typing import Any
 from processes import RESULTS, header, measured, server, table
 
 STOCK, BY_ROW = "stock", "stock by row"
-KINDS = (STOCK, BY_ROW, "served", "served bfloat16")
+KINDS = (STOCK, BY_ROW, "served", "stock bfloat16", "served bfloat16", "served bfloat16 rows")
 PARTS = RESULTS / "training_auc.jsonl"
 REAL = Path(__file__).resolve().parents[3] / "shared/data/criteo_kaggle_7200.tsv.gz"
 TARGET = 0.002  # of the mean over seeds, against stock
+# What is trained for the AUC beside the speed of a model (vocabularies.py): data, rows of a batch.
+GRID, GRID_BATCH = "generate:400000:1", 1024
 
 
 def main() -> int:
@@ -38,6 +40,7 @@ def main() -> int:
     )
     parser.add_argument("--data", default=str(REAL), help="Criteo rows, or generate:ROWS:SEED")
     parser.add_argument("--models", nargs="+", default=["deepfm"])
+    parser.add_argument("--dims", type=int, nargs="+", default=[9])
     parser.add_argument("--optimizers", nargs="+", default=["adagrad", "adam"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
@@ -53,9 +56,11 @@ def main() -> int:
         if not options.data.startswith("generate:") and not Path(options.data).exists():
             print(f"error: there is no {options.data}; name the rows with --data", file=sys.stderr)
             return 1
-        runs = itertools.product(options.seeds, options.models, options.optimizers, options.kinds)
-        for seed, model, optimizer, kind in runs:
-            keep(options, train(options, model, optimizer, seed, kind))
+        runs = itertools.product(
+            options.seeds, options.models, options.dims, options.optimizers, options.kinds
+        )
+        for seed, model, dim, optimizer, kind in runs:
+            keep(options, train(options, model, dim, optimizer, seed, kind))
     return report(options.parts)
 
 
@@ -66,13 +71,16 @@ def keep(options: argparse.Namespace, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def train(options: argparse.Namespace, model: str, optimizer: str, seed: int, kind: str) -> dict[str, Any]:
+def train(
+    options: argparse.Namespace, model: str, dim: int, optimizer: str, seed: int, kind: str
+) -> dict[str, Any]:
     """One run of the trainer, in this process; its settings and what the evaluation says."""
     from oe_runtime.train import main as trainer
 
     settings = {
         "data": options.data,
         "model": model,
+        "dim": dim,
         "optimizer": optimizer,
         "seed": seed,
         "epochs": options.epochs,
@@ -81,11 +89,12 @@ def train(options: argparse.Namespace, model: str, optimizer: str, seed: int, ki
     }
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / "run"
-        served = nullcontext() if kind in (STOCK, BY_ROW) else server(options.storage, Path(directory))
+        served = nullcontext() if kind.startswith(STOCK) else server(options.storage, Path(directory))
         with served as one, by_row() if kind == BY_ROW else nullcontext():
             words = ["--stock"] if one is None else ["--servers", one.endpoint]
-            precision = "bfloat16" if kind.endswith("bfloat16") else "float32"
-            words += ["--precision", precision, "--run-dir", str(run_dir)]
+            words += ["--precision", "bfloat16" if "bfloat16" in kind else "float32"]
+            words += ["--row-precision", "bfloat16" if kind.endswith("bfloat16 rows") else "float32"]
+            words += ["--run-dir", str(run_dir)]
             if options.learning_rate is not None:
                 words += ["--learning-rate", str(options.learning_rate)]
             for name, value in settings.items():
@@ -153,22 +162,17 @@ def by_row() -> Iterator[None]:
 
 def report(parts: Path) -> int:
     """The means of all runs that differ by their seed only, beside both kinds of stock."""
-    runs: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
-        group = tuple(one[name] for name in ("data", "model", "optimizer", "epochs", "batch-size"))
-        runs.setdefault((*group, one["max-cardinality"]), {}).setdefault(one["kind"], {})[one["seed"]] = one
     lines, missed = [], 0
-    for (data, model, optimizer, epochs, batch, cap), kinds in runs.items():
+    for (data, model, dim, optimizer, epochs, batch, cap), kinds in sorted(groups(parts).items()):
         for kind, by_seed in sorted(kinds.items(), key=lambda item: (item[0].startswith("served"), item[0])):
             aucs = [one["auc"] for one in by_seed.values()]
             verdicts = [verdict(kinds, kind, base) for base in (STOCK, BY_ROW)]
             missed += verdicts[0].endswith("MISSED")
             numbers = [f"{statistics.mean(aucs):.4f}", f"{statistics.stdev(aucs) if aucs[1:] else 0:.4f}"]
             loss = f"{statistics.mean(one['loss'] for one in by_seed.values()):.4f}"
-            name = f"{data}, {model}, {optimizer}, {epochs} epochs of {batch}, {cap or 'all'} ids, {kind}"
+            name = f"{data}, {model}, dim {dim}, {optimizer}, {epochs} epochs of {batch}, {cap or 'all'} ids"
             days = max(one["day"] for one in by_seed.values())
-            lines.append([name, str(len(aucs)), *numbers, *verdicts, loss, days])
+            lines.append([f"{name}, {kind}", str(len(aucs)), *numbers, *verdicts, loss, days])
     text = header("AUC of held-out rows: stock Keras and served embeddings")
     text += f"""\
 Means over seeds; ± is the standard deviation of a seed. Served rows begin with values of the same
@@ -187,6 +191,27 @@ digits (one seed, with Adagrad and with Adam).
     parts.with_suffix(".md").write_text(text)
     print(text)
     return 1 if missed else 0
+
+
+def groups(parts: Path) -> dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]]:
+    """All runs: by what is trained how, by kind, by seed."""
+    found: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
+    names = ("data", "model", "dim", "optimizer", "epochs", "batch-size", "max-cardinality")
+    for line in parts.read_text().splitlines():
+        one = json.loads(line)
+        kinds = found.setdefault(tuple(one[name] for name in names), {})
+        kinds.setdefault(one["kind"], {})[one["seed"]] = one
+    return found
+
+
+def means() -> dict[tuple[str, int, int, str], str]:
+    """`0.7510 (5)`: mean AUC and number of seeds of GRID, by model, dim, ids a field and kind."""
+    return {
+        (model, dim, cap, kind): f"{statistics.mean(r['auc'] for r in runs.values()):.4f} ({len(runs)})"
+        for (data, model, dim, optimizer, epochs, batch, cap), kinds in groups(PARTS).items()
+        if (data, optimizer, epochs, batch) == (GRID, "adagrad", 1, GRID_BATCH)
+        for kind, runs in kinds.items()
+    }
 
 
 def verdict(kinds: dict[str, dict[int, dict[str, Any]]], kind: str, base: str) -> str:

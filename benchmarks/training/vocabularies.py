@@ -1,13 +1,16 @@
-"""Speed and memory over models, dims and vocabularies: stock Keras beside embeddings on a server.
+"""Speed, memory and AUC over models, dims and vocabularies: stock Keras beside embeddings on a server.
 
 Every field has the same number of ids. A cell is a worker process that trains on the same generated batches,
 from memory, for some seconds; all kinds of a table take turns, and the table shows the median round. Cells
-are appended to a file of JSON lines, so that they can be measured in pieces; the report has all of them.
+are appended to a file of JSON lines, so that they can be measured in pieces; the report has all of them, and
+of those that the part auc has trained the AUC. OpenEmbedding, whose server is a part of the worker, is built
+at first: minutes, in .cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -17,14 +20,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, gib, header, measured, run, server, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
-KINDS = ("stock", "served", "served pmem_libpmem", "stock bfloat16", "served bfloat16")
+import auc
+import openembedding_build
+from processes import RESULTS, Ended, gib, header, measured, run, server, table
+
+STOCK, SERVED, PMEM, PEER = "stock", "served", "served pmem_libpmem", "openembedding"
+KINDS = (STOCK, SERVED, PMEM, "stock bfloat16", "served bfloat16", "served bfloat16 rows", PEER)
+PEER_ENVIRONMENT = Path(__file__).resolve().parents[2] / ".cache/benchmark-openembedding"
 PARTS = RESULTS / "training_vocabularies.jsonl"
 BATCHES = 50  # in memory, again and again
 FIELDS, INTEGERS = 26, 13
 # Times stock, in float32: where tables are tiny, and with a million rows a field or more.
 TARGETS = {40_000: 1.0, 1_000_000: 2.0}
+# By dim, where tables are tiny: times OpenEmbedding 0.1.2.
+PEER_TARGETS = {9: 1.1, 64: 1.5}
 DEEPREC = "1.64 to 1.81 times community TensorFlow in FP32"
 SPARE = 1 << 30  # left to the system by a stock run
 
@@ -62,30 +73,34 @@ def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
             continue
         found = turn(setup, kind, options.seconds)
         cell["speeds"] += found.pop("speeds", [])
-        cell.update({name: max(cell[name], value) for name, value in found.items() if name != "problem"})
         if "problem" in found:
-            cell["problem"] = found["problem"]
+            cell["problem"] = found.pop("problem")
+        cell.update({name: max(cell[name], value) for name, value in found.items()})
         said = cell.get("problem") or f"{cell['speeds'][-1]:,.0f} samples/s"
         print(f"round {number + 1}: {setup} {kind}: {said}", file=sys.stderr, flush=True)
+    when = measured()  # the same for all: only what ran in turns is compared
     with options.parts.open("a") as file:
         for cell in cells.values():
-            file.write(json.dumps({**cell, **measured()}) + "\n")
+            file.write(json.dumps({**cell, **when}) + "\n")
 
 
 def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
     """One process of a kind, with a server of its own if it is served."""
+    if kind == PEER:
+        return peer(setup, seconds)
     arguments = {
         **setup,
-        "precision": "bfloat16" if kind.endswith("bfloat16") else "float32",
+        "dtype": "mixed_bfloat16" if "bfloat16" in kind else "float32",
+        "rows_dtype": "bfloat16" if kind.endswith("bfloat16 rows") else "float32",
         "seconds": seconds,
         "endpoint": "",
     }
-    if not kind.startswith("served"):
+    if not kind.startswith(SERVED):
         needed, there = stock_bytes(setup), available_bytes() - SPARE
         if needed > there:
             return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} free"}
         return one_worker(arguments)
-    storage = "pmem_libpmem" if kind.endswith("pmem_libpmem") else "dram"
+    storage = "pmem_libpmem" if kind == PMEM else "dram"
     with tempfile.TemporaryDirectory() as directory:
         with server(storage, Path(directory)) as one:
             found = one_worker({**arguments, "endpoint": one.endpoint})
@@ -95,7 +110,31 @@ def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
 def one_worker(arguments: dict[str, Any]) -> dict[str, Any]:
     """What a worker process measured, and its peak memory."""
     program = [sys.executable, str(Path(__file__).parent), "vocabularies", "--worker", json.dumps(arguments)]
-    ended = run(program)
+    return result(run(program))
+
+
+def peer(setup: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The same of OpenEmbedding, on the same batches."""
+    import numpy as np
+
+    python = openembedding_build.python(PEER_ENVIRONMENT)
+    program = [str(python), str(Path(openembedding_build.__file__).with_name("openembedding_training.py"))]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "batches.npz"
+        found = batches(setup["rows"], setup["batch_size"])
+        np.savez(
+            path,
+            integers=np.stack([x[0] for x, _ in found]),
+            ids=np.stack([np.concatenate(x[1:], axis=1) for x, _ in found]),
+            labels=np.stack([y[:, 0] for _, y in found]),
+        )
+        words = ["--model", setup["model"], "--dim", setup["dim"], "--rows", [setup["rows"]] * FIELDS]
+        words += ["--batches", path, "--seconds", seconds]
+        return result(run([*program, *map(str, words)]))
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    """Of a worker: what it says last, and its peak memory."""
     if ended.status:
         return {"problem": f"ended with status {ended.status}"}
     return {"speeds": [json.loads(ended.output.splitlines()[-1])["samples_per_s"]], "worker": ended.peak}
@@ -116,7 +155,14 @@ def available_bytes() -> int:
 
 
 def worker(
-    model: str, dim: int, rows: int, batch_size: int, precision: str, seconds: float, endpoint: str
+    model: str,
+    dim: int,
+    rows: int,
+    batch_size: int,
+    dtype: str,
+    rows_dtype: str,
+    seconds: float,
+    endpoint: str,
 ) -> int:
     """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
     from oe_runtime.training.trainee import import_keras
@@ -127,13 +173,14 @@ def worker(
     from oe_runtime.client import Client
 
     keras.utils.set_random_seed(0)
-    options = {"dtype": "mixed_bfloat16" if precision == "bfloat16" else precision, "seed": 0}
+    options = {"dtype": dtype, "seed": 0}
     optimizer = keras.optimizers.Adagrad(0.01)
     client = Client([endpoint]) if endpoint else None
     if client is None:
         trained = models.build(model, [rows] * FIELDS, dim, **options)
     else:
-        trained = models.build(model, [rows] * FIELDS, dim, embedding=embed.Embedding, **options)
+        embedding = functools.partial(embed.Embedding, dtype=rows_dtype)
+        trained = models.build(model, [rows] * FIELDS, dim, embedding=embedding, **options)
         trained = embed.distributed_model(trained, client)
         optimizer = embed.distributed_optimizer(optimizer)
     trained.compile(optimizer, "binary_crossentropy", jit_compile=False)
@@ -173,42 +220,59 @@ def batches(rows: int, batch_size: int) -> list[tuple[Any, Any]]:
 
 def report(parts: Path) -> int:
     """The table of the newest line of each cell."""
-    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    cells, turns = {}, {}
     for line in parts.read_text().splitlines():
         one = json.loads(line)
-        cells[one["rows"], one["dim"], one["model"], KINDS.index(one["kind"])] = one
+        setup = (one["rows"], one["dim"], one["model"])
+        cells[(*setup, KINDS.index(one["kind"]))] = one
+        turns[(*setup, one["kind"], one["day"])] = one
     lines, verdicts, missed = [], [], 0
+    aucs = auc.means()
     for (rows, dim, model, number), cell in sorted(cells.items()):
-        base = cells.get((rows, dim, model, 0), {})
-        name = f"{model}, dim {dim}, {rows:,} a field"
-        ratio = speed(cell) / speed(base) if speed(base) else 0.0
+        kind, name = KINDS[number], f"{model}, dim {dim}, {rows:,} a field"
+        beside = {base: times(turns, cell, base) for base in (STOCK, PEER)}
         shown = [f"{speed(cell):,.0f}" if cell["speeds"] else cell["problem"]]
-        shown.append(f"{ratio:.2f}" if ratio and cell["speeds"] else "-")
+        shown += [f"{ratio:.2f}" if ratio else "-" for ratio in beside.values()]
         shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
-        lines.append([f"{name}, {KINDS[number]}", *shown, f"{cell['day']}, load {cell['load']:.1f}"])
-        target = TARGETS[40_000] if rows <= 40_000 else TARGETS[1_000_000] if dim >= 64 else None
-        if KINDS[number] == "served" and target and ratio:
-            missed += ratio < target
-            result = "met" if ratio >= target else "MISSED"
-            verdicts.append(f"- {name}: {ratio:.2f} × stock, target {target}: {result}\n")
+        shown.append(aucs.get((model, dim, rows, kind), "-"))
+        lines.append([f"{name}, {kind}", *shown, f"{cell['day']}, load {cell['load']:.1f}"])
+        if kind != SERVED:
+            continue
+        wanted = {STOCK: TARGETS[40_000] if rows <= 40_000 else TARGETS[1_000_000] if dim >= 64 else 0.0}
+        wanted[PEER] = PEER_TARGETS.get(dim, 0.0) if rows <= 40_000 and model == "deepfm" else 0.0
+        for base, target in wanted.items():
+            if target and beside[base]:
+                missed += beside[base] < target
+                verdict = "met" if beside[base] >= target else "MISSED"
+                verdicts.append(f"- {name}: {beside[base]:.2f} × {base}, target {target}: {verdict}\n")
     verdicts += memory(cells)
     text = header("Training over models, dims and vocabularies")
     text += f"""\
 Adagrad, ids by Zipf's law, the median of rounds in turns; one server process over loopback shares the cores
 with the worker, its rows in DRAM unless the line says pmem_libpmem (files in an ordinary directory). × stock
-is against stock in float32. Memory is the peak resident size of a process, with the pages of its mapped
-files. The load is that of the machine when the cell was measured, its own included: others work on it.
+is against stock in float32, × peer against OpenEmbedding 0.1.2 under TensorFlow 2.21 and Keras 2 (its server
+in the worker's process, its own prefetching), where both ran in turns with the line. bfloat16: products of
+the hidden layers (Keras's mixed_bfloat16); "rows": the tables' rows too, the optimizer's state in float32.
+Memory is the peak resident size of a process, with the pages of its mapped files. The load is that of the
+machine when the cell was measured, its own included: others work on it. AUC (seeds): of the held-out tenth of
+{auc.GRID}, one epoch in batches of {auc.GRID_BATCH}, fields capped at so many ids ([all](training_auc.md)).
 What stock needs at the least: 4 bytes × ids a field × values an id (dim; 1 more but for DLRM) × 2 × 26 fields
 (weights and accumulators), as much as 2 fields' for temporaries, and 1 GiB.
 
-{beside_deeprec(cells)}
+{beside_deeprec(cells, turns)}
 
 """
-    columns = ["model, embeddings", "samples/s", "× stock", "worker GiB", "server GiB", "measured"]
-    text += table(columns, lines) + "\n" + "".join(verdicts)
+    columns = ["model, embeddings", "samples/s", "× stock", "× peer", "worker GiB", "server GiB"]
+    text += table([*columns, "AUC (seeds)", "measured"], lines) + "\n" + "".join(verdicts)
     parts.with_suffix(".md").write_text(text)
     print(text)
     return 1 if missed else 0
+
+
+def times(turns: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any], base: str) -> float:
+    """The cell's speed as a multiple of another kind's that ran in turns with it; 0 if none did."""
+    other = speed(turns.get((cell["rows"], cell["dim"], cell["model"], base, cell["day"]), {}))
+    return speed(cell) / other if other else 0.0
 
 
 def memory(cells: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
@@ -225,13 +289,14 @@ def memory(cells: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     ]
 
 
-def beside_deeprec(cells: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+def beside_deeprec(
+    cells: dict[tuple[Any, ...], dict[str, Any]], turns: dict[tuple[Any, ...], dict[str, Any]]
+) -> str:
     """DeepRec's claim and our range of the same, for each size of vocabulary."""
     ratios: dict[int, list[float]] = {}
-    for (rows, dim, model, number), cell in sorted(cells.items()):
-        base = speed(cells.get((rows, dim, model, 0), {}))
-        if KINDS[number] == "served" and base and speed(cell):
-            ratios.setdefault(rows, []).append(speed(cell) / base)
+    for (rows, _, _, number), cell in sorted(cells.items()):
+        if KINDS[number] == SERVED and times(turns, cell, STOCK):
+            ratios.setdefault(rows, []).append(times(turns, cell, STOCK))
     ours = [f"{min(r):.2f} to {max(r):.2f} with {rows:,} ids a field" for rows, r in ratios.items()]
     return (
         f"DeepRec states {DEEPREC} (its models, batch 512, 8 CPUs); here, × stock Keras: {', '.join(ours)}."

@@ -67,16 +67,20 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype, x.name) for x in model.inputs]
     plan = Plan(model, structure, specs)
     first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
+    numbered = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
     rows = [
         tf.TensorSpec([None, layer.output_dim], layer.rows_dtype, f"rows_{i}")
         for i, layer in enumerate(plan.layers)
     ]
 
-    def ids(*inputs: Any) -> list[Any]:
+    def ids(*inputs: Any) -> dict[str, Any]:
         collect = Collect()
         with feeding(collect):
             model(keras.tree.pack_sequence_as(structure, list(inputs)), training=False)
-        return [tf.reshape(tf.cast(collect.ids[lookup], tf.int64), [-1]) for lookup in first]
+        return {
+            f"ids_{n}": tf.reshape(tf.cast(collect.ids[lookup], tf.int64), [-1])
+            for n, lookup in enumerate(first)
+        }
 
     def forward(*tensors: Any) -> dict[str, Any]:
         inputs = keras.tree.pack_sequence_as(structure, list(tensors[len(rows) :]))
@@ -87,12 +91,14 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         name: variable for name, variable in dense.named_variables(model).items() if name.startswith("model/")
     }
     module = tf.Module()
-    module.ids = tf.function(ids, input_signature=specs, autograph=False)
-    module.forward = tf.function(forward, input_signature=[*rows, *specs], autograph=False)
+    # As signatures: TensorFlow takes milliseconds to check the arguments of any other restored function.
+    signatures = {"forward": tf.function(forward, input_signature=[*rows, *numbered], autograph=False)}
+    if first:
+        signatures["ids"] = tf.function(ids, input_signature=numbered, autograph=False)
     module.weights = [variable.value for variable in named.values()]
     module.model = model  # what its layers hold beside variables, lookup tables for example
-    tf.saved_model.save(module, str(path))
-    outputs = module.forward.get_concrete_function().structured_outputs
+    tf.saved_model.save(module, str(path), signatures)
+    outputs = signatures["forward"].get_concrete_function().structured_outputs
     names = {id(layer): name for name, layer in model._table_layers.items()}
     Description(
         inputs=[Tensor(s.name, s.dtype.name, s.shape.as_list()) for s in specs],

@@ -1,6 +1,8 @@
 """What a SavedModel without rows says of itself, in a file beside it.
 
-`DistributedModel.save_serving_model` writes it; it has two functions, `ids` and `forward`, and `weights`.
+`DistributedModel.save_serving_model` writes it; it has two signatures, `ids` (none without lookups) and
+`forward`, with inputs `input_0`, `input_1`… in the order of the description, `forward` with `rows_0`… too, a
+lookup each, and `ids` with outputs `ids_0`…; and `weights`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from oe_runtime.errors import OeError
 from oe_runtime.spec import TableSpec
 
 FILE = "oe_runtime.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class ServingError(OeError):

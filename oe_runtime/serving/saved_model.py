@@ -62,23 +62,25 @@ class WithoutRows:
         self.description = description
         self.inputs = description.inputs
         self.outputs = description.outputs
+        self._forward = loaded.signatures["forward"]
+        self._ids = loaded.signatures["ids"] if description.lookups else None
+        names = [spec["name"] for spec in description.tables]
+        # The client made its tables in the description's order.
+        self._lookups = [(names.index(lookup.table), lookup.ids) for lookup in description.lookups]
         self._weights = dict(zip(description.weights, loaded.weights, strict=True))
 
     def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
         """Outputs by name, with the rows that `client` has now."""
-        tensors = [tf.constant(inputs[tensor.name]) for tensor in self.inputs]
-        ids = [np.asarray(part) for part in self._loaded.ids(*tensors)]
-        names = [spec["name"] for spec in self.description.tables]
-        lookups = self.description.lookups
-        rows: list[Any] = [None] * len(lookups)
-        if lookups:
-            # The client made its tables in the description's order.
-            pulled = client.pull(ids, [(names.index(lookup.table), lookup.ids) for lookup in lookups])
-            for group in pulled.groups:
+        tensors = {f"input_{i}": tf.constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
+        rows = {}
+        if self._ids is not None:
+            asked = self._ids(**tensors)
+            ids = [asked[f"ids_{n}"].numpy() for n in range(len(asked))]
+            for group in client.pull(ids, self._lookups).groups:
                 parts = np.split(group.inverse, np.cumsum(group.sizes)[:-1])
                 for lookup, part in zip(group.lookups, parts, strict=True):
-                    rows[lookup] = tf.constant(group.rows[part])
-        outputs = self._loaded.forward(*rows, *tensors)
+                    rows[f"rows_{lookup}"] = tf.constant(group.rows[part])
+        outputs = self._forward(**rows, **tensors)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def read_weights(self, file: Path) -> list[NDArray[Any]]:

@@ -43,7 +43,7 @@ class Lookup:
     padding: Any  # where the flat tensor has padding; None without any
     pull: Pull
     group: int  # of the pull
-    places: NDArray[np.int64] | slice  # of each of `rows`, its place in the group
+    places: slice | NDArray[np.int64]  # of `rows` in the group
     rows: Any  # (unique ids, dim)
     numbers: NDArray[np.int64]  # of each id, its place in `rows`
 
@@ -100,21 +100,28 @@ def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
             layer, ids = asked[i]
             inverse = group.inverse[begin : begin + size]
             begin += size
-            if len(group.lookups) == 1:  # all of the group's rows, as they are
-                places: Any = slice(None)
-                numbers, mine = inverse.astype(np.int64, copy=False), group.rows
-            else:
-                seen = np.zeros(len(group.rows), bool)
-                seen[inverse] = True
-                places = np.flatnonzero(seen)
-                numbers, mine = (np.cumsum(seen) - 1)[inverse], group.rows[places]
-            rows = torch.from_numpy(mine).to(ids.device)
+            places, numbers = _places(inverse)
+            rows = torch.from_numpy(group.rows[places]).to(ids.device)
             found[i] = Lookup(tables[i], ids, keys[i], paddings[i], whole, number, places, rows, numbers)
             if layer.trains():
                 rows.requires_grad_()
                 tables[i].lookups.append(found[i])
     whole.lookups = [found[i] for i in range(len(asked))]
     return whole.lookups
+
+
+def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct places in `inverse`, ascending, as an index; and for each of it its number among them."""
+    if not len(inverse):
+        return slice(0, 0), inverse.astype(np.int64)
+    # A server's rows come table by table, so that all of these are often one piece of the group.
+    low, high = int(inverse.min()), int(inverse.max()) + 1
+    numbers = inverse.astype(np.int64) - low
+    seen = np.zeros(high - low, bool)
+    seen[numbers] = True
+    if seen.all():
+        return slice(low, high), numbers
+    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[numbers]
 
 
 class _Layer(nn.Module):  # type: ignore[misc]

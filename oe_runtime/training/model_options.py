@@ -50,6 +50,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="of the hidden layers' products (default float32); bfloat16 keeps weights in float32",
     )
     m.add_argument(
+        "--row-precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of the tables' rows (default float32); bfloat16 halves their memory and traffic, the "
+        "optimizer's state stays in float32",
+    )
+    m.add_argument(
         "--index",
         choices=("array", "hash"),
         default="array",

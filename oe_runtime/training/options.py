@@ -79,6 +79,7 @@ class Options:
     bottom: tuple[int, ...]
     interaction: str
     precision: str
+    row_precision: str
     index: str
     admission: dict[str, Any] | None
     eviction: list[dict[str, Any]]
@@ -383,6 +384,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--micro-batch: plain Keras, --stock, has none")
     if a.stock and (a.index == "hash" or a.eviction):
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
+    if a.stock and a.row_precision != "float32":
+        p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     values = vars(a) | {
         "servers": servers,

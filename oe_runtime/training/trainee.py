@@ -135,12 +135,13 @@ class Tables:
     """What the options say of all tables."""
 
     index: str = "array"
+    dtype: str = "float32"
     admission: Mapping[str, Any] | None = None
     eviction: Sequence[Mapping[str, Any]] = ()
 
 
 def _tables(options: Options) -> Tables:
-    return Tables(options.index, options.admission, options.eviction)
+    return Tables(options.index, options.row_precision, options.admission, options.eviction)
 
 
 def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **options: Any) -> Any:
@@ -157,6 +158,7 @@ def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **o
     return embed.Embedding(
         -1 if tables.index == "hash" else rows,
         *arguments,
+        dtype=tables.dtype,
         admission=admission,
         eviction=tables.eviction,
         **options,

@@ -9,6 +9,7 @@ import pytest
 from training_runs import DATA, SMALL, events, losses
 
 from oe_runtime import TableSpec
+from oe_runtime.checkpoint_tools import Saved
 from oe_runtime.client import Client
 from oe_runtime.train import main
 from oe_runtime.training.optimizers import LEARNING_RATES
@@ -77,6 +78,7 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     flags = "--model dlrm --interaction cat --bottom 8 --precision bfloat16 --index hash --admission cbf:2"
+    flags += " --row-precision bfloat16"
     flags += (
         " --eviction cap:40 --optimizer adamasync --jit --no-eval --timeline 4 --stats-seconds 0 --steps 6"
     )
@@ -89,6 +91,8 @@ def test_a_run_with_many_of_them(tmp_path: Path) -> None:
     tables = events(run, "tables")[0]["tables"]
     assert "C3" in tables
     assert max(t["rows"] for t in tables.values()) <= 40
+    saved = Saved.open(run / "checkpoints/step-0000000006").require().files
+    assert {files[0]["spec"]["dtype"] for files in saved.values()} == {"bfloat16"}
     traces = list(run.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
     assert (run / "report.html").read_text().count("<svg") == 10

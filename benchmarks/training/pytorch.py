@@ -1,0 +1,176 @@
+"""PyTorch's sparse layers beside the same ones with their rows on a server or in tables of the process.
+
+26 layers of as many ids each under a small dense part, one step of Adagrad after the other on the same
+generated batches, from memory, for some seconds. A cell is a worker process; all kinds of a table take turns.
+Cells are appended to a file of JSON lines; the report has the newest of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from processes import RESULTS, gib, header, measured, run, server, table
+from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, speed
+
+STOCK = "torch.nn, sparse=True"
+KINDS = (STOCK, "in process", "served")
+LAYERS = {"Embedding": 1, "EmbeddingBag": 3}  # ids of a field in an example
+PARTS = RESULTS / "training_torch.jsonl"
+
+
+def main() -> int:
+    """Measure some cells, or report all."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/training torch", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS)
+    parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[40_000, 10**6], help="a field")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=5, help="of training in each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--parts", type=Path, default=PARTS, help="where the lines are kept")
+    parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return worker(**json.loads(options.worker))
+    if not options.report:
+        for layer, dim, rows in itertools.product(options.layers, options.dims, options.rows):
+            setup = {"layer": layer, "dim": dim, "rows": rows, "batch_size": options.batch_size}
+            measure(options, setup)
+    return report(options.parts)
+
+
+def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
+    """All kinds of one table, in turns; appends a line for each."""
+    cells = {k: {**setup, "kind": k, "speeds": [], "worker": 0, "server": 0} for k in options.kinds}
+    for _, kind in itertools.product(range(options.rounds), options.kinds):
+        cell, found = cells[kind], turn(setup, kind, options.seconds)
+        cell["speeds"] += found.pop("speeds", [])
+        if "problem" in found:
+            cell["problem"] = found.pop("problem")
+        cell.update({name: max(cell[name], value) for name, value in found.items()})
+        print(f"{setup} {kind}: {cell.get('problem') or cell['speeds'][-1]}", file=sys.stderr, flush=True)
+    when = measured()
+    with options.parts.open("a") as file:
+        for cell in cells.values():
+            file.write(json.dumps({**cell, **when}) + "\n")
+
+
+def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
+    """One process of a kind, with a server of its own if it is served."""
+    # Weights and the optimizer's sums, while one layer's are being made.
+    needed, there = 4 * setup["dim"] * setup["rows"] * (2 * FIELDS + 1) + (1 << 30), available_bytes() - SPARE
+    if kind == STOCK and needed > there:
+        return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} free"}
+    program = [sys.executable, str(Path(__file__).parent), "torch", "--worker"]
+    arguments = {**setup, "kind": kind, "seconds": seconds, "endpoint": ""}
+    if kind != "served":
+        return result(run([*program, json.dumps(arguments)]))
+    with tempfile.TemporaryDirectory() as directory:
+        with server("dram", Path(directory)) as one:
+            found = result(run([*program, json.dumps({**arguments, "endpoint": one.endpoint})]))
+        return {**found, "server": one.peak}
+
+
+def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds: float, endpoint: str) -> int:
+    """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
+    import numpy as np
+    import torch
+    from torch import nn
+
+    import oe_runtime.torch as embed
+    from oe_runtime.client import Client
+
+    torch.manual_seed(0)
+
+    class Clicks(nn.Module):
+        """Logits of (integers (B, 13), ids (26, B, ids of a field))."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == STOCK:
+                made = [getattr(nn, layer)(rows, dim, sparse=True, **mode) for _ in range(FIELDS)]
+            else:
+                made = [getattr(embed, layer)(rows, dim, **mode) for _ in range(FIELDS)]
+            self.fields = nn.ModuleList(made)
+            sizes = [FIELDS * dim + INTEGERS, 256, 128]
+            deep = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
+            self.deep = nn.Sequential(*deep, nn.Linear(sizes[-1], 1))
+
+        def forward(self, integers: Any, ids: Any) -> Any:
+            """(B, 1)."""
+            if kind != STOCK:
+                embed.pull(dict(zip(self.fields, ids, strict=True)))
+            found = [field(one).reshape(len(one), dim) for field, one in zip(self.fields, ids, strict=True)]
+            return self.deep(torch.cat([*found, integers], 1))
+
+    mode = {"mode": "sum"} if layer == "EmbeddingBag" else {}
+    model: Any = Clicks()
+    client = None
+    if kind != STOCK:
+        client = Client([endpoint]) if endpoint else Client.in_process()
+        model = embed.distributed_model(model, client)
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.01)
+    if kind != STOCK:
+        optimizer = embed.distributed_optimizer(optimizer, model)
+    data = []
+    for x, y in batches(rows, batch_size * LAYERS[layer]):
+        ids = np.stack(x[1:]).reshape(FIELDS, batch_size, LAYERS[layer])
+        data.append([torch.from_numpy(part) for part in (x[0][:batch_size], ids, y[:batch_size])])
+    done, began, number = 0, 0.0, 0
+    while number <= 3 or time.perf_counter() - began < seconds:
+        if number == 3:
+            done, began = 0, time.perf_counter()
+        integers, ids, labels = data[number % len(data)]
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(integers, ids), labels).backward()
+        optimizer.step()
+        done, number = done + batch_size, number + 1
+    print(json.dumps({"samples_per_s": done / (time.perf_counter() - began)}))
+    if client is not None:
+        client.close()
+    return 0
+
+
+def report(parts: Path) -> int:
+    """The table of the newest line of each cell."""
+    cells, stock = {}, {}
+    for line in parts.read_text().splitlines():
+        one = json.loads(line)
+        setup = (list(LAYERS).index(one["layer"]), one["rows"], one["dim"])
+        cells[(*setup, KINDS.index(one["kind"]))] = one
+        if one["kind"] == STOCK:
+            stock[(*setup, one["day"])] = one
+    lines = []
+    for (*setup, number), cell in sorted(cells.items()):
+        base = speed(stock.get((*setup, cell["day"]), {}))  # of the same turns
+        shown = [f"{speed(cell):,.0f}" if cell["speeds"] else cell["problem"]]
+        shown.append(f"{speed(cell) / base:.2f}" if base and cell["speeds"] else "-")
+        shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
+        name = f"{cell['layer']}, dim {cell['dim']}, {cell['rows']:,} a field, {KINDS[number]}"
+        lines.append([name, *shown, f"{cell['day']}, load {cell['load']:.1f}"])
+    batch = statistics.mode(cell["batch_size"] for cell in cells.values())
+    text = header("PyTorch: sparse layers, and rows in tables")
+    text += f"""\
+{FIELDS} layers under a dense part of 256 and 128, batch {batch}, Adagrad, ids by Zipf's law: one a field for
+Embedding, {LAYERS["EmbeddingBag"]} for EmbeddingBag (sum). torch.nn's with sparse gradients; ours with one
+embed.pull in forward, "in process" in tables of the worker, "served" by a process over loopback on the same
+cores. The median of rounds in turns; × torch where both ran in turns. Memory is a process's peak resident
+size.
+
+"""
+    text += table(["layer", "samples/s", "× torch", "worker GiB", "server GiB", "measured"], lines)
+    parts.with_suffix(".md").write_text(text)
+    print(text)
+    return 0
