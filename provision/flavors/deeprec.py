@@ -18,6 +18,7 @@ from provision.node import numa
 from provision.training import placement, units
 from provision.training.jobs import Job
 from provision.training.placement import Placement
+from provision.training.storage import POOLS, place_of, storage_of
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -104,14 +105,14 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             f"--optimizer: found {training.optimizer!r}; DeepRec's script of {training.model} has "
             f"{', '.join(script.optimizers)}"
         )
-    found = placement.storage_of(hosts[0], wanted)
+    found = storage_of(hosts[0], wanted)
     if found != "dram" and not script.storage:
         named = ", ".join(name for name, item in SCRIPTS.items() if item.storage)
         raise TrainingError(
             f"--storage: found {found!r}; DeepRec's script of {training.model} keeps rows in DRAM: use "
             f"--storage dram, or --model {named}"
         )
-    if found in placement.POOLS and not hosts[0].server.storage_size:
+    if found in POOLS and not hosts[0].server.storage_size:
         raise TrainingError(
             f"host {hosts[0].name}: storage {found}: DeepRec sets all of its pool aside at once: say how "
             "much with "
@@ -126,7 +127,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     shape = "a directory with train.csv and eval.csv, Criteo's 40 columns with commas"
     if not data or data.startswith("generate:"):
         raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {shape}")
-    if placement.on_host(host):
+    if units.on_host(host):
         if not Path(data).is_absolute():
             raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
         return
@@ -153,12 +154,12 @@ def place(
         argv.append("--bf16")
     where = units.Place()
     if script.storage:
-        where = placement.place_of(host, state, wanted, job.id, "worker-0", 0)
+        where = place_of(host, state, wanted, job.id, "worker-0", 0)
         argv += ["--ev_storage", where.storage]
     if where.path:
         size = max(1, host.server.storage_size // GIB)
         argv += ["--ev_storage_path", where.path + "/", "--ev_storage_size_gb", str(size)]
-        if not placement.on_host(host):
+        if not units.on_host(host):
             prepared[host.name]["storage_directory"] = where.mount
     environment = programs.environment(host)
     environment.setdefault("LD_LIBRARY_PATH", "/usr/local/lib")

@@ -16,9 +16,10 @@ from provision.errors import TrainingError
 from provision.flavors import programs
 from provision.node import families
 from provision.node import openembedding as node
-from provision.training import placement
+from provision.training import placement, units
 from provision.training.jobs import SERVERS, Job, ProcessSpec
 from provision.training.placement import Placement
+from provision.training.storage import place_of, storage_of
 from provision.training.supervisor import free_endpoints
 from provision.training.units import Place
 
@@ -108,7 +109,7 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             "--servers 1)"
         )
     for host in servers if variant.server else []:
-        _check_storage(host, placement.storage_of(host, wanted))
+        _check_storage(host, storage_of(host, wanted))
     total = sum(_counts(inventory, wanted))
     if name in ("standalone", "mirrored") and total != 1:
         raise TrainingError(
@@ -158,7 +159,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
             f"is made from Criteo's TSV by: {convert}"
         )
     records = name == "horovod" and not data.endswith("csv")
-    if placement.on_host(host):
+    if units.on_host(host):
         if not Path(data).is_absolute():
             raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
     elif records:
@@ -196,10 +197,10 @@ def place(
     processes = []
     if variant.server:
         host = inventory.hosts[inventory.parameter_servers[0]]
-        where = placement.place_of(host, states.get(host.name), wanted, job.id, "server-0", 0)
+        where = place_of(host, states.get(host.name), wanted, job.id, "server-0", 0)
         spec, port = _server(job, host, wanted, where)
         processes.append(spec)
-        if placement.on_host(host):
+        if units.on_host(host):
             start = placement.server_start(job, host, spec, where, port, fresh=fresh)
             prepared[host.name]["units"].append(start)
         elif where.mount:
@@ -214,7 +215,7 @@ def place(
 def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[ProcessSpec, int]:
     port = host.server.port
     if not port:
-        port = PORT if placement.on_host(host) else int(free_endpoints(1).rpartition(":")[2])
+        port = PORT if units.on_host(host) else int(free_endpoints(1).rpartition(":")[2])
     listens = placement.endpoint(host.address, host.server.host, port)
     argv = [
         programs.program(host, "python"),

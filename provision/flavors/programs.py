@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def directory_of(job: Job, host: Host) -> Path:
     """The job's directory on the host."""
-    return Path(units.job_directory(job.id)) if placement.on_host(host) else job.directory
+    return Path(units.job_directory(job.id)) if units.on_host(host) else job.directory
 
 
 def sources_of(host: Host) -> str:
@@ -37,7 +37,7 @@ def process(
     job: Job, host: Host, role: Role, name: str, options: Sequence[str], argv: Sequence[str], **more: Any
 ) -> ProcessSpec:
     """A process that runs ``argv`` under the adapter with these ``options`` of it."""
-    there = placement.on_host(host)
+    there = units.on_host(host)
     python = program(host, "python") if there else sys.executable
     adapter = (
         directory_of(job, host) / placement.ADAPTER if there else share.node_package() / placement.ADAPTER

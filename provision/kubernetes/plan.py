@@ -18,6 +18,7 @@ from provision.kubernetes.settings import KubernetesSettings
 from provision.settings import Kind
 from provision.training import jobspec, placement
 from provision.training.jobspec import LaunchOptions, Request
+from provision.training.storage import POOLS, storage_of
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -47,7 +48,7 @@ class Plan:
     @property
     def pools(self) -> bool:
         """Servers have volumes that outlive their pods."""
-        return self.storage in placement.POOLS
+        return self.storage in POOLS
 
     @property
     def directory(self) -> PurePosixPath:
@@ -95,7 +96,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         threads=hosts[0].server.threads or max(1, int(settings.server_cpus)),
         cache=cache if storage == "dram_pmem" else 0,
         server_hosts=named,
-        local=_local(settings, hosts, counts, servers) if storage in placement.POOLS else (),
+        local=_local(settings, hosts, counts, servers) if storage in POOLS else (),
         environment=placement.worker_environment(inventory.hosts[inventory.workers[0]]),
     )
 
@@ -123,7 +124,7 @@ def _check_settings(inventory: Inventory, wanted: Request) -> None:
 
 
 def _storage(hosts: list[Host], wanted: Request) -> str:
-    found = {placement.storage_of(host, wanted): host.name for host in hosts}
+    found = {storage_of(host, wanted): host.name for host in hosts}
     if len(found) > 1:
         (first, one), (second, two) = list(found.items())[:2]
         raise TrainingError(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision.errors import TrainingError
-from provision.training import placement
+from provision.training import units
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory  # imports Ansible: slow
@@ -36,7 +36,7 @@ IN_IMAGES = ("packages", "runtime")
 def check(inventory: Inventory, engine: str) -> None:
     """Refuse hosts, an engine or images that cannot be used; nothing was made."""
     for name in [*inventory.parameter_servers, *inventory.workers]:
-        if placement.on_host(inventory.hosts[name]):
+        if units.on_host(inventory.hosts[name]):
             raise TrainingError(
                 f"--on {engine} runs containers on this machine, and host {name} is reached over ssh; use an "
                 "inventory with kind local, or --on hosts"

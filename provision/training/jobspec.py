@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from provision import flavors
 from provision.errors import TrainingError
 from provision.settings import Storage, TrainingSettings, parse_size
-from provision.training import placement
+from provision.training import placement, units
 from provision.training.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 from provision.training.placement import Placement
+from provision.training.storage import storage_directory, storage_of
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -141,7 +142,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         )
     if training.data and not training.data.startswith("generate:"):
         path = Path(training.data).expanduser()
-        if not placement.on_host(placement.worker_hosts(inventory)[0]):
+        if not units.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})
     wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
     if cache is not None:
@@ -154,7 +155,7 @@ def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
         size = parse_size(text)
     except ValueError as error:
         raise TrainingError(f"--storage-cache: found {text!r}; {error}") from None
-    storages = [placement.storage_of(inventory.hosts[name], wanted) for name in inventory.parameter_servers]
+    storages = [storage_of(inventory.hosts[name], wanted) for name in inventory.parameter_servers]
     if "dram_pmem" not in storages:
         found = ", ".join(dict.fromkeys(storages)) or "none"
         raise TrainingError(f"--storage-cache goes with --storage dram_pmem; the storage here is {found}")
@@ -200,11 +201,11 @@ def check(inventory: Inventory, wanted: Request) -> None:
         )
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
-        if placement.on_host(host):
+        if units.on_host(host):
             _check_host_ports(host, wanted.servers or host.server.count)
             continue
-        if (storage := placement.storage_of(host, wanted)) != "dram":
-            _check_storage(host, Path(placement.storage_directory(host, storage)))
+        if (storage := storage_of(host, wanted)) != "dram":
+            _check_storage(host, Path(storage_directory(host, storage)))
         if host.server.port:
             _check_ports(host.server.host, host.server.port, wanted.servers or host.server.count)
 
@@ -252,7 +253,7 @@ def check_data(data: str, worker: Host, max_bad_rows: int = 0) -> None:
     if check_generated(data):
         return
     path = Path(data)
-    if placement.on_host(worker):
+    if units.on_host(worker):
         if not path.is_absolute():
             raise TrainingError(
                 f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
@@ -325,7 +326,7 @@ def build(job: Job, inventory: Inventory, placed: Placement, wanted: Request, no
         hosts={
             name: placement.connection(host)
             for name, host in inventory.hosts.items()
-            if name in used and placement.on_host(host)
+            if name in used and units.on_host(host)
         },
         processes=placed.processes,
     )

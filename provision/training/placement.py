@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from provision import share
 from provision.errors import TrainingError
 from provision.node import numa
-from provision.settings import Kind, TrainingSettings, mode_refusal
+from provision.settings import Kind, TrainingSettings
 from provision.training import containers, units
 from provision.training.jobs import SERVERS, WORKERS, Job, ProcessSpec
-from provision.training.units import Place
+from provision.training.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
+from provision.training.units import Place, on_host
 
 if TYPE_CHECKING:
     from provision.inventory import Host, Inventory  # imports Ansible: slow
@@ -28,13 +27,7 @@ CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoin
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
 ADAPTER = "adapter.py"  # of provision/node
 WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
-POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
-
-
-def on_host(host: Host) -> bool:
-    """Its processes are systemd units on another host, not children of the launcher."""
-    return host.connection != "local"
 
 
 def worker_hosts(inventory: Inventory) -> list[Host]:
@@ -92,91 +85,6 @@ def restored(values: Mapping[str, Any]) -> Host:
         return Host(**{**found, "kind": Kind(found["kind"])})
     except (TypeError, KeyError, ValueError) as error:
         raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
-
-
-def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
-    """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
-    storage = storage_of(host, wanted)
-    if not on_host(host):
-        # A directory of the job: what another one left is neither used nor removed.
-        path = str(Path(storage_directory(host, storage)) / job / name) if storage != "dram" else ""
-        return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
-    if storage == "pmem_memkind":
-        _check_memory_nodes(host, state)
-    if storage not in POOLS:
-        bound = host.pmem.mode == "system-ram"
-        devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
-        return Place(storage=storage, bound=bound, devices=devices)
-    if host.pmem.mode != "fsdax":
-        raise TrainingError(
-            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "
-            f"use --storage dram{_instead(host, 'fsdax')}"
-        )
-    mounts = mounts_of(host, state)
-    if not mounts:
-        raise TrainingError(
-            f"host {host.name}: nothing is mounted at {host.pmem.mount_prefix}0; run: oeprov bootstrap"
-        )
-    mount = mounts[number % len(mounts)]
-    return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
-
-
-def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
-    """The CPUs of the NUMA nodes that a server's persistent memory belongs to; empty where that is all."""
-    if host.server.cpus == "all" or state is None or not on_host(host):
-        return ()
-    nodes = [node.id for node in numa.cpuless(state)] if where.bound else []
-    if where.mount:
-        nodes = [numa.node_of_mount(state, where.mount)]
-    near = [numa.cpus_near(state, node) for node in nodes]
-    found = sorted({cpu for cpus in near for cpu in cpus})
-    return tuple(found) if all(near) and len(found) < _cpus(host, state) else ()
-
-
-def _check_memory_nodes(host: Host, state: State | None) -> None:
-    """Refuse pmem_memkind where there is no memory node for it."""
-    if host.pmem.mode != "system-ram":
-        raise TrainingError(
-            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
-            f"found {host.pmem.mode}; use --storage {host.server.storage}{_instead(host, 'system-ram')}"
-        )
-    if state is not None and not numa.cpuless(state):
-        raise TrainingError(
-            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs, and it has none; "
-            f"run: oeprov pmem-mode system-ram --limit {host.name}"
-        )
-
-
-def _instead(host: Host, mode: str) -> str:
-    """How the host gets into ``mode``, for the end of a message; empty if it cannot."""
-    if mode_refusal(host.kind, mode):
-        return ""
-    return f", or run: oeprov pmem-mode {mode} --limit {host.name} (and set pmem_mode: {mode})"
-
-
-def storage_of(host: Host, wanted: Request) -> str:
-    """What kind of storage servers of the host use."""
-    return wanted.storage or host.server.storage
-
-
-def mounts_of(host: Host, state: State | None) -> list[str]:
-    """Mount points of persistent memory on the host, in order of their number."""
-    pattern = re.compile(re.escape(host.pmem.mount_prefix) + r"(\d+)")
-    found = {}
-    for item in state.mounts if state else []:
-        if match := pattern.fullmatch(item.where):
-            found[int(match[1])] = item.where
-    return [found[number] for number in sorted(found)]
-
-
-def storage_directory(host: Host, storage: str) -> str:
-    """Where servers of this machine keep rows in persistent memory, or in what stands in for it."""
-    if not host.pmem.directory:
-        raise TrainingError(
-            f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
-            "use --storage dram or set pmem_mode: directory"
-        )
-    return host.pmem.directory
 
 
 @dataclass(frozen=True)
@@ -254,7 +162,7 @@ def _server(
 ) -> ProcessSpec:
     name, server = f"server-{index}", host.server
     where, beside = places[number], len(places)
-    cpus = len(where.cpus) or _cpus(host, state)
+    cpus = len(where.cpus) or cpu_count(host, state)
     sharing = sum(other.cpus == where.cpus for other in places)
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
     options: dict[str, Any] = {
@@ -277,7 +185,7 @@ def _server(
         flags.append("--storage-recover")
     if where.storage == "dram_pmem":
         cache = wanted.storage_cache or server.storage_cache
-        options["storage-cache"] = cache or _dram(host, state) // 4 // beside
+        options["storage-cache"] = cache or dram_bytes(host, state) // 4 // beside
     size = server.storage_size
     if where.storage == "pmem_memkind" and where.bound and state and not size:
         # The system ends a process that touches more than a node has; so the server refuses before.
@@ -366,7 +274,7 @@ def _workers(
         found = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
     specs: list[ProcessSpec] = []
     for host, count in zip(hosts, counts, strict=True):
-        share = max(1, _cpus(host, states.get(host.name)) // count) if count > 1 else 0
+        share = max(1, cpu_count(host, states.get(host.name)) // count) if count > 1 else 0
         for _ in range(count):
             rank = len(specs)
             together = ["--workers", found, "--rank", str(rank)] if sum(counts) > 1 else []
@@ -459,18 +367,6 @@ def python_of(host: Host) -> str:
     if not on_host(host) and Path(host.runtime.venv) == Path(sys.prefix):
         return sys.executable
     return str(Path(host.runtime.venv) / "bin" / "python")
-
-
-def _cpus(host: Host, state: State | None) -> int:
-    if not on_host(host):
-        return os.cpu_count() or 1
-    return sum(len(node.cpus) for node in state.numa) if state else 1
-
-
-def _dram(host: Host, state: State | None) -> int:
-    if not on_host(host):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return numa.dram(state) if state else 0
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from provision.inventory import Host  # imports Ansible: slow
 
 JOBS = PurePosixPath("/var/lib/oeprov/jobs")
 USER = "oeprov"
@@ -15,6 +19,11 @@ NODES = "MEMKIND_DAX_KMEM_NODES"
 INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
 WORKER_LOST = 3  # a worker that could not go on without another one
 ONLINE_SECONDS = 60
+
+
+def on_host(host: Host) -> bool:
+    """Its processes are systemd units on another host, not children of the launcher."""
+    return host.connection != "local"
 
 
 def unit_name(job: str, process: str) -> str:
