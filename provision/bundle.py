@@ -57,8 +57,8 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
         lines = _collect(inventory, making, named, state_dir)
         if inventory.flavor != flavors.DEFAULT:
             lines.append(
-                f"not in it, because runtime_flavor {inventory.flavor} compiles on the hosts: what "
-                "pip and git get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
+                f"not in it, as runtime_flavor {inventory.flavor} compiles on the hosts: what pip and git "
+                "get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
             )
         _write_manifest(making)
         if output.exists():
