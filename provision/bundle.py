@@ -21,7 +21,7 @@ from provision import flavors, remote, wheel
 from provision.bundle_packages import Part, collect, digest, run, system_of
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
-from provision.node import build, families, gpu, gpubundle, kernelinstall, packages, repositories
+from provision.node import build, families, gpu, gpubundle, kernelinstall, packages
 from provision.node.command import System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
@@ -31,7 +31,7 @@ from provision.systems import assigned
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-THERE = repositories.BUNDLE  # on hosts
+THERE = "/var/lib/oeprov/bundle"  # on hosts
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for
@@ -57,9 +57,8 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
         lines = _collect(inventory, making, named, state_dir)
         if inventory.flavor != flavors.DEFAULT:
             lines.append(
-                f"not in it, because runtime_flavor {inventory.flavor} compiles on the hosts: "
-                "what pip and git get; name mirrors or directories as runtime_index, "
-                "runtime_package, runtime_sources"
+                f"not in it, as runtime_flavor {inventory.flavor} compiles on the hosts: what pip and git "
+                "get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
             )
         _write_manifest(making)
         if output.exists():

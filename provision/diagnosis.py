@@ -50,6 +50,8 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
     if desired.kind != "local":
         yield from _kernel(state)
     yield from _servers(health)
+    if desired.parameter_server and desired.kind != "local" and health.firewall:
+        yield from _firewall(health)
     yield from _machine(state, health, skew)
     for line in plan.problems:
         yield Finding(line, "until then, bootstrap changes nothing on this host")
@@ -202,6 +204,25 @@ def _servers(health: Health) -> Iterator[Finding]:
             f"{server} of job {job} does not run: {how}",
             f"`systemctl start {unit}`, and `oeprov resume {job}` if the training ended; `oeprov stop {job}` "
             "if it is not wanted any more",
+        )
+
+
+def _firewall(health: Health) -> Iterator[Finding]:
+    shut = [number for number, inside in sorted(health.lets_in.items()) if not inside]
+    if shut or not health.lets_in:
+        which = f"port {', '.join(shut)}" if shut else "the free ports that servers get at launch"
+        words = {
+            "firewalld": "firewall-cmd --permanent {} && firewall-cmd --reload",
+            "ufw": "ufw {}",
+        }[health.firewall]
+        add = " ".join(f"--add-port={number}/tcp" for number in shut or ["7700"])
+        rule = add if health.firewall == "firewalld" else f"allow {','.join(shut or ['7700'])}/tcp"
+        first = (
+            "" if shut else "set parameter_server_port (7700, say, and one more for each further server); "
+        )
+        yield Finding(
+            f"{health.firewall} is on and does not let in {which}: workers on other hosts do not reach them",
+            f"{first}`{words.format(rule)}`, or let in the cluster's network",
         )
 
 

@@ -21,8 +21,11 @@ from provision.node.plan import make_plan
 _MOST_AT_ONCE = 64
 
 
-def examine(host: Host) -> list[Finding]:
-    """What is wrong on one host; HostError when it cannot be looked at."""
+def examine(host: Host, *, reached: bool) -> list[Finding]:
+    """What is wrong on one host; HostError when it cannot be looked at.
+
+    ``reached``: there are workers on other hosts, which its servers must let in.
+    """
     desired = host.desired()
     services = sorted({family.time_service for family in families.known()})
     wanted = {"desired": desired.to_dict(), "ports": _ports(host), "services": services}
@@ -37,6 +40,7 @@ def examine(host: Host) -> list[Finding]:
     family = families.of(state.os)
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
+    health = health if reached else health._replace(firewall="")
     made = make_plan(state, desired)
     old = host.connection == "ssh" and remote_python.problem(state, host.python)
     return diagnose(
@@ -53,7 +57,10 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
     """Print what is wrong on each host; 0 when nothing is, 1 else."""
     found: dict[str, list[Finding]] = {}
     with ThreadPoolExecutor(max_workers=min(len(inventory.hosts), _MOST_AT_ONCE)) as pool:
-        begun = {name: pool.submit(examine, host) for name, host in inventory.hosts.items()}
+        begun = {
+            name: pool.submit(examine, host, reached=bool(set(inventory.workers) - {name}))
+            for name, host in inventory.hosts.items()
+        }
         for name, item in begun.items():
             try:
                 found[name] = item.result()

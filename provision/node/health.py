@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import job, port, systemd
+from . import firewall, job, port, systemd
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -31,6 +31,8 @@ class Health(NamedTuple):
     services: Dict[str, str] = {}  # service -> its state, of those asked for
     disks: Dict[str, List[int]] = {}  # mount point of what oeprov writes to -> free and whole size
     servers: Dict[str, str] = {}  # unit of a parameter server that does not run -> how it ended
+    firewall: str = ""  # the one that is on
+    lets_in: Dict[str, bool] = {}  # of the ports asked for: port -> whether that firewall lets it in
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -52,6 +54,7 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
     flags = {name: system.read("{}/{}/nfit/flags".format(_BUS, name)).strip() for name in modules}
     bad = {name: _blocks(system.read("{}/{}/badblocks".format(_BUS, name))) for name in regions}
     taken = {str(number): port.holder(system, number) for number in ports}
+    on, lets_in = firewall.look(system, ports)
     return Health(
         time=time.time(),
         memory=int(meminfo.get("MemTotal", 0)) << 10,
@@ -64,6 +67,8 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
         services={name: system.run(["systemctl", "is-active", name]).out.strip() for name in services},
         disks=_disks(system, places),
         servers=_servers(system),
+        firewall=on,
+        lets_in=lets_in,
     )
 
 

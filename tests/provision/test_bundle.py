@@ -160,7 +160,7 @@ def test_of_other_flavors_it_has_the_systems_packages(
     (tmp_path / "theirs.yml").write_text(text)
     theirs = load(tmp_path / "theirs.yml", state_dir=tmp_path / "state")
     lines = bundle.make(theirs, tmp_path / "others", ["debian-12"], tmp_path / "state")
-    assert "not in it, because runtime_flavor openembedding compiles on the hosts" in lines[-1]
+    assert "not in it, as runtime_flavor openembedding compiles on the hosts" in lines[-1]
     assert "runtime_index" in lines[-1]
     names = {path.stem for path in (tmp_path / "others" / PLACE).glob("*.deb")}
     assert {"build-essential", "cmake", "git", "linux-image-amd64"} <= names
