@@ -75,9 +75,9 @@ class WithoutRows:
             # The client made its tables in the description's order.
             pulled = client.pull(ids, [(names.index(lookup.table), lookup.ids) for lookup in lookups])
             for group in pulled.groups:
-                parts = np.split(group.inverse, np.cumsum(group.sizes)[:-1])
+                parts = np.split(client.embeddings(group), np.cumsum(group.sizes)[:-1])
                 for lookup, part in zip(group.lookups, parts, strict=True):
-                    rows[lookup] = tf.constant(group.rows[part])
+                    rows[lookup] = tf.constant(part)
         outputs = self._loaded.forward(*rows, *tensors)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
