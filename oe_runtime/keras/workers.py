@@ -124,8 +124,7 @@ class ServerWorkers:
     def pull(self) -> None:
         """Give the model the weights as they are now."""
         self._pulled = self._client.pull([self._keys], [(self._table, 0)])
-        group = self._pulled.groups[0]
-        weights = self._first + self._rows(group.rows[group.inverse])
+        weights = self._first + self._rows(self._client.embeddings(self._pulled.groups[0]))
         for variable in self._variables:
             size = int(np.prod(variable.shape))
             variable.assign(np.reshape(weights[:size], variable.shape))

@@ -77,9 +77,9 @@ class WithoutRows:
             asked = self._ids(**tensors)
             ids = [asked[f"ids_{n}"].numpy() for n in range(len(asked))]
             for group in client.pull(ids, self._lookups).groups:
-                parts = np.split(group.inverse, np.cumsum(group.sizes)[:-1])
+                parts = np.split(client.embeddings(group), np.cumsum(group.sizes)[:-1])
                 for lookup, part in zip(group.lookups, parts, strict=True):
-                    rows[f"rows_{lookup}"] = tf.constant(group.rows[part])
+                    rows[f"rows_{lookup}"] = tf.constant(part)
         outputs = self._forward(**rows, **tensors)
         return {name: np.asarray(value) for name, value in outputs.items()}
 

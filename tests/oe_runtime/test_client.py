@@ -87,6 +87,59 @@ def test_groups_tell_where_every_lookup_lies():
     assert np.array_equal(embeddings[6:], client.pull_rows(nine, ids[1]))
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("kinds", [20, 100_000])  # of ids: all come often, or once
+def test_embeddings_are_the_rows_of_the_ids(servers, kinds):
+    client = Client.in_process(servers=servers)
+    rng = np.random.default_rng(1)
+    specs = [TableSpec("a", 9), TableSpec("b", 9), TableSpec("c", 3, dtype="float64")]
+    tables = [client.create_table(spec) for spec in specs]
+    ids = [rng.integers(0, kinds, 9000), rng.integers(0, kinds, 400)]
+    lookups = [(0, 0), (1, 0), (2, 1), (0, 1)]
+    pulled = client.pull(ids, lookups)
+    for group in pulled.groups:
+        embeddings = client.embeddings(group)
+        assert embeddings.dtype == group.rows.dtype
+        assert np.array_equal(embeddings, group.rows[group.inverse])
+        for lookup, part in zip(
+            group.lookups, np.split(embeddings, np.cumsum(group.sizes)[:-1]), strict=True
+        ):
+            table, source = lookups[lookup]
+            assert np.array_equal(part, client.pull_rows(tables[table], ids[source]))
+        out = np.zeros_like(embeddings)
+        assert client.embeddings(group, out) is out
+        assert np.array_equal(out, embeddings)
+        read_only = np.zeros_like(embeddings)
+        read_only.flags.writeable = False
+        for wrong in (out[1:], out.astype(np.float16), out.T.copy().T, read_only, out.tolist()):
+            with pytest.raises(SpecError, match=r"'out' is not a contiguous float(32|64) array of shape \("):
+                client.embeddings(group, wrong)
+    kept = client.embeddings(pulled.groups[1])
+    wanted = kept.copy()
+    del group, pulled
+    client.close()
+    gc.collect()
+    assert np.array_equal(kept, wanted)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("kinds", [50, 100_000])
+def test_sums_of_ids_that_repeat_and_of_others_have_the_same_bits(servers, kinds):
+    client = Client.in_process(servers=servers)
+    rng = np.random.default_rng(2)
+    tables = [client.create_table(TableSpec(n, 9, optimizer=SGD, initializer=ZEROS)) for n in "ab"]
+    ids = rng.integers(0, kinds, 3000)
+    pulled = client.pull([ids, ids[:500]], [(tables[0], 0), (tables[1], 1), (tables[0], 1)])
+    (group,) = pulled.groups
+    gradient = rng.normal(size=(4000, 9)).astype(np.float32)
+    gradient[rng.random(gradient.shape) < 0.1] = -0.0
+    wanted = np.zeros_like(group.rows)
+    np.add.at(wanted, group.inverse, gradient)  # one after the other
+    client.push(pulled, [gradient], 1.0)
+    client.refresh(pulled)
+    assert np.array_equal(pulled.groups[0].rows, -wanted)
+
+
 def test_rows_are_aligned_views_that_outlive_the_batch():
     client = Client.in_process()
     table = client.create_table(TableSpec("t", 9))

@@ -139,6 +139,33 @@ py::tuple PairsOf(Client& client, const GroupView& group) {
                         ArrayOf(std::move(pairs.pairs)));
 }
 
+// `out` is None, or the array that is to be filled.
+py::array Embeddings(Client& client, const GroupView& group, const py::object& out) {
+  const PlannedGroup& of = group.group();
+  const std::vector<size_t> shape = {of.inverse.size(), static_cast<size_t>(of.dim)};
+  py::array result;
+  if (out.is_none()) {
+    auto* owner = new Buffer(of.inverse.size() * of.row_bytes());
+    const py::capsule capsule(owner, [](void* pointer) { delete static_cast<Buffer*>(pointer); });
+    result = of.is_float64 ? py::array(py::array_t<double>(shape, owner->as<double>(), capsule))
+                           : py::array(py::array_t<float>(shape, owner->as<float>(), capsule));
+  } else {
+    const bool known = of.is_float64 ? py::isinstance<py::array_t<double, py::array::c_style>>(out)
+                                     : py::isinstance<py::array_t<float, py::array::c_style>>(out);
+    if (known) result = out.cast<py::array>();
+    if (!known || result.ndim() != 2 || static_cast<size_t>(result.shape(0)) != shape[0] ||
+        static_cast<size_t>(result.shape(1)) != shape[1] || !result.writeable()) {
+      throw SpecError("'out' is not a contiguous " + std::string(of.is_float64 ? "float64" : "float32") +
+                      " array of shape (" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) +
+                      ") that may be written to");
+    }
+  }
+  void* const data = result.mutable_data();
+  const py::gil_scoped_release release;
+  client.Embeddings(*group.batch, group.number, data);
+  return result;
+}
+
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
   const TableSpec spec = client.Spec(table);
   const auto n = static_cast<size_t>(keys.size());
@@ -243,6 +270,7 @@ void BindClient(py::module_& module) {
       .def("refresh", &Client::Refresh, Release(), py::arg("pulled"), py::arg("staleness"))
       .def("follow", &Client::Follow, Release(), py::arg("pulled"), py::arg("before"))
       .def("pairs", &PairsOf, py::arg("group"))
+      .def("embeddings", &Embeddings, py::arg("group"), py::arg("out"))
       .def("push", &Push, py::arg("pulled"), py::arg("of_ids"), py::arg("of_rows"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("keys", &KeysOf, py::arg("table"))

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/common/copy_row.h"
+#include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -23,12 +25,21 @@ struct SumWork {
   size_t table;
 };
 
+// Where ids repeat often enough, writing every row once more costs less than a guess for each id whether it
+// is the row's first.
+bool Repeats(const PlannedGroup& group) { return group.inverse.size() >= 2 * group.rows; }
+
+// `seen` as in SumByRow. Without it, nothing has begun where `fresh`.
 template <typename T>
-void SumTable(const PlannedGroup& group, size_t table, const GradientView& of_ids, std::byte* of_rows,
-              uint8_t* seen) {
+void SumTable(const BatchPlan& plan, const PlannedGroup& group, size_t table, const GradientView& of_ids,
+              bool fresh, std::byte* of_rows, uint8_t* seen) {
   const auto* gradients = static_cast<const T*>(of_ids.data);
   auto* sums = reinterpret_cast<T*>(of_rows);
   const size_t dim = group.dim;
+  const PlannedTable& planned = group.tables[table];
+  for (uint32_t server = 0; fresh && seen == nullptr && server < plan.servers; ++server) {
+    std::fill_n(sums + planned.offsets[server] * dim, plan.keys[planned.keys].on(server) * dim, T{kNoTerm});
+  }
   const size_t lookups = group.lookups.size();
   for (size_t l = 0; l < lookups; ++l) {
     const PlannedLookup& lookup = group.lookups[l];
@@ -213,7 +224,7 @@ void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
     const std::byte* from = rows[g].as<std::byte>();
     std::byte* to = batch->rows[g].as<std::byte>();
     for (const uint32_t place : shared.places[g]) {
-      std::memcpy(to + place * bytes, from, bytes);
+      CopyRow(from, to + place * bytes, bytes);
       from += bytes;
     }
   }
@@ -233,6 +244,20 @@ void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> befor
   batch->before = std::move(before);
 }
 
+void Client::Embeddings(const PulledBatch& batch, size_t group, void* out) {
+  constexpr size_t kPiece = 8192;
+  const PlannedGroup& of = batch.plan.groups[group];
+  const std::byte* rows = batch.rows[group].as<std::byte>();
+  const size_t bytes = of.row_bytes();
+  pool_.ParallelFor((of.inverse.size() + kPiece - 1) / kPiece, [&](size_t piece) {
+    const size_t end = std::min((piece + 1) * kPiece, of.inverse.size());
+    for (size_t i = piece * kPiece; i < end; ++i) {
+      CopyRow(rows + static_cast<size_t>(of.inverse[i]) * bytes, static_cast<std::byte*>(out) + i * bytes,
+              bytes);
+    }
+  });
+}
+
 void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
                   const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows) {
   const BatchPlan& plan = pulled.plan;
@@ -246,15 +271,16 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
   }
   std::vector<Buffer> sums;
   std::vector<std::byte*> places;
+  std::vector<bool> begun;
   std::vector<std::vector<uint8_t>> seen(plan.groups.size());  // of the rows of each group; see SumByRow
   std::vector<SumWork> work;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const size_t bytes = plan.groups[g].rows * plan.groups[g].row_bytes();
     sums.push_back(backend_->NewBuffer(bytes));
     places.push_back(sums.back().as<std::byte>());
-    const bool begun = !of_rows.empty() && of_rows[g].given();
-    if (begun && bytes > 0) std::memcpy(places[g], of_rows[g].data, bytes);
-    seen[g].resize(plan.groups[g].rows, begun ? 1 : 0);
+    begun.push_back(!of_rows.empty() && of_rows[g].given());
+    if (begun[g] && bytes > 0) std::memcpy(places[g], of_rows[g].data, bytes);
+    if (!begun[g] && !Repeats(plan.groups[g])) seen[g].resize(plan.groups[g].rows);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
   std::vector<TableSpec> tables;
@@ -267,7 +293,8 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     const PlannedGroup& group = plan.groups[g];
     const PlannedTable& planned = group.tables[work[i].table];
     const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
-    if (of_ids[g].given()) sum(group, work[i].table, of_ids[g], places[g], seen[g].data());
+    uint8_t* const of_group = seen[g].empty() ? nullptr : seen[g].data();
+    if (of_ids[g].given()) sum(plan, group, work[i].table, of_ids[g], !begun[g], places[g], of_group);
     if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
@@ -309,8 +336,8 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   }
   for (uint32_t s = 0; s < servers_; ++s) {
     for (size_t i = 0; i < positions[s].size(); ++i) {
-      std::memcpy(static_cast<std::byte*>(out) + positions[s][i] * row_bytes,
-                  rows[s].as<std::byte>() + i * row_bytes, row_bytes);
+      CopyRow(rows[s].as<std::byte>() + i * row_bytes,
+              static_cast<std::byte*>(out) + positions[s][i] * row_bytes, row_bytes);
     }
   }
 }

@@ -66,6 +66,8 @@ class Client {
   void Refresh(PulledBatch* batch, uint64_t staleness = 0);
   void Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before);
   Pairs PairsOf(const PlannedGroup& group) { return FindPairs(group, &pool_); }
+  // A row for each id of a group's lookups, in the order of its inverse: ids x dim values into `out`.
+  void Embeddings(const PulledBatch& batch, size_t group, void* out);
   // A row's gradient is that of `of_rows` and of all its ids in the order of their positions; a view may be
   // missing where there is the other.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;

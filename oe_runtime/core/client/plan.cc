@@ -21,22 +21,22 @@ struct Merged {
       places;  // per source: place in its own keys -> place here; empty = the same
 };
 
-void Merge(const Sources& sources, const std::vector<UniqueKeys>& uniques, Merged* merged) {
+void Merge(const Sources& sources, const std::vector<std::vector<Key>>& uniques, Merged* merged) {
   merged->places.resize(sources.size());
   if (sources.size() == 1) {
-    merged->keys = &uniques[sources[0]].keys;
+    merged->keys = &uniques[sources[0]];
     return;
   }
   std::vector<Key> all;
   for (const uint32_t source : sources) {
-    all.insert(all.end(), uniques[source].keys.begin(), uniques[source].keys.end());
+    all.insert(all.end(), uniques[source].begin(), uniques[source].end());
   }
   UniqueKeys joint = FindUnique(all.data(), all.size());
   merged->joint = std::move(joint.keys);
   merged->keys = &merged->joint;
   size_t begin = 0;
   for (size_t i = 0; i < sources.size(); ++i) {
-    const size_t end = begin + uniques[sources[i]].keys.size();
+    const size_t end = begin + uniques[sources[i]].size();
     merged->places[i].assign(joint.inverse.begin() + static_cast<std::ptrdiff_t>(begin),
                              joint.inverse.begin() + static_cast<std::ptrdiff_t>(end));
     begin = end;
@@ -99,9 +99,10 @@ class Planner {
 
   BatchPlan Make() {
     CollectSources();
+    LayOutLookups();
     FindUniques();
     ShareOutKeys();
-    LayOutGroups();
+    LayOutRows();
     FillInverses();
     return std::move(plan_);
   }
@@ -109,23 +110,61 @@ class Planner {
  private:
   void CollectSources() {
     sources_.resize(tables_.size());
-    used_.assign(ids_.size(), false);
+    uses_.assign(ids_.size(), 0);
     for (const auto& [table, source] : lookups_) {
-      used_[source] = true;
+      ++uses_[source];
       Sources& of_table = sources_[table];
       if (std::find(of_table.begin(), of_table.end(), source) == of_table.end()) of_table.push_back(source);
     }
   }
 
+  void LayOutLookups() {
+    std::map<std::pair<bool, uint32_t>, PlannedGroup> groups;  // not float64, dim
+    for (size_t number = 0; number < lookups_.size(); ++number) {
+      const auto& [table, source] = lookups_[number];
+      const bool is_float64 = DtypeOf(tables_[table]) == Dtype::kFloat64;
+      PlannedGroup& group = groups[{!is_float64, tables_[table].dim}];
+      const auto same = [id = table](const PlannedTable& planned) { return planned.table == id; };
+      auto planned = std::find_if(group.tables.begin(), group.tables.end(), same);
+      if (planned == group.tables.end()) {
+        group.tables.push_back({table, 0, {}});
+        planned = std::prev(group.tables.end());
+      }
+      const auto place = static_cast<size_t>(planned - group.tables.begin());
+      size_t offset = 0;
+      if (!group.lookups.empty()) offset = group.lookups.back().offset + group.lookups.back().size;
+      group.lookups.push_back({number, place, ids_[source].size, offset});
+    }
+    for (auto& [kind, group] : groups) {
+      group.is_float64 = !kind.first;
+      group.dim = kind.second;
+      const size_t ids = group.lookups.back().offset + group.lookups.back().size;
+      if (ids > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+        throw SpecError("a batch of " + std::to_string(ids) + " ids; at most 2^31 - 1 are allowed");
+      }
+      group.inverse.resize(ids);
+      plan_.groups.push_back(std::move(group));
+    }
+  }
+
   void FindUniques() {
-    for (const IdsView& view : ids_) {
-      if (view.size > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-        throw SpecError("an array of " + std::to_string(view.size) + " ids; at most 2^31 - 1 are allowed");
+    uniques_.resize(ids_.size());
+    places_.resize(ids_.size());
+    // What one lookup alone asks for is numbered right where its rows will be.
+    for (PlannedGroup& group : plan_.groups) {
+      for (const PlannedLookup& lookup : group.lookups) {
+        const uint32_t source = lookups_[lookup.lookup].second;
+        if (uses_[source] == 1) places_[source] = group.inverse.data() + lookup.offset;
       }
     }
-    uniques_.resize(ids_.size());
+    shared_places_.resize(ids_.size());
     pool_->ParallelFor(ids_.size(), [this](size_t i) {
-      if (used_[i]) uniques_[i] = FindUnique(ids_[i].data, ids_[i].size);
+      if (uses_[i] == 0) return;
+      if (uses_[i] > 1) {
+        shared_places_[i].resize(ids_[i].size);
+        places_[i] = shared_places_[i].data();
+      }
+      uniques_[i] = FindUnique(ids_[i].data, ids_[i].size, places_[i]);
     });
     std::map<Sources, size_t> numbers;
     merged_of_.resize(tables_.size());
@@ -157,39 +196,18 @@ class Planner {
     });
   }
 
-  void LayOutGroups() {
-    std::map<std::pair<bool, uint32_t>, PlannedGroup> groups;  // not float64, dim
-    for (size_t number = 0; number < lookups_.size(); ++number) {
-      const auto& [table, source] = lookups_[number];
-      const bool is_float64 = DtypeOf(tables_[table]) == Dtype::kFloat64;
-      PlannedGroup& group = groups[{!is_float64, tables_[table].dim}];
-      const auto same = [id = table](const PlannedTable& planned) { return planned.table == id; };
-      auto planned = std::find_if(group.tables.begin(), group.tables.end(), same);
-      if (planned == group.tables.end()) {
-        group.tables.push_back({table, set_of_[table], {}});
-        planned = std::prev(group.tables.end());
+  void LayOutRows() {
+    for (PlannedGroup& group : plan_.groups) {
+      for (PlannedTable& table : group.tables) {
+        table.keys = set_of_[table.table];
+        table.offsets.resize(plan_.servers);
       }
-      const auto place = static_cast<size_t>(planned - group.tables.begin());
-      size_t offset = 0;
-      if (!group.lookups.empty()) offset = group.lookups.back().offset + group.lookups.back().size;
-      group.lookups.push_back({number, place, ids_[source].size, offset});
-    }
-    for (auto& [kind, group] : groups) {
-      group.is_float64 = !kind.first;
-      group.dim = kind.second;
-      for (PlannedTable& table : group.tables) table.offsets.resize(plan_.servers);
       for (uint32_t server = 0; server < plan_.servers; ++server) {
         for (PlannedTable& table : group.tables) {
           table.offsets[server] = group.rows;
           group.rows += plan_.keys[table.keys].on(server);
         }
       }
-      const size_t ids = group.lookups.back().offset + group.lookups.back().size;
-      if (ids > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-        throw SpecError("a batch of " + std::to_string(ids) + " ids; at most 2^31 - 1 are allowed");
-      }
-      group.inverse.resize(ids);
-      plan_.groups.push_back(std::move(group));
     }
   }
 
@@ -211,22 +229,23 @@ class Planner {
         static_cast<size_t>(std::find(of_table.begin(), of_table.end(), source) - of_table.begin());
     const std::vector<int32_t>& places = merged_[merged_of_[table.table]].places[which];
     const Shared& shared = sets_[set_of_[table.table]].shared;
-    const std::vector<int32_t>& inverse = uniques_[source].inverse;
+    const int32_t* from = places_[source];
     int32_t* out = group.inverse.data() + lookup.offset;
     if (places.empty() && shared.server.empty()) {  // rows lie as the unique keys do
       const auto first = static_cast<int32_t>(table.offsets[0]);
-      for (size_t i = 0; i < inverse.size(); ++i) out[i] = first + inverse[i];
+      if (first == 0 && from == out) return;
+      for (size_t i = 0; i < lookup.size; ++i) out[i] = first + from[i];
       return;
     }
     // From this source's unique keys to rows of the group; then one look-up a position.
-    std::vector<int32_t> row(uniques_[source].keys.size());
+    std::vector<int32_t> row(uniques_[source].size());
     for (size_t u = 0; u < row.size(); ++u) {
       const auto place = places.empty() ? u : static_cast<size_t>(places[u]);
       row[u] = shared.server.empty()
                    ? static_cast<int32_t>(table.offsets[0] + place)
                    : static_cast<int32_t>(table.offsets[shared.server[place]]) + shared.place[place];
     }
-    for (size_t i = 0; i < inverse.size(); ++i) out[i] = row[static_cast<size_t>(inverse[i])];
+    for (size_t i = 0; i < lookup.size; ++i) out[i] = row[static_cast<size_t>(from[i])];
   }
 
   const std::vector<TableSpec>& tables_;
@@ -235,9 +254,12 @@ class Planner {
   ThreadPool* pool_;
   BatchPlan plan_;
 
-  std::vector<Sources> sources_;     // per table
-  std::vector<bool> used_;           // per ids array
-  std::vector<UniqueKeys> uniques_;  // per ids array
+  std::vector<Sources> sources_;  // per table
+  // Per ids array:
+  std::vector<size_t> uses_;  // lookups
+  std::vector<std::vector<Key>> uniques_;
+  std::vector<int32_t*> places_;                     // position -> place in `uniques_`: in a group's inverse
+  std::vector<std::vector<int32_t>> shared_places_;  // or, with several lookups, here
   std::vector<Sources> merge_sources_;
   std::vector<Merged> merged_;
   std::vector<size_t> merged_of_;  // per table

@@ -10,20 +10,47 @@ namespace {
 constexpr size_t kAhead = 16;  // ids hashed, and their slots fetched, before they are looked at
 constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its next batch
 
+template <typename T>
+struct Lanes {
+  static constexpr size_t kSize = 32 / sizeof(T);
+  using Vector [[gnu::vector_size(32), gnu::aligned(alignof(T)), gnu::may_alias]] = T;
+  static Vector& At(T* values) { return *reinterpret_cast<Vector*>(values); }
+  static const Vector& At(const T* values) { return *reinterpret_cast<const Vector*>(values); }
+};
+
+// Left to itself, GCC 12 makes a call of memcpy and a loop over single values of short rows.
+template <typename T>
+void Set(const T* from, T* to, size_t size) {
+  size_t d = 0;
+  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) Lanes<T>::At(to + d) = Lanes<T>::At(from + d);
+  for (; d < size; ++d) to[d] = from[d];
+}
+template <typename T>
+void Add(const T* from, T* to, size_t size) {
+  size_t d = 0;
+  for (; d + Lanes<T>::kSize <= size; d += Lanes<T>::kSize) Lanes<T>::At(to + d) += Lanes<T>::At(from + d);
+  for (; d < size; ++d) to[d] += from[d];
+}
+
 // kDim is 0 where the compiler shall not know it.
 template <size_t kDim, typename T>
 void SumFixed(const T* gradients, const int32_t* rows, size_t n, size_t dim, size_t step, T* sums,
               uint8_t* seen) {
   const size_t size = kDim == 0 ? dim : kDim;
+  if (seen == nullptr) {
+    for (size_t i = 0; i < n; ++i) {
+      Add(gradients + i * step * size, sums + static_cast<size_t>(rows[i]) * size, size);
+    }
+    return;
+  }
   for (size_t i = 0; i < n; ++i) {
     const auto row = static_cast<size_t>(rows[i]);
-    T* __restrict to = sums + row * size;
-    const T* __restrict from = gradients + i * step * size;
+    const T* from = gradients + i * step * size;
     if (seen[row] != 0) {
-      for (size_t d = 0; d < size; ++d) to[d] += from[d];
+      Add(from, sums + row * size, size);
     } else {
       seen[row] = 1;
-      for (size_t d = 0; d < size; ++d) to[d] = from[d];
+      Set(from, sums + row * size, size);
     }
   }
 }
@@ -48,59 +75,122 @@ void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, size_t s
   }
 }
 
-// Places in a list of distinct keys, found by key; -1 is an empty slot.
-class Slots {
- public:
-  explicit Slots(size_t most) : slots_(Kept()) {
-    while ((size_t{1} << bits_) < 2 * most) ++bits_;
-    mask_ = (size_t{1} << bits_) - 1;
-    slots_.assign(mask_ + 1, -1);
-  }
-  ~Slots() {
-    if (slots_.size() > kMostSlots) slots_ = {};
-  }
-  Slots(const Slots&) = delete;
-  Slots& operator=(const Slots&) = delete;
+// Places in a list of distinct keys, found by key; -1 is an empty slot. A value, so that loops have it in
+// registers.
+struct Slots {
+  int32_t* slots;
+  unsigned shift;
+  size_t mask;
 
-  void Prefetch(Key key) const { oe::Prefetch(&slots_[Home(key)]); }
+  void Prefetch(Key key) const { oe::Prefetch(&slots[Home(key)]); }
   // The slot that has the place of `key` in `keys`, or the empty one where it belongs.
-  int32_t& Find(Key key, const std::vector<Key>& keys) {
+  int32_t& Find(Key key, const Key* keys) const {
     size_t at = Home(key);
-    while (slots_[at] >= 0 && keys[static_cast<size_t>(slots_[at])] != key) at = (at + 1) & mask_;
-    return slots_[at];
+    while (slots[at] >= 0 && keys[slots[at]] != key) at = (at + 1) & mask;
+    return slots[at];
+  }
+  // The places of keys that are not in it.
+  void Fill(const Key* keys, size_t n) const {
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) Prefetch(keys[i + kAhead]);
+      Find(keys[i], keys) = static_cast<int32_t>(i);
+    }
+  }
+  // Multiplying spreads strided keys; the high bits are the good ones.
+  size_t Home(Key key) const { return static_cast<size_t>((key * 0x9E3779B97F4A7C15ULL) >> shift); }
+};
+
+// What stays with the thread: new memory would cost as much as the search.
+class Scratch {
+ public:
+  Scratch() : kept_(Kept()) {}
+  ~Scratch() {
+    if (kept_.slots.size() > kMostSlots) kept_ = {};
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // At least so many slots, all empty. Those of before are gone.
+  Slots Empty(size_t least) {
+    unsigned bits = 4;
+    while ((size_t{1} << bits) < least) ++bits;
+    const size_t size = size_t{1} << bits;
+    if (kept_.slots.size() < size) kept_.slots.resize(size);
+    std::fill_n(kept_.slots.begin(), size, -1);
+    return {kept_.slots.data(), 64 - bits, size - 1};
+  }
+  Key* Keys(size_t n) {
+    if (kept_.keys.size() < n) kept_.keys.resize(n);
+    return kept_.keys.data();
   }
 
  private:
-  // They stay with the thread: new memory would cost as much as the search.
-  static std::vector<int32_t>& Kept() {
-    static thread_local std::vector<int32_t> slots;
-    return slots;
+  struct Memory {
+    std::vector<int32_t> slots;
+    std::vector<Key> keys;
+  };
+  static Memory& Kept() {
+    static thread_local Memory memory;
+    return memory;
   }
-  // Multiplying spreads strided keys; the high bits are the good ones.
-  size_t Home(Key key) const { return static_cast<size_t>((key * 0x9E3779B97F4A7C15ULL) >> (64 - bits_)); }
-
-  std::vector<int32_t>& slots_;
-  unsigned bits_ = 4;
-  size_t mask_ = 0;
+  Memory& kept_;
 };
 
+// A batch on its way through FindUnique.
+struct Search {
+  const Key* ids;
+  int32_t* inverse;
+  Key* keys;         // distinct ones
+  size_t at = 0;     // ids that are done
+  size_t count = 0;  // keys so far
+};
+
+// Goes on to `end`, or until there are `most` keys.
+template <bool kFetches>
+void Number(const Slots slots, Search* search, size_t end, size_t most) {
+  const Search was = *search;
+  size_t at = was.at;
+  size_t count = was.count;
+  while (at < end && count < most) {
+    if (kFetches) slots.Prefetch(was.ids[at + kAhead]);
+    const Key key = was.ids[at];
+    int32_t& place = slots.Find(key, was.keys);
+    if (place < 0) {
+      place = static_cast<int32_t>(count);
+      was.keys[count++] = key;
+    }
+    was.inverse[at++] = place;
+  }
+  search->at = at;
+  search->count = count;
+}
+
 }  // namespace
+
+// Slots are a quarter full at most: that two keys meet is what the processor cannot foresee. A batch that
+// repeats its ids, as most do, stays in few slots, which lie in a nearer cache; another goes on in as many as
+// it may ever need.
+std::vector<Key> FindUnique(const Key* ids, size_t n, int32_t* inverse) {
+  Scratch scratch;
+  Search search{ids, inverse, scratch.Keys(n)};
+  const auto run = [&](const Slots& slots, size_t most) {
+    Number<true>(slots, &search, n - std::min(n, kAhead), most);
+    Number<false>(slots, &search, n, most);
+  };
+  Slots slots = scratch.Empty(n);
+  run(slots, (slots.mask + 1) / 4);
+  if (search.at < n) {
+    slots = scratch.Empty(4 * n);
+    slots.Fill(search.keys, search.count);
+    run(slots, n);
+  }
+  return {search.keys, search.keys + search.count};
+}
 
 UniqueKeys FindUnique(const Key* ids, size_t n) {
   UniqueKeys result;
   result.inverse.resize(n);
-  if (n == 0) return result;
-  Slots slots(n);
-  result.keys.reserve(n / 2);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) slots.Prefetch(ids[i + kAhead]);
-    int32_t& place = slots.Find(ids[i], result.keys);
-    if (place < 0) {
-      place = static_cast<int32_t>(result.keys.size());
-      result.keys.push_back(ids[i]);
-    }
-    result.inverse[i] = place;
-  }
+  result.keys = FindUnique(ids, n, result.inverse.data());
   return result;
 }
 
@@ -109,11 +199,12 @@ void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, st
   const bool of_keys = keys.size() <= others.size();
   const std::vector<Key>& few = of_keys ? keys : others;
   const std::vector<Key>& many = of_keys ? others : keys;
-  Slots slots(few.size());
-  for (size_t i = 0; i < few.size(); ++i) slots.Find(few[i], few) = static_cast<int32_t>(i);
+  Scratch scratch;
+  const Slots slots = scratch.Empty(2 * few.size());
+  slots.Fill(few.data(), few.size());
   for (size_t i = 0; i < many.size(); ++i) {
     if (i + kAhead < many.size()) slots.Prefetch(many[i + kAhead]);
-    const int32_t place = slots.Find(many[i], few);
+    const int32_t place = slots.Find(many[i], few.data());
     if (place >= 0) (*common)[of_keys ? static_cast<size_t>(place) : i] = 1;
   }
 }

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -45,32 +47,78 @@ TEST_P(UniqueAgainstStd, SameResult) {
   }
 }
 
+// As many distinct ids as few slots take, one more and one less, and all; then the last id is the new one.
+TEST(UniqueTest, FewAndManyDistinctIds) {
+  constexpr size_t kIds = 1024;
+  for (const size_t distinct : {size_t{1}, size_t{255}, size_t{256}, size_t{257}, size_t{1023}, kIds}) {
+    std::vector<Key> ids(kIds);
+    for (size_t i = 0; i < kIds; ++i) ids[i] = 3 * (i % distinct);
+    ids.back() = 3 * (distinct - 1);
+    const UniqueKeys unique = FindUnique(ids.data(), ids.size());
+    ASSERT_EQ(unique.keys.size(), distinct);
+    for (size_t i = 0; i < kIds; ++i) {
+      ASSERT_EQ(unique.keys[static_cast<size_t>(unique.inverse[i])], ids[i]);
+      ASSERT_EQ(unique.keys[i % distinct], 3 * (i % distinct));
+    }
+  }
+}
+
+TEST(UniqueTest, MarksWhatBothHave) {
+  std::vector<Key> keys(3000);
+  std::vector<Key> others(500);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 7 * i;
+  for (size_t i = 0; i < others.size(); ++i) others[i] = 35 * i + i % 2;
+  for (int turn = 0; turn < 2; ++turn) {
+    std::vector<uint8_t> common(keys.size());
+    MarkCommon(keys, others, &common);
+    const std::set<Key> wanted(others.begin(), others.end());
+    for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(common[i] != 0, wanted.count(keys[i]) == 1);
+    keys.swap(others);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Strides, UniqueAgainstStd,
                          testing::Values(1, 3, 4096, uint64_t{1} << 40, uint64_t{1} << 63,
                                          0x9E3779B97F4A7C15ULL));
 
 class SumTest : public testing::TestWithParam<size_t> {};
 
-// Bit for bit what adding in the order of the positions gives.
-TEST_P(SumTest, InOrderOfPositions) {
-  const size_t dim = GetParam();
+// Bit for bit what adding in the order of the positions gives; also of rows that have begun.
+template <typename T>
+void ExpectInOrder(size_t dim, size_t step) {
+  constexpr size_t kRows = 20;
   std::mt19937 random(1);
-  std::normal_distribution<float> normal;
+  std::normal_distribution<T> normal;
   std::vector<int32_t> rows(500);
-  std::vector<float> gradients(rows.size() * dim);
-  for (int32_t& row : rows) row = static_cast<int32_t>(random() % 20);
-  for (float& gradient : gradients) gradient = normal(random);
-  std::vector<float> sums(20 * dim, std::numeric_limits<float>::quiet_NaN());
-  std::vector<uint8_t> seen(20);
-  SumByRow(gradients.data(), rows.data(), rows.size(), dim, sums.data(), seen.data());
-  for (size_t row = 0; row < 20; ++row) {
+  std::vector<T> gradients(rows.size() * step * dim);
+  for (int32_t& row : rows) row = static_cast<int32_t>(random() % (kRows - 1));
+  rows[7] = kRows - 1;  // alone
+  for (T& gradient : gradients) gradient = normal(random);
+  std::fill_n(&gradients[7 * step * dim], dim, T{-0.0});
+  std::vector<T> wanted(kRows * dim);
+  std::vector<bool> begun(kRows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = static_cast<size_t>(rows[i]);
     for (size_t d = 0; d < dim; ++d) {
-      float wanted = 0;
-      for (size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i] == static_cast<int32_t>(row)) wanted += gradients[i * dim + d];
-      }
-      EXPECT_EQ(sums[row * dim + d], wanted);
+      const T more = gradients[i * step * dim + d];
+      wanted[row * dim + d] = begun[row] ? wanted[row * dim + d] + more : more;
     }
+    begun[row] = true;
+  }
+  std::vector<T> sums(kRows * dim, std::numeric_limits<T>::quiet_NaN());
+  std::vector<uint8_t> seen(kRows);
+  SumByRow(gradients.data(), rows.data(), rows.size(), dim, sums.data(), seen.data(), step);
+  EXPECT_EQ(std::memcmp(sums.data(), wanted.data(), sums.size() * sizeof(T)), 0);
+  EXPECT_EQ(seen, std::vector<uint8_t>(kRows, 1));
+  std::vector<T> added(kRows * dim, T{kNoTerm});
+  SumByRow(gradients.data(), rows.data(), rows.size(), dim, added.data(), nullptr, step);
+  EXPECT_EQ(std::memcmp(added.data(), wanted.data(), added.size() * sizeof(T)), 0);
+}
+
+TEST_P(SumTest, InOrderOfPositions) {
+  for (const size_t step : {size_t{1}, size_t{3}}) {
+    ExpectInOrder<float>(GetParam(), step);
+    ExpectInOrder<double>(GetParam(), step);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_ops.h"
@@ -31,25 +32,6 @@ struct RowGroup {
   std::array<const void*, kMost> gradients;
 };
 static_assert(RowGroup::kMost <= RowOps::kMostRows);
-
-// A vector of 32 bytes anywhere. As memcpy, GCC 12 moves 32 bytes as two halves, and twice as many stores
-// wait for their lines.
-using Vector [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = int32_t;
-
-// Short rows are the rule, and a call of memcpy costs as much as copying one.
-void CopyWords(const std::byte* from, std::byte* to, size_t bytes) {
-  constexpr size_t kWord = 4;
-  constexpr size_t kVector = sizeof(Vector);
-  if (bytes > 8 * kVector) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  size_t i = 0;
-  for (; i + kVector <= bytes; i += kVector) {
-    *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
-  }
-  for (; i < bytes; i += kWord) std::memcpy(to + i, from + i, kWord);
-}
 
 }  // namespace
 
@@ -273,7 +255,7 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
     } else if (half) {
       ops_->Read(row, out);
     } else {
-      CopyWords(row, out, bytes);
+      CopyRow(row, out, bytes);
     }
   }
   return n;

@@ -119,7 +119,7 @@ def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, source
         for part, pulled in zip(parts, pulls, strict=True)
         for group in pulled.groups
     )
-    arrays = [group.rows[group.inverse] for pulled in pulls for group in pulled.groups]
+    arrays = [client.embeddings(group) for pulled in pulls for group in pulled.groups]
     groups = pulls[0].groups if trained else []
     regularized = any(layers[i].embeddings_regularizer is not None for i in trained)
     return Rows(
