@@ -98,7 +98,7 @@ void Open(const std::string& input) {
     const CheckpointInfo info = pool->Recover(std::nullopt, pointers);
     uint64_t rows = 0;
     for (uint32_t shard = 0; shard < kShards; ++shard) {
-      std::vector<Key> keys(indexes[shard]->size() + 1);
+      std::vector<Key> keys(pool->shard(shard)->size() + 1);
       std::vector<uint32_t> numbers(keys.size());
       uint64_t position = 0;
       numbers.resize(indexes[shard]->Scan(&position, keys.size(), keys.data(), numbers.data()));
