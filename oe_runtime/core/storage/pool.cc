@@ -35,7 +35,8 @@ std::string FieldName(std::string pointer) {
 void CheckIdentity(const Region& region, const std::string& text, const PoolSpec& spec) {
   const json parsed = json::parse(text, nullptr, false);
   if (!parsed.is_object()) {
-    throw StorageError(region.path + " is damaged: its description is no JSON object; move the pool away, or " +
+    throw StorageError(region.path +
+                       " is damaged: its description is no JSON object; move the pool away, or " +
                        "start without recovery, and restore from a checkpoint");
   }
   const json there = parsed.flatten();
