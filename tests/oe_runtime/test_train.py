@@ -257,6 +257,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_full_storage_and_then_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--storage-size", "10000") == 1
+    assert "storage dram is full: table 'C1" in one_error(capsys)
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+    assert train(tmp_path / "run", "--steps", "1", "--no-eval") == 0, "what never trained is in nobody's way"
+    assert events(tmp_path / "run")[0]["event"] == "start"
+
+
 def test_a_model_that_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

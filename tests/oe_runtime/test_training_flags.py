@@ -17,6 +17,13 @@ from oe_runtime.training.options import parse, parser
 from oe_runtime.training.policies import admission, eviction
 
 ROOT = Path(__file__).parents[2]
+# All flags of its script for DLRM.
+DEEPREC = """
+    data_location steps batch_size output_dir checkpoint deep_dropout seed optimizer learning_rate save_steps
+    keep_checkpoint_max bf16 no_eval timeline interaction_op protocol inter intra input_layer_partitioner
+    dense_layer_partitioner tf smartstaged emb_fusion ev ev_elimination ev_filter op_fusion micro_batch
+    adaptive_emb dynamic_ev incremental_ckpt workqueue parquet_dataset parquet_dataset_shuffle group_embedding
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +131,8 @@ def test_the_table_of_deeprecs_flags_names_flags_that_exist() -> None:
     text = (ROOT / "docs/deeprec-flags.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) > 25
+    for name in DEEPREC.split():
+        assert f"`--{name}" in text, name
     known = {flag for action in parser()._actions for flag in action.option_strings}
     for row in rows:
         for flag in re.findall(r"`(--[a-z-]+)", row[2]):

@@ -1,3 +1,5 @@
+#include "oe_runtime/core/storage/pool.h"
+
 #include <xxhash.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/index/index.h"
-#include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
 
 namespace oe {
@@ -39,9 +40,7 @@ PoolSpec Spec() {
 }
 
 // What Pool makes of Spec().
-std::string Identity() {
-  return R"({"block_bytes":256,"row_bytes":8,"shards":2,"table":{"name":"t"}})";
-}
+std::string Identity() { return R"({"block_bytes":256,"row_bytes":8,"shards":2,"table":{"name":"t"}})"; }
 
 void PutCopy(std::string* input, size_t number, const SuperCopy& copy) {
   const std::vector<uint64_t> words = EncodeSuperCopy(copy);
@@ -98,7 +97,7 @@ void Open(const std::string& input) {
     const CheckpointInfo info = pool->Recover(std::nullopt, pointers);
     uint64_t rows = 0;
     for (uint32_t shard = 0; shard < kShards; ++shard) {
-      std::vector<Key> keys(indexes[shard]->size() + 1);
+      std::vector<Key> keys(pool->shard(shard)->size() + 1);
       std::vector<uint32_t> numbers(keys.size());
       uint64_t position = 0;
       numbers.resize(indexes[shard]->Scan(&position, keys.size(), keys.data(), numbers.data()));
@@ -144,13 +143,15 @@ std::vector<std::pair<std::string, std::string>> PoolSeeds() {
     std::memcpy(&input[kSegmentAt], &header, sizeof header);
     KeptCheckpoint first{1, 10, 3, 0, 0};
     KeptCheckpoint second{2, 20, 7, 0, 0};
-    // Keys 0 and 2 in the first block, 1 in the second; in the second checkpoint, 2 is erased, or there again.
+    // Keys 0 and 2 in the first block, 1 in the second; in the second checkpoint, 2 is erased, or there
+    // again.
     const auto put = [&](uint64_t block, uint64_t slot, uint64_t epoch, Key key, bool tombstone) {
       char* row = &input[kSlotsAt + header.rows_offset - kPoolPage + block * header.block_bytes +
                          layout.Offset(static_cast<uint32_t>(slot))];
       std::memset(row, static_cast<int>('a' + key), kRowBytes);
-      const SlotMeta meta{key, tombstone ? TombstoneState(epoch, key)
-                                         : SlotState(epoch, key, reinterpret_cast<std::byte*>(row), kRowBytes)};
+      const SlotMeta meta{key, tombstone
+                                   ? TombstoneState(epoch, key)
+                                   : SlotState(epoch, key, reinterpret_cast<std::byte*>(row), kRowBytes)};
       std::memcpy(&input[kSlotsAt + (block * header.block_rows + slot) * sizeof meta], &meta, sizeof meta);
       return tombstone ? 0 : SlotDigest(key, meta.state);
     };

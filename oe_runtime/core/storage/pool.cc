@@ -33,7 +33,13 @@ std::string FieldName(std::string pointer) {
 }
 
 void CheckIdentity(const Region& region, const std::string& text, const PoolSpec& spec) {
-  const json there = json::parse(text).flatten();
+  const json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) {
+    throw StorageError(region.path +
+                       " is damaged: its description is no JSON object; move the pool away, or " +
+                       "start without recovery, and restore from a checkpoint");
+  }
+  const json there = parsed.flatten();
   const json wanted = Identity(spec).flatten();
   std::vector<std::string> fields;
   for (const auto& [field, value] : wanted.items()) fields.push_back(field);

@@ -114,8 +114,9 @@ TEST_P(TableTest, PushUpdatesTheRowsOfItsKeys) {
 }
 
 TEST_P(TableTest, MatchesAModelOverManyBatches) {
-  for (const char* name : {"adagrad", "adam", "adagrad_decay", "nadam", "sgd", "ftrl"}) {
-    for (const uint32_t dim : {1U, 8U, 9U, 16U, 64U, 65U, 128U}) {
+  using Dims = std::vector<uint32_t>;
+  for (const std::string name : {"adagrad", "adam", "adagrad_decay", "nadam", "sgd", "ftrl"}) {
+    for (const uint32_t dim : name.substr(0, 3) == "ada" ? Dims{1, 8, 9, 16, 64, 65, 128} : Dims{9}) {
       const auto table = Table::Create(Spec(index(), name, dim), StorageFor());
       const auto optimizer = Optimizer<float>::Create(table->spec().optimizer, dim);
       std::map<Key, std::vector<float>> model;

@@ -18,10 +18,13 @@ from oe_runtime.keras.pipeline import Pipeline
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
     """See Backend."""
     del several_workers, staleness, micro_batches
-    if tf.distribute.has_strategy():
+    strategy = tf.distribute.get_strategy()
+    one = isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy))
+    if tf.distribute.has_strategy() and not (one and strategy.num_replicas_in_sync == 1):
         raise ValueError(
-            "distributed_model does not work inside a tf.distribute strategy: call it outside, with one "
-            "process a device, and workers=TensorFlowWorkers(endpoints, rank)"
+            f"distributed_model does not work inside a {type(strategy).__name__} over "
+            f"{strategy.num_replicas_in_sync} replicas, but only where it is one on one device: run one "
+            "process a device, with workers=TensorFlowWorkers(endpoints, rank)"
         )
 
 

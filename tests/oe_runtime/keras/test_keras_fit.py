@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras_models import pair, random_ids, same
 
@@ -56,3 +57,46 @@ def test_model_can_be_called_outside_of_a_step():
     np.testing.assert_allclose(graph(*x), expected, atol=1e-6)
     dataset = tf.data.Dataset.from_tensor_slices(tuple(x)).batch(20).map(lambda *v: model(list(v)))
     np.testing.assert_allclose(next(iter(dataset)), expected, atol=1e-6)
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")  # Keras's callback wants it, and TensorFlow does not bring it
+    model, _ = pair()
+    x, y = random_ids(64)
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, write_images=True)
+    model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0, callbacks=[board])
+    for part in ("train", "validation"):
+        (events,) = (tmp_path / part).glob("events.*")
+        tags = set()
+        for record in tf.data.TFRecordDataset(str(events)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            tags |= {value.tag for value in event.summary.value}
+        assert "epoch_loss" in tags
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_run_that_was_interrupted_goes_on_with_its_rows(tmp_path):
+    """Keras's BackupAndRestore: the second process is a new model on new servers."""
+    x, y = random_ids(64)
+    options = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
+
+    def interrupt(epoch, _logs):
+        if epoch == 1:
+            raise Interrupted
+
+    found = []
+    for stops in ([], [keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)]):
+        keras.utils.set_random_seed(1)
+        model, _ = pair(lambda: keras.optimizers.Adam(0.05))
+        backup = keras.callbacks.BackupAndRestore(tmp_path / str(len(stops)))
+        if stops:
+            with pytest.raises(Interrupted):
+                model.fit(x, y, callbacks=[backup, *stops], **options)
+            keras.utils.set_random_seed(2)
+            model, _ = pair(lambda: keras.optimizers.Adam(0.05))
+        model.fit(x, y, callbacks=[backup], **options)
+        found.append(model.predict(x, verbose=0))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -289,9 +290,33 @@ def test_constraints_are_left_out_with_a_warning():
         embed.distributed_model(stock)
 
 
-def test_mirrored_strategies_are_refused_with_the_way_to_go():
+def test_mirrored(tmp_path):
+    """A strategy over the one device of a host changes nothing."""
+    found = []
+    for scope in (contextlib.nullcontext(), tf.distribute.MirroredStrategy(["CPU:0"]).scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = _compiled(embed.distributed_model(two_fields(), seed=5))
+        x, y = random_ids(64)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        found.append(model.predict(x, verbose=0))
+    np.testing.assert_array_equal(*found)
+    model.save_as_original_model(tmp_path / "export")
+    exported = tf.saved_model.load(str(tmp_path / "export"))
+    np.testing.assert_allclose(exported.serve([tf.constant(v) for v in x]), found[0], atol=1e-6)
+
+
+def test_mirrored_strategies_of_several_devices_are_refused_with_the_way_to_go(monkeypatch):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    monkeypatch.setattr(type(strategy.extended), "_num_replicas_in_sync", 2)
     with (
-        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"MirroredStrategy over 2 .* one process a device"),
+    ):
+        embed.distributed_model(two_fields())
+    monkeypatch.undo()
+    with (
+        tf.distribute.experimental.CentralStorageStrategy(["CPU:0"]).scope(),
         pytest.raises(ValueError, match="one process a device"),
     ):
         embed.distributed_model(two_fields())

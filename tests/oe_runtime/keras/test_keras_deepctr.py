@@ -1,0 +1,43 @@
+"""DeepCTR's own models, where it is installed: pip install --no-deps deepctr==0.9.4 (it pins an old h5py)."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import oe_runtime.keras as embed
+from oe_runtime import Client
+
+ROWS = 500
+
+
+@pytest.fixture
+def old_layers(monkeypatch):
+    """Keras takes them in this test only."""
+    monkeypatch.setattr(keras.layers.Layer, "add_weight", keras.layers.Layer.add_weight)
+    embed.accept_keras2_layers()
+
+
+@pytest.mark.parametrize("name", ["WDL", "DeepFM", "xDeepFM"])
+def test_unmodified(name, old_layers):
+    """With its tables on servers and the same weights, it predicts what it does without, and it learns."""
+    models = pytest.importorskip("deepctr.models")
+    from deepctr.feature_column import DenseFeat, SparseFeat
+
+    columns = [SparseFeat(f"C{i}", ROWS, embedding_dim=8) for i in (1, 2, 3)] + [DenseFeat("I1", 1)]
+    rng = np.random.default_rng(1)
+    inputs = {f"C{i}": rng.integers(0, ROWS, 512) for i in (1, 2, 3)} | {"I1": rng.random(512, np.float32)}
+    labels = (inputs["C1"] % 2).astype(np.float32)
+    stock = getattr(models, name)(columns, columns, task="binary")
+    with Client.in_process(servers=2) as client:
+        model = embed.distributed_model(stock, client)
+        model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.02)), "binary_crossentropy")
+        assert len(model.tables) == 6  # three of width 8, three linear ones
+        for table, spec in model.tables.items():
+            stock.get_layer(table).set_weights([model.get_layer(table).table.rows(np.arange(spec.input_dim))])
+        np.testing.assert_allclose(
+            model.predict(inputs, verbose=0), stock.predict(inputs, verbose=0), atol=1e-5
+        )
+        losses = model.fit(inputs, labels, batch_size=64, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.05
