@@ -4,9 +4,13 @@
 # was interrupted goes on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 cache=$PWD/.cache/kubernetes
 build=$cache/build
+programs=()
+for name in kube-apiserver kube-controller-manager kube-scheduler kubelet; do
+  [ -x "$cache/bin/$name" ] || programs+=("$name")
+done
+[ ${#programs[@]} -gt 0 ] || exit 0
 
 fail() { printf 'kubernetes: %s\n' "$*" >&2; exit 1; }
 
@@ -66,11 +70,14 @@ if [ ! -e "$generated" ]; then
     -h vendor/k8s.io/code-generator/hack/boilerplate.go.txt -r "$build/violations"
 fi
 echo "kubernetes: building ${programs[*]} $version"
-names=$package/vendor/k8s.io/component-base/version
-# Without clouds' volumes and balancers, and Docker's shim, which are half of it.
-go build -tags providerless,dockerless -o "$build/bin/" -ldflags "-s -w -X $names.gitVersion=v$version \
-  -X $names.gitMajor=${version%%.*} -X $names.gitMinor=$(echo "$version" | cut -d . -f 2) -X $names.gitTreeState=clean \
-  -X $names.gitCommit=debian" "${programs[@]/#/./cmd/}"
+IFS=. read -r major minor _ <<<"$version"
+stamps='-s -w'
+for names in "$package/vendor/k8s.io/component-base/version" "$package/vendor/k8s.io/client-go/pkg/version"; do
+  stamps+=" -X $names.gitVersion=v$version -X $names.gitMajor=$major -X $names.gitMinor=$minor"
+  stamps+=" -X $names.gitCommit=debian -X $names.gitTreeState=clean"
+done
+# Without clouds' volumes and balancers, and Docker's shim, which are nearly half of it.
+go build -tags providerless,dockerless -o "$build/bin/" -ldflags "$stamps" "${programs[@]/#/./cmd/}"
 mkdir -p "$cache/bin"
 for name in "${programs[@]}"; do mv "$build/bin/$name" "$cache/bin/"; done
 rm -rf "$build"
