@@ -125,7 +125,7 @@ def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds:
     if kind != STOCK:
         optimizer = embed.distributed_optimizer(optimizer, model)
     data = []
-    for x, y in batches(rows, batch_size * LAYERS[layer]):
+    for x, y in batches([rows] * FIELDS, batch_size * LAYERS[layer]):
         ids = np.stack(x[1:]).reshape(FIELDS, batch_size, LAYERS[layer])
         data.append([torch.from_numpy(part) for part in (x[0][:batch_size], ids, y[:batch_size])])
     done, began, number = 0, 0.0, 0

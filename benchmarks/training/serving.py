@@ -109,7 +109,7 @@ def export(dim: int, rows: int, endpoint: str, directory: str) -> int:
         )
         model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.01)), "binary_crossentropy")
         began = time.perf_counter()
-        for x, y in batches(rows, 4096):
+        for x, y in batches(fields, 4096):
             model.train_on_batch(x, y)
             if time.perf_counter() - began > SECONDS_OF_TRAINING:
                 break
@@ -134,7 +134,7 @@ def ask(kind: str, models: str, sizes: list[int], seconds: float, rows: int, end
     import_keras(deterministic=False)
     answer = answering(kind, Path(models), endpoint)
     names = ["integers", *(f"C{i + 1}_id" for i in range(FIELDS))]
-    examples, found = batches(rows, max(sizes)), {}
+    examples, found = batches([rows] * FIELDS, max(sizes)), {}
     for size in sizes:
         requests = [
             dict(zip(names, (part[begin : begin + size] for part in x), strict=True))

@@ -1,10 +1,10 @@
 """Speed, memory and AUC over models, dims and vocabularies: stock Keras beside embeddings on a server.
 
-Every field has the same number of ids. A cell is a worker process that trains on the same generated batches,
-from memory, for some seconds; all kinds of a table take turns, and the table shows the median round. Cells
-are appended to a file of JSON lines, so that they can be measured in pieces; the report has all of them, and
-of those that the part auc has trained the AUC. OpenEmbedding, whose server is a part of the worker, is built
-at first: minutes, in .cache.
+Every field has the same number of ids, or Criteo's own with a cap. A cell is a worker process that trains on
+the same generated batches, from memory, for some seconds; all kinds of a table take turns, and the table
+shows the median round. Cells are appended to a file of JSON lines, so that they can be measured in pieces;
+the report has all of them, and of those that the part auc has trained the AUC. OpenEmbedding, whose server is
+a part of the worker, is built at first: minutes, in .cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=["wdl", "deepfm", "dlrm"])
     parser.add_argument("--dims", type=int, nargs="+", default=[9, 64])
     parser.add_argument("--rows", type=int, nargs="+", default=[40_000, 10**6, 10**7], help="a field")
+    parser.add_argument("--criteo", action="store_true", help="Criteo's fields, of which --rows is the cap")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=10, help="of training in each run")
@@ -60,7 +62,8 @@ def main() -> int:
         return worker(**json.loads(options.worker))
     if not options.report:
         for model, dim, rows in itertools.product(options.models, options.dims, options.rows):
-            measure(options, {"model": model, "dim": dim, "rows": rows, "batch_size": options.batch_size})
+            setup = {"model": model, "dim": dim, "rows": rows, "criteo": options.criteo}
+            measure(options, {**setup, "batch_size": options.batch_size})
     return report(options.parts)
 
 
@@ -121,14 +124,15 @@ def peer(setup: dict[str, Any], seconds: float) -> dict[str, Any]:
     program = [str(python), str(Path(openembedding_build.__file__).with_name("openembedding_training.py"))]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "batches.npz"
-        found = batches(setup["rows"], setup["batch_size"])
+        rows = field_sizes(setup["rows"], setup["criteo"])
+        found = batches(rows, setup["batch_size"])
         np.savez(
             path,
             integers=np.stack([x[0] for x, _ in found]),
             ids=np.stack([np.concatenate(x[1:], axis=1) for x, _ in found]),
             labels=np.stack([y[:, 0] for _, y in found]),
         )
-        words = ["--model", setup["model"], "--dim", setup["dim"], "--rows", [setup["rows"]] * FIELDS]
+        words = ["--model", setup["model"], "--dim", setup["dim"], "--rows", rows]
         words += ["--batches", path, "--seconds", seconds]
         return result(run([*program, *map(str, words)]))
 
@@ -141,9 +145,9 @@ def result(ended: Ended) -> dict[str, Any]:
 
 
 def stock_bytes(setup: dict[str, Any]) -> int:
-    """What stock needs at the least: weights and accumulators, the temporaries of one, TensorFlow itself."""
+    """What stock needs: weights, accumulators, as much in temporaries, TensorFlow itself."""
     width = setup["dim"] + (setup["model"] != "dlrm")
-    return 4 * width * setup["rows"] * (2 * FIELDS + 2) + (1 << 30)
+    return 4 * width * sum(field_sizes(setup["rows"], setup["criteo"])) * 3 + (1 << 30)
 
 
 def available_bytes() -> int:
@@ -158,6 +162,7 @@ def worker(
     model: str,
     dim: int,
     rows: int,
+    criteo: bool,
     batch_size: int,
     dtype: str,
     rows_dtype: str,
@@ -176,15 +181,16 @@ def worker(
     options = {"dtype": dtype, "seed": 0}
     optimizer = keras.optimizers.Adagrad(0.01)
     client = Client([endpoint]) if endpoint else None
+    sizes = field_sizes(rows, criteo)
     if client is None:
-        trained = models.build(model, [rows] * FIELDS, dim, **options)
+        trained = models.build(model, sizes, dim, **options)
     else:
         embedding = functools.partial(embed.Embedding, dtype=rows_dtype)
-        trained = models.build(model, [rows] * FIELDS, dim, embedding=embedding, **options)
+        trained = models.build(model, sizes, dim, embedding=embedding, **options)
         trained = embed.distributed_model(trained, client)
         optimizer = embed.distributed_optimizer(optimizer)
     trained.compile(optimizer, "binary_crossentropy", jit_compile=False)
-    data = batches(rows, batch_size)
+    data = batches(sizes, batch_size)
     steps = itertools.pairwise(itertools.cycle(data))
     done, began, number = 0, 0.0, 0
     while number <= 3 or time.perf_counter() - began < seconds:
@@ -201,17 +207,24 @@ def worker(
     return 0
 
 
-def batches(rows: int, batch_size: int) -> list[tuple[Any, Any]]:
+def field_sizes(rows: int, criteo: bool = False) -> list[int]:
+    """Ids of each field: `rows`, or Criteo's with that cap."""
+    from oe_runtime.data import field_rows
+
+    return list(field_rows(rows)) if criteo else [rows] * FIELDS
+
+
+def batches(sizes: Sequence[int], batch_size: int) -> list[tuple[Any, Any]]:
     """(x, y) of ids by Zipf's law with the exponent of the generator, scattered over each field."""
     import numpy as np
 
     from oe_runtime.data.generate import ZIPF_EXPONENT
 
     rng = np.random.default_rng(1)
-    shrink = 1 - ZIPF_EXPONENT
+    shrink, rows = 1 - ZIPF_EXPONENT, np.array(sizes)[:, None]
     found = []
     for _ in range(BATCHES):
-        ranks = ((rows**shrink - 1) * rng.random((FIELDS, batch_size)) + 1) ** (1 / shrink)
+        ranks = ((rows.astype(float) ** shrink - 1) * rng.random((FIELDS, batch_size)) + 1) ** (1 / shrink)
         ids = ranks.astype(np.int64) * 2654435761 % rows
         x = [rng.standard_normal((batch_size, INTEGERS), np.float32), *(field[:, None] for field in ids)]
         found.append((x, rng.integers(0, 2, (batch_size, 1)).astype(np.float32)))
@@ -223,22 +236,28 @@ def report(parts: Path) -> int:
     cells, turns = {}, {}
     for line in parts.read_text().splitlines():
         one = json.loads(line)
-        setup = (one["rows"], one["dim"], one["model"])
+        setup = (one["criteo"], one["rows"], one["dim"], one["model"])
         cells[(*setup, KINDS.index(one["kind"]))] = one
         turns[(*setup, one["kind"], one["day"])] = one
     lines, verdicts, missed = [], [], 0
     aucs = auc.means()
-    for (rows, dim, model, number), cell in sorted(cells.items()):
-        kind, name = KINDS[number], f"{model}, dim {dim}, {rows:,} a field"
+    for (criteo, rows, dim, model, number), cell in sorted(cells.items()):
+        kind, name = KINDS[number], f"{model}, dim {dim}, {'Criteo, ' * criteo}{rows:,} a field"
         beside = {base: times(turns, cell, base) for base in (STOCK, PEER)}
         shown = [f"{speed(cell):,.0f}" if cell["speeds"] else cell["problem"]]
         shown += [f"{ratio:.2f}" if ratio else "-" for ratio in beside.values()]
         shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
-        shown.append(aucs.get((model, dim, rows, kind), "-"))
+        shown.append(aucs.get((model, dim, rows, kind), "-") if criteo else "-")
         lines.append([f"{name}, {kind}", *shown, f"{cell['day']}, load {cell['load']:.1f}"])
         if kind != SERVED:
             continue
-        wanted = {STOCK: TARGETS[40_000] if rows <= 40_000 else TARGETS[1_000_000] if dim >= 64 else 0.0}
+        wanted = {
+            STOCK: TARGETS[40_000]
+            if rows <= 40_000
+            else TARGETS[1_000_000]
+            if dim >= 64 and not criteo
+            else 0.0
+        }
         wanted[PEER] = PEER_TARGETS.get(dim, 0.0) if rows <= 40_000 and model == "deepfm" else 0.0
         for base, target in wanted.items():
             if target and beside[base]:
@@ -255,9 +274,10 @@ in the worker's process, its own prefetching), where both ran in turns with the 
 the hidden layers (Keras's mixed_bfloat16); "rows": the tables' rows too, the optimizer's state in float32.
 Memory is the peak resident size of a process, with the pages of its mapped files. The load is that of the
 machine when the cell was measured, its own included: others work on it. AUC (seeds): of the held-out tenth of
-{auc.GRID}, one epoch in batches of {auc.GRID_BATCH}, fields capped at so many ids ([all](training_auc.md)).
-What stock needs at the least: 4 bytes × ids a field × values an id (dim; 1 more but for DLRM) × 2 × 26 fields
-(weights and accumulators), as much as 2 fields' for temporaries, and 1 GiB.
+{auc.GRID}, one epoch in batches of {auc.GRID_BATCH} ([all](training_auc.md)). "Criteo": the fields have
+Criteo's numbers of ids, at most so many.
+All run TensorFlow's deterministic operations but the peer. What stock needs: 4 bytes × ids × values an id
+(dim; 1 more but for DLRM) × 3 (weights, accumulators, temporaries), and 1 GiB.
 
 {beside_deeprec(cells, turns)}
 
@@ -271,15 +291,15 @@ What stock needs at the least: 4 bytes × ids a field × values an id (dim; 1 mo
 
 def times(turns: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any], base: str) -> float:
     """The cell's speed as a multiple of another kind's that ran in turns with it; 0 if none did."""
-    other = speed(turns.get((cell["rows"], cell["dim"], cell["model"], base, cell["day"]), {}))
+    other = speed(turns.get((*(cell[n] for n in ("criteo", "rows", "dim", "model")), base, cell["day"]), {}))
     return speed(cell) / other if other else 0.0
 
 
 def memory(cells: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     """A line for each model and dim: the worker's memory over all vocabularies."""
     peaks: dict[tuple[str, int], dict[int, float]] = {}
-    for (rows, dim, model, number), cell in cells.items():
-        if KINDS[number] == "served" and cell["worker"]:
+    for (criteo, rows, dim, model, number), cell in cells.items():
+        if KINDS[number] == SERVED and cell["worker"] and not criteo:
             peaks.setdefault((model, dim), {})[rows] = cell["worker"]
     return [
         f"- {model}, dim {dim}, the worker's memory over {len(by_rows)} vocabularies: "
@@ -294,8 +314,8 @@ def beside_deeprec(
 ) -> str:
     """DeepRec's claim and our range of the same, for each size of vocabulary."""
     ratios: dict[int, list[float]] = {}
-    for (rows, _, _, number), cell in sorted(cells.items()):
-        if KINDS[number] == SERVED and times(turns, cell, STOCK):
+    for (criteo, rows, _, _, number), cell in sorted(cells.items()):
+        if KINDS[number] == SERVED and not criteo and times(turns, cell, STOCK):
             ratios.setdefault(rows, []).append(times(turns, cell, STOCK))
     ours = [f"{min(r):.2f} to {max(r):.2f} with {rows:,} ids a field" for rows, r in ratios.items()]
     return (

@@ -68,10 +68,12 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     plan = Plan(model, structure, specs)
     first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
     numbered = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
-    rows = [
-        tf.TensorSpec([None, layer.output_dim], layer.rows_dtype, f"rows_{i}")
-        for i, layer in enumerate(plan.layers)
-    ]
+    # Few tensors, because each costs time in every call: lookups of a width and a dtype come together.
+    groups: dict[tuple[int, str], list[int]] = {}
+    for i, layer in enumerate(plan.layers):
+        groups.setdefault((layer.output_dim, tf.as_dtype(layer.rows_dtype).name), []).append(i)
+    rows = [tf.TensorSpec([None, dim], dtype, f"rows_{i}") for i, (dim, dtype) in enumerate(groups)]
+    sizes = tf.TensorSpec([len(plan.layers)], tf.int64, "sizes")
 
     def ids(*inputs: Any) -> dict[str, Any]:
         collect = Collect()
@@ -82,9 +84,13 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
             for n, lookup in enumerate(first)
         }
 
-    def forward(*tensors: Any) -> dict[str, Any]:
+    def forward(sizes: Any, *tensors: Any) -> dict[str, Any]:
+        parts: list[Any] = [None] * len(plan.layers)
+        for group, together in zip(groups.values(), tensors, strict=False):
+            for lookup, part in zip(group, tf.split(together, tf.gather(sizes, group)), strict=True):
+                parts[lookup] = part
         inputs = keras.tree.pack_sequence_as(structure, list(tensors[len(rows) :]))
-        with feeding(Supply(plan.layers, tensors[: len(rows)])):
+        with feeding(Supply(plan.layers, parts)):
             return _named_outputs(model(inputs, training=False))
 
     named = {
@@ -92,7 +98,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     }
     module = tf.Module()
     # As signatures: TensorFlow takes milliseconds to check the arguments of any other restored function.
-    signatures = {"forward": tf.function(forward, input_signature=[*rows, *numbered], autograph=False)}
+    signatures = {"forward": tf.function(forward, input_signature=[sizes, *rows, *numbered], autograph=False)}
     if first:
         signatures["ids"] = tf.function(ids, input_signature=numbered, autograph=False)
     module.weights = [variable.value for variable in named.values()]
@@ -107,6 +113,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         lookups=[
             Lookup(names[id(layer)], source) for layer, source in zip(plan.layers, plan.sources, strict=True)
         ],
+        groups=list(groups.values()),
         weights=list(named),
     ).write(path / FILE)
 

@@ -1,8 +1,9 @@
 """What a SavedModel without rows says of itself, in a file beside it.
 
 `DistributedModel.save_serving_model` writes it; it has two signatures, `ids` (none without lookups) and
-`forward`, with inputs `input_0`, `input_1`… in the order of the description, `forward` with `rows_0`… too, a
-lookup each, and `ids` with outputs `ids_0`…; and `weights`.
+`forward`, with inputs `input_0`, `input_1`… in the order of the description, and `weights`. The outputs of
+`ids` are `ids_0`…; `forward` also takes `rows_0`…, the rows of a group of lookups, one after the other, and
+`sizes`, how many each lookup has.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Description:
     outputs: Sequence[Tensor]
     tables: Sequence[Mapping[str, Any]]  # specifications, every default filled in
     lookups: Sequence[Lookup]
+    groups: Sequence[Sequence[int]]  # the lookups whose rows `forward` takes as one tensor
     weights: Sequence[str]  # their names in dense.npz, in the order of the SavedModel's `weights`
 
     def write(self, file: Path) -> None:

@@ -72,7 +72,7 @@ class WithoutRows:
     def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
         """Outputs by name, with the rows that `client` has now."""
         tensors = {f"input_{i}": tf.constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
-        rows = {}
+        rows: list[Any] = [None] * len(self._lookups)
         if self._ids is not None:
             asked = self._ids(**tensors)
             ids = [asked[f"ids_{n}"].numpy() for n in range(len(asked))]
@@ -81,6 +81,15 @@ class WithoutRows:
                 for lookup, part in zip(group.lookups, parts, strict=True):
                     rows[f"rows_{lookup}"] = tf.constant(part)
         outputs = self._forward(**rows, **tensors)
+                parts = np.split(group.rows[group.inverse], np.cumsum(group.sizes)[:-1])
+                for lookup, part in zip(group.lookups, parts, strict=True):
+                    rows[lookup] = part
+        groups = {
+            f"rows_{i}": tf.constant(np.concatenate([rows[lookup] for lookup in group]))
+            for i, group in enumerate(self.description.groups)
+        }
+        sizes = tf.constant([len(part) for part in rows], tf.int64)
+        outputs = self._forward(sizes=sizes, **groups, **tensors)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def read_weights(self, file: Path) -> list[NDArray[Any]]:
