@@ -139,16 +139,21 @@ py::tuple PairsOf(Client& client, const GroupView& group) {
                         ArrayOf(std::move(pairs.pairs)));
 }
 
+// An array in memory of the core's, which is used again where the system would have to clear new pages.
+py::array ArrayIn(Buffer&& memory, bool is_float64, const std::vector<size_t>& shape) {
+  auto* owner = new Buffer(std::move(memory));
+  const py::capsule capsule(owner, [](void* pointer) { delete static_cast<Buffer*>(pointer); });
+  if (is_float64) return py::array_t<double>(shape, owner->as<double>(), capsule);
+  return py::array_t<float>(shape, owner->as<float>(), capsule);
+}
+
 // `out` is None, or the array that is to be filled.
 py::array Embeddings(Client& client, const GroupView& group, const py::object& out) {
   const PlannedGroup& of = group.group();
   const std::vector<size_t> shape = {of.inverse.size(), static_cast<size_t>(of.dim)};
   py::array result;
   if (out.is_none()) {
-    auto* owner = new Buffer(of.inverse.size() * of.row_bytes());
-    const py::capsule capsule(owner, [](void* pointer) { delete static_cast<Buffer*>(pointer); });
-    result = of.is_float64 ? py::array(py::array_t<double>(shape, owner->as<double>(), capsule))
-                           : py::array(py::array_t<float>(shape, owner->as<float>(), capsule));
+    result = ArrayIn(Buffer(of.inverse.size() * of.row_bytes()), of.is_float64, shape);
   } else {
     const bool known = of.is_float64 ? py::isinstance<py::array_t<double, py::array::c_style>>(out)
                                      : py::isinstance<py::array_t<float, py::array::c_style>>(out);
@@ -169,16 +174,14 @@ py::array Embeddings(Client& client, const GroupView& group, const py::object& o
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
   const TableSpec spec = client.Spec(table);
   const auto n = static_cast<size_t>(keys.size());
-  const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
-  py::array rows(is_float64 ? py::dtype::of<double>() : py::dtype::of<float>(),
-                 std::vector<size_t>{n, spec.dim});
-  void* out = rows.mutable_data();
   const auto* data = reinterpret_cast<const Key*>(keys.data());
+  Buffer rows;
   {
     const py::gil_scoped_release release;
-    client.PullRows(table, data, n, out);
+    rows = client.NewBuffer(n * spec.dim * ValueBytes(DtypeOf(spec)));
+    client.PullRows(table, data, n, rows.data());
   }
-  return rows;
+  return ArrayIn(std::move(rows), DtypeOf(spec) == Dtype::kFloat64, {n, spec.dim});
 }
 
 py::array KeysOf(Client& client, uint32_t table) {

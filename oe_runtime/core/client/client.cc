@@ -245,15 +245,19 @@ void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> befor
 }
 
 void Client::Embeddings(const PulledBatch& batch, size_t group, void* out) {
-  constexpr size_t kPiece = 8192;
+  constexpr size_t kPieceBytes = size_t{4} << 20;  // less is copied before another thread has woken up
   const PlannedGroup& of = batch.plan.groups[group];
-  const std::byte* rows = batch.rows[group].as<std::byte>();
-  const size_t bytes = of.row_bytes();
-  pool_.ParallelFor((of.inverse.size() + kPiece - 1) / kPiece, [&](size_t piece) {
-    const size_t end = std::min((piece + 1) * kPiece, of.inverse.size());
-    for (size_t i = piece * kPiece; i < end; ++i) {
-      CopyRow(rows + static_cast<size_t>(of.inverse[i]) * bytes, static_cast<std::byte*>(out) + i * bytes,
-              bytes);
+  const size_t ids = of.inverse.size();
+  const size_t pieces = (ids * of.row_bytes() + kPieceBytes - 1) / kPieceBytes;
+  pool_.ParallelFor(pieces, [&](size_t piece) {
+    // In variables of its own, or the compiler would read them anew after each row.
+    const size_t bytes = of.row_bytes();
+    const std::byte* const rows = batch.rows[group].as<std::byte>();
+    const size_t begin = ids * piece / pieces;
+    const int32_t* const end = of.inverse.data() + ids * (piece + 1) / pieces;
+    std::byte* to = static_cast<std::byte*>(out) + begin * bytes;
+    for (const int32_t* row = of.inverse.data() + begin; row != end; ++row, to += bytes) {
+      CopyRow(rows + static_cast<size_t>(*row) * bytes, to, bytes);
     }
   });
 }
@@ -308,27 +312,37 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   const TableSpec spec = Spec(table);
   const bool array = spec.index == "array";
   const size_t row_bytes = spec.dim * ValueBytes(DtypeOf(spec));
+  for (size_t i = 0; array && i < n; ++i) {
+    if (keys[i] < spec.input_dim) continue;
+    throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(keys[i])) +
+                        " is not in [0, " + std::to_string(spec.input_dim) + ")");
+  }
+  const auto part = [&](uint32_t server, const Key* of_server, size_t count, std::byte* rows) {
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    ServerBatch batch;
+    batch.entries = {{server_ids_[table][server], 0, 0.0}};
+    batch.blocks = {{of_server, count}};
+    batch.values = {rows};
+    batch.bytes = {count * row_bytes};
+    return batch;
+  };
+  std::vector<ServerBatch> batches;
+  if (servers_ == 1) {  // rows come right where they belong
+    batches.push_back(part(0, keys, n, static_cast<std::byte*>(out)));
+    const std::lock_guard<std::mutex> request(request_mutex_);
+    return backend_->Pull(batches);
+  }
   std::vector<std::vector<Key>> parts(servers_);
   std::vector<std::vector<size_t>> positions(servers_);
   for (size_t i = 0; i < n; ++i) {
-    if (array && keys[i] >= spec.input_dim) {
-      throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(keys[i])) +
-                          " is not in [0, " + std::to_string(spec.input_dim) + ")");
-    }
     const uint32_t server = server_of(keys[i], servers_, array);
     parts[server].push_back(keys[i]);
     positions[server].push_back(i);
   }
   std::vector<Buffer> rows;
-  std::vector<ServerBatch> batches(servers_);
   for (uint32_t s = 0; s < servers_; ++s) {
-    const size_t bytes = parts[s].size() * row_bytes;
-    rows.push_back(backend_->NewBuffer(bytes));
-    const std::lock_guard<std::mutex> lock(tables_mutex_);
-    batches[s].entries = {{server_ids_[table][s], 0, 0.0}};
-    batches[s].blocks = {{parts[s].data(), parts[s].size()}};
-    batches[s].values = {rows.back().as<std::byte>()};
-    batches[s].bytes = {bytes};
+    rows.push_back(backend_->NewBuffer(parts[s].size() * row_bytes));
+    batches.push_back(part(s, parts[s].data(), parts[s].size(), rows[s].as<std::byte>()));
   }
   {
     const std::lock_guard<std::mutex> request(request_mutex_);

@@ -76,7 +76,12 @@ class Client {
   void Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
             const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows = {});
   // The rows of the keys as they come, duplicates included, into out[n * dim], doubles of a float64 table.
+  // Nothing is made unique: with one server each row is copied once, if `out` is a NewBuffer() or there is no
+  // connection.
   void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
+
+  // Memory that servers on this host write to, too.
+  Buffer NewBuffer(size_t bytes) { return backend_->NewBuffer(bytes); }
 
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
