@@ -79,10 +79,6 @@ class WithoutRows:
             for group in client.pull(ids, self._lookups).groups:
                 parts = np.split(client.embeddings(group), np.cumsum(group.sizes)[:-1])
                 for lookup, part in zip(group.lookups, parts, strict=True):
-                    rows[f"rows_{lookup}"] = tf.constant(part)
-        outputs = self._forward(**rows, **tensors)
-                parts = np.split(group.rows[group.inverse], np.cumsum(group.sizes)[:-1])
-                for lookup, part in zip(group.lookups, parts, strict=True):
                     rows[lookup] = part
         groups = {
             f"rows_{i}": tf.constant(np.concatenate([rows[lookup] for lookup in group]))
