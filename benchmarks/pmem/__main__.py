@@ -78,10 +78,10 @@ SECTIONS = {
         "checkpoint take, pair by pair (median and its interval of 95 %), and how much more processor time of"
         " all threads, the one that makes checkpoints durable included. The client's part, the same in both, "
         "is in all of them. With a fifth of the rows, turns are a fifth of the batches, and there are more of"
-        " them. *Bare copies* is what turns without a checkpoint take longer when each push is followed by copies "
-        "of as many rows as it would copy after one, from rows just read to others one after the other, and "
-        "nothing else. Pulls of a whole batch, all of them, p50 / p99 / p99.9 / longest in ms, and how long "
-        "the thread that called the longest one with checkpoints was on a processor in it.",
+        " them. *Bare copies* is what turns without a checkpoint take longer when each push is followed by "
+        "copies of as many rows as it would copy after one, from rows just read to others one after the "
+        "other, and nothing else. Pulls of a whole batch, all of them, p50 / p99 / p99.9 / longest in ms, "
+        "and how long the thread that called the longest one with checkpoints was on a processor in it.",
         "tier | rows | dim | threads | model | without | with | slower | more processor time "
         "| bare copies: slower | bare copies: more processor time | pairs "
         "| pulls without | pulls with | longest with / p99 without | longest with: on the processor "

@@ -1,8 +1,8 @@
 // What checkpoints cost: turns of so many batches, with a checkpoint at their beginning and without (with,
-// bare, bare, without, with, …), of one table, since two tables alike lie in memory that is not equally fast.
-// Each checkpoint is durable before the next turn, and what else the machine does falls on both kinds. Rows
-// that the turn after a checkpoint has not written are copied in the next one: with 10^6 rows and 1,000
-// batches, one in a hundred; fewer rows and batches in proportion are as many.
+// without, bare, bare, without, with, …), of one table, since two tables alike lie in memory that is not
+// equally fast. Each checkpoint is durable before the next turn, and what else the machine does falls on both
+// kinds. Rows that the turn after a checkpoint has not written are copied in the next one: with 10^6 rows and
+// 1,000 batches, one in a hundred; fewer rows and batches in proportion are as many.
 //   pmem_checkpoints DIRECTORY STORAGE ROWS DIM THREADS DIMMS EVERY SECONDS
 // A step is as in pmem_tiers.cc. The client's part is the same with and without: it is timed before, in
 // processor time, and its median is part of every step. Times of the table are told twice: as they passed,
