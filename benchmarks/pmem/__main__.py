@@ -1,6 +1,6 @@
 """Tiers on persistent memory: by the published figures of Optane, or files in memory as they are.
 
-    python benchmarks/pmem [--only tiers checkpoints recovery] [--save]
+    python benchmarks/pmem [--only tiers checkpoints loopback recovery] [--save]
 
 Beside each other: tables in DRAM, in pools with and without a cache of 2 % of the rows, and Ori-Cache,
 what the OpenEmbedding paper compares itself with; what checkpoints cost; recovery beside loading a
@@ -78,16 +78,30 @@ SECTIONS = {
         "checkpoint take, pair by pair (median and its interval of 95 %), and how much more processor time of"
         " all threads, the one that makes checkpoints durable included. The client's part, the same in both, "
         "is in all of them. With a fifth of the rows, turns are a fifth of the batches, and there are more of"
-        " them. Pulls of a whole batch, all of them, p50 / p99 / p99.9 / longest in ms.",
-        "tier | rows | dim | threads | model | without | with | slower | more processor time | pairs "
-        "| pulls without | pulls with | longest with / p99 without | longest Checkpoint() | durable after ms",
+        " them. *Bare copies* is what turns without a checkpoint take longer when each push is followed by "
+        "copies of as many rows as it would copy after one, from rows just read to others one after the "
+        "other, and nothing else. Pulls of a whole batch, all of them, p50 / p99 / p99.9 / longest in ms, "
+        "and how long the thread that called the longest one with checkpoints was on a processor in it.",
+        "tier | rows | dim | threads | model | without | with | slower | more processor time "
+        "| bare copies: slower | bare copies: more processor time | pairs "
+        "| pulls without | pulls with | longest with / p99 without | longest with: on the processor "
+        "| longest Checkpoint() | durable after ms",
         "pmem_checkpoints",
         (
-            "dram_pmem 200000 64 1 0 200 60",
-            "dram_pmem 200000 64 2 0 200 60",
+            "dram_pmem 200000 64 1 0 200 90",
+            "dram_pmem 200000 64 2 0 200 90",
             f"dram_pmem {ROWS} 64 1 0 1000 200",
             f"dram_pmem {ROWS} 64 2 0 1000 200",
         ),
+    ),
+    "loopback": Section(
+        "What a checkpoint costs a step over loopback",
+        "The same turns as a user has them: a client pulls and pushes at a server over loopback (both in one "
+        "process, with as many threads each); ms a step, pulls p50 / p99 / longest in ms.",
+        "tier | rows | dim | threads | without | with | slower | more processor time | pairs "
+        "| pulls without | pulls with | longest with / p99 without",
+        "pmem_loopback",
+        ("dram_pmem 200000 64 1 200 90", f"dram_pmem {ROWS} 64 1 1000 200"),
     ),
     "recovery": Section(
         "Recovery of 10⁷ rows beside loading an exported checkpoint",
