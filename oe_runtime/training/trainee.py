@@ -217,7 +217,7 @@ def import_keras(
         with without_noise():
             found = tf.config.list_physical_devices("GPU")
         if not found:
-            built = "" if tf.test.is_built_with_cuda() else ", which was built without CUDA"
+            built = "" if tf.test.is_built_with_cuda() else ", which was built without CUDA,"
             raise RunError(
                 f"--device gpu: TensorFlow {tf.__version__}{built} finds no GPU on this host; see nvidia-smi "
                 "and CUDA_VISIBLE_DEVICES, or leave --device out to train on the CPU"
