@@ -8,6 +8,7 @@ Cells are appended to a file of JSON lines; the report has the newest of each.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import statistics
@@ -45,6 +46,9 @@ def main() -> int:
     if options.worker:
         return worker(**json.loads(options.worker))
     if not options.report:
+        if importlib.util.find_spec("torch") is None:
+            print("error: PyTorch is not installed: pip install torch", file=sys.stderr)
+            return 1
         for layer, dim, rows in itertools.product(options.layers, options.dims, options.rows):
             setup = {"layer": layer, "dim": dim, "rows": rows, "batch_size": options.batch_size}
             measure(options, setup)
