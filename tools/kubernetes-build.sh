@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds Kubernetes' four programs from Debian 12's source package (1.20.2) into .cache/kubernetes/bin; as root. Takes 10
-# minutes of a quiet machine with two cores, and 3 GB while it does. What was compiled is kept until all is: a build that
+# Builds Kubernetes' four programs from Debian 12's source package (1.20.2) into .cache/kubernetes/bin; as root. Takes six
+# minutes of one processor, and 3 GB while it does. What was compiled is kept until all is: a build that
 # was interrupted goes on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
