@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Tuple
 
 from . import (
     bootdefault,
+    bootloader,
     build,
     gpucheck,
     job,
@@ -27,6 +28,7 @@ from . import (
     systemd,
 )
 from .command import CommandError, System
+from .grubdefaults import DEFAULTS
 from .part import Part
 from .state import JobFiles, Namespace, Remains, State
 from .step import Action, Applied, Desired, Step
@@ -264,9 +266,13 @@ def _arguments(state: State, desired: Desired) -> Part:
         if not known:
             return Part()
         note = (
-            "left: kernel arguments {}: the journal here does not say whether they were there before oeprov"
+            "left: kernel arguments {}: the journal here does not say whether they were there before oeprov; "
+            "if they were not, {}"
         )
-        return Part(notes=[note.format(" ".join(known))])
+        way = "take them out of {} and run {}".format(DEFAULTS, " ".join(bootloader.mkconfig_command(state)))
+        if state.bootloader.has_grubby:
+            way = 'grubby --update-kernel=ALL --remove-args="{}"'.format(" ".join(known))
+        return Part(notes=[note.format(" ".join(known), way)])
     added = [word for word in known if word not in desired.remove_arguments_before]
     lost = [data for item in state.namespaces for data in ndctl.data_in(state, item)]
     part = Part()
@@ -326,7 +332,7 @@ def _remove_units(system: System, args: Dict[str, Any]) -> Applied:
     found = job.stop(system, {"directory": args["directory"], "keep": True, "keep_pools": True})
     left = systemd.ours(system, os.path.basename(args["directory"]))
     if left:
-        raise CommandError("still there: " + ", ".join(left))
+        raise CommandError("{} still in {}, though stopped".format(", ".join(left), systemd.DIRECTORY))
     return Applied(bool(found["stopped"]), "removed " + (", ".join(found["stopped"]) or "nothing"))
 
 

@@ -20,10 +20,10 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import bootentry, bootloader, kernel, kernelinstall
+from . import bootentry, bootloader, kernel, kernelinstall, mount
 from .bootentry import TRIAL
 from .command import NOT_FOUND, CommandError, System
-from .state import Bootloader
+from .state import Bootloader, Mount
 from .step import Action, Applied
 
 RECORD = "/var/lib/oeprov/reboot.json"
@@ -108,6 +108,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         "arguments": args["arguments"],
         "absent_arguments": args["absent_arguments"],
         "pmem": now.pmem if args["pmem_stays"] else [],
+        "mounts": _entered(system) if args["pmem_stays"] else [],
         "limit": args["trial_limit"],
         "what": args["failure_key"] or release,
         "state": "prepared",
@@ -212,6 +213,7 @@ def confirm(system: System) -> Applied:
     seen = _settled(system, record)
     if seen.boot_id == record["boot_id"]:
         raise CommandError("the machine has not rebooted; boot id {} is still the same".format(seen.boot_id))
+    _mount_again(system, record)
     if record["trial"] and _ARGUMENT + record["id"] not in seen.cmdline:
         return _returned(system, record, seen)
     if record["state"] == "failed":
@@ -248,6 +250,28 @@ def _settled(system: System, record: Dict[str, Any]) -> Boot:
         if not busy and not waits:
             return seen
         time.sleep(2)
+
+
+def _mounted(system: System) -> List[Mount]:
+    return mount.parse_mounts(system.read("/proc/mounts"))
+
+
+def _entered(system: System) -> List[str]:
+    """Where persistent memory is mounted, and is to be after a boot."""
+    places = [entry.where for entry in mount.parse_fstab(system.read(mount.FSTAB))]
+    found = [item.where for item in _mounted(system) if item.device.startswith("/dev/pmem")]
+    return [where for where in found if where in places]
+
+
+def _mount_again(system: System, record: Dict[str, Any]) -> None:
+    """A boot goes on without a device that comes late; what it has left unmounted is mounted now.
+
+    Where that fails, the plan and `oeprov doctor` say so.
+    """
+    there = [item.where for item in _mounted(system)]
+    for where in record.get("mounts", []):
+        if where not in there:
+            system.run(["mount", where])
 
 
 def _uptime(system: System) -> float:

@@ -15,7 +15,7 @@ from one_host import inventory
 from provision import cli, fresh, past
 from provision.inventory import Removal
 from provision.journal import Journal
-from provision.node import gpucheck, process, repositories
+from provision.node import bootloader, gpucheck, process, repositories
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
@@ -160,9 +160,18 @@ def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) 
         remove_arguments_before=["quiet"] if known else [],
     )
     plan = make_plan(state._replace(owned=[]), wanted)
+    menu, with_grubby = bootloader.mkconfig_command(state), state.bootloader._replace(has_grubby=True)
     if not known:
         assert plan.steps == []
-        assert "the journal here does not say whether they were there before oeprov" in plan.notes[0]
+        assert (
+            "the journal here does not say whether they were there before oeprov; if they were not"
+            in (plan.notes[0])
+        )
+        assert plan.notes[0].endswith("take them out of /etc/default/grub and run " + " ".join(menu))
+        [note] = make_plan(state._replace(bootloader=with_grubby), wanted).notes
+        assert note.endswith(
+            'grubby --update-kernel=ALL --remove-args="quiet mitigations=off memhp_default_state=offline"'
+        )
         return
     [change] = [step for step in plan.steps if step.id == "boot-arguments"]
     assert change.args == {"add": [], "remove": ["mitigations=off", "memhp_default_state=offline"]}

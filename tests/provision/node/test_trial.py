@@ -337,3 +337,26 @@ def test_a_power_cut_anywhere_leaves_a_machine_that_boots_and_goes_on(
             break
     assert changes > 12
     assert not cut
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_mount_whose_device_came_too_late_for_the_boot_is_made_up_for(machine: Machine, late: bool) -> None:
+    mounted = "/dev/pmem0 /mnt/pmem0 ext4 rw,dax=always 0 0\n/dev/pmem1 /mnt/mine ext4 rw 0 0\n"
+    machine.put("/proc/mounts", mounted)
+    machine.put("/etc/fstab", "UUID=f-1 /mnt/pmem0 ext4 dax,nofail 0 0\n")
+    trial.prepare_reboot(machine, reboot_args(OLD))
+    machine.boot()
+    machine.put("/proc/mounts", "" if late else mounted)
+    assert trial.confirm(machine).changed
+    assert (["mount", "/mnt/pmem0"] in machine.asked) is late
+    assert ["mount", "/mnt/mine"] not in machine.asked, "it is not in fstab"
+
+
+def test_what_a_change_unmounts_stays_unmounted(machine: Machine) -> None:
+    machine.put("/proc/mounts", "/dev/pmem0 /mnt/pmem0 ext4 rw,dax=always 0 0\n")
+    machine.put("/etc/fstab", "UUID=f-1 /mnt/pmem0 ext4 dax,nofail 0 0\n")
+    trial.prepare_reboot(machine, reboot_args(OLD, pmem_stays=False))
+    machine.boot()
+    machine.put("/proc/mounts", "")
+    trial.confirm(machine)
+    assert not [argv for argv in machine.asked if argv[0] == "mount"]
