@@ -15,7 +15,6 @@ from test_kubernetes_manifests import inventory_file
 
 from provision import cli
 from provision.kubernetes import follow, record, run
-from provision.kubernetes.api import Api
 from provision.training.jobs import jobs_dir
 
 pytest.importorskip("kubernetes")
