@@ -5,8 +5,12 @@ import os
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 
 import pytest
+
+if find_spec("torch"):
+    import torch._dynamo  # noqa: F401 - does not understand sys.intern after Ansible has replaced it
 
 _LEFT = pytest.StashKey[list[threading.Thread]]()
 

@@ -40,9 +40,10 @@ def start(run_dir: Path, count: int, server: ServerProcess, *flags: str) -> list
 
 
 @pytest.mark.process
-def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
+def test_two_and_four_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     server, fresh = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "fresh")
+    another = ServerProcess(tmp_path / "another")
     workers = start(run_dir, 2, server)
     try:
         wait_for(lambda: 6 in losses(run_dir), workers[0])
@@ -70,15 +71,19 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         last = max(e["step"] for e in events(run_dir, "checkpoint"))
         for part in ("error: worker 1 (127.0.0.1:", "was lost", f"step-{last:010d}", "--resume"):
             assert part in error
+
+        workers = start(run_dir, 4, another, "--resume", "--steps", str(last + 3))
+        said = [worker.communicate(timeout=120) for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * 4, said
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
-        server.stop()
-        fresh.stop()
-    assert train(run_dir, *EVERY, "--resume", "--steps", str(last + 3), data=ENDLESS) == 0
-    assert [e["step"] for e in events(run_dir, "resume")] == [stopped["step"], last]
-    assert train(tmp_path / "one", *EVERY, "--steps", str(last + 3), data=ENDLESS) == 0
+        for each in (server, fresh, another):
+            each.stop()
+    assert train(run_dir, *EVERY, "--resume", "--steps", str(last + 6), data=ENDLESS) == 0
+    assert [e["step"] for e in events(run_dir, "resume")] == [stopped["step"], last, last + 3]
+    assert train(tmp_path / "one", *EVERY, "--steps", str(last + 6), data=ENDLESS) == 0
     found, expected = losses(run_dir), losses(tmp_path / "one")
     for step, (loss, auc) in expected.items():
         assert found[step][0] == pytest.approx(loss, rel=2e-4), step
