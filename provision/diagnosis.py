@@ -211,18 +211,18 @@ def _firewall(health: Health) -> Iterator[Finding]:
     shut = [number for number, inside in sorted(health.lets_in.items()) if not inside]
     if shut or not health.lets_in:
         which = f"port {', '.join(shut)}" if shut else "the free ports that servers get at launch"
-        words = {
-            "firewalld": "firewall-cmd --permanent {} && firewall-cmd --reload",
-            "ufw": "ufw {}",
-        }[health.firewall]
-        add = " ".join(f"--add-port={number}/tcp" for number in shut or ["7700"])
-        rule = add if health.firewall == "firewalld" else f"allow {','.join(shut or ['7700'])}/tcp"
+        ports = shut or ["7700"]
+        if health.firewall == "firewalld":
+            added = " ".join(f"--add-port={number}/tcp" for number in ports)
+            command = f"firewall-cmd --permanent {added} && firewall-cmd --reload"
+        else:
+            command = f"ufw allow {','.join(ports)}/tcp"
         first = (
             "" if shut else "set parameter_server_port (7700, say, and one more for each further server); "
         )
         yield Finding(
             f"{health.firewall} is on and does not let in {which}: workers on other hosts do not reach them",
-            f"{first}`{words.format(rule)}`, or let in the cluster's network",
+            f"{first}`{command}`, or let in the cluster's network",
         )
 
 

@@ -189,6 +189,14 @@ def prepare(options: Options) -> Any:
     )
 
 
+def _check_backend(name: str) -> None:
+    if name != "tensorflow":
+        raise RunError(
+            f"KERAS_BACKEND is {name}, and this trainer runs on tensorflow: unset it (models of your own "
+            "run on torch and jax too, with oe_runtime.keras)"
+        )
+
+
 def import_keras(
     *, deterministic: bool = True, threads: tuple[int, int] = (0, 0), device: str = "auto"
 ) -> Any:
@@ -197,12 +205,7 @@ def import_keras(
     Its chatter is dropped, errors are not. `threads`: between and within operations; 0: TensorFlow decides.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow":
-        raise RunError(
-            f"KERAS_BACKEND is {backend}, and this trainer runs on tensorflow: unset it (models of your own "
-            "run on torch and jax too, with oe_runtime.keras)"
-        )
+    _check_backend(os.environ.setdefault("KERAS_BACKEND", "tensorflow"))
     try:
         with without_noise():
             import keras
@@ -211,8 +214,7 @@ def import_keras(
         raise RunError(
             f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
         ) from error
-    if keras.backend.backend() != "tensorflow":
-        raise RunError(f"KERAS_BACKEND is {keras.backend.backend()}; this version trains with tensorflow")
+    _check_backend(keras.backend.backend())  # somebody may have imported it before
     if device == "gpu":
         with without_noise():
             found = tf.config.list_physical_devices("GPU")
