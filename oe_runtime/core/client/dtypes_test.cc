@@ -133,7 +133,7 @@ TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
   spec.name = "double";
   spec.dtype = "float64";
   const uint32_t wide = store.CreateTable(spec);
-  const Session session{&store, nullptr, 1, &job->workers, false};
+  Session session{job};
   const std::vector<Key> keys = {1, 2, 3};
   const auto serve = [&](Op op, const std::vector<BatchEntry>& entries, size_t rest) {
     Buffer head;
@@ -142,7 +142,7 @@ TEST(DtypesTest, RowsOfFloat64BehindOthersAreRefused) {
     std::memcpy(body.data(), head.data(), head.size());
     std::memset(body.data() + head.size(), 0, rest);
     Buffer reply;
-    Serve(session, op, &body, &reply);
+    Serve(&session, op, &body, &reply);
     return reply.size();
   };
   for (const auto& [op, rest] : {std::pair{Op::kPull, 0U}, {Op::kPush, 36U}}) {

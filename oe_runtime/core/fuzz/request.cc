@@ -48,8 +48,8 @@ struct Fixture {
 void FuzzRequest(const uint8_t* data, size_t size) {
   static Fixture* const fixture = new Fixture;  // lives as long as the process
   Workers* const workers = &fixture->job->workers;
-  std::array<Session, 2> sessions = {Session{&fixture->store, &fixture->scratch, 1, workers, false},
-                                     Session{&fixture->store, &fixture->scratch, 2, workers, false}};
+  std::array<Session, 2> sessions = {Session{fixture->job, &fixture->scratch, 1, 1},
+                                     Session{fixture->job, &fixture->scratch, 2, 2}};
   std::vector<std::byte> shared(256);  // with a fence behind it under the sanitizers
   sessions[0].shared = shared.data();
   sessions[0].shared_size = shared.size();
@@ -88,7 +88,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
       }
       const uint64_t expected = ReplyBytes(session, op, bytes);
       if (expected > uint64_t{1} << 24) continue;
-      Serve(session, op, &body, &reply);
+      Serve(&session, op, &body, &reply);
       Require(op != Op::kPull || reply.size() == expected);
     } catch (const std::exception&) {
       continue;

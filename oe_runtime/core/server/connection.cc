@@ -43,15 +43,15 @@ bool SameToken(const std::string& given, const std::string& wanted) {
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
     : stream_(std::move(socket)),
       context_(context),
-      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1, nullptr, false, false, nullptr,
-               0},
+      session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1},
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
+  session_.seen = session_.client;
   context_->open.fetch_add(1);
 }
 
 Connection::~Connection() {
-  if (session_.worker) session_.workers->End(session_.client);
+  if (session_.worker) session_.job->workers.End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   if (shared_ != nullptr) context_->sharing.fetch_sub(1);
   context_->open.fetch_sub(1);
@@ -262,7 +262,7 @@ void Connection::Park() {
   deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(worker_wait_));
   deadline_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
     const auto self = weak.lock();
-    if (!error && self != nullptr && self->parked_) self->session_.workers->GiveUp(self->session_.client);
+    if (!error && self != nullptr && self->parked_) self->session_.job->workers.GiveUp(self->session_.client);
   });
 }
 
@@ -290,7 +290,7 @@ void Connection::WatchForEnd() {
         const ssize_t got =
             ::recv(self->stream_.socket().native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd();
-        if (got <= 0) self->session_.workers->End(self->session_.client);
+        if (got <= 0) self->session_.job->workers.End(self->session_.client);
       });
 }
 
@@ -316,7 +316,7 @@ void Connection::ServeOne(Budget::Share slot) {
   context_->queue_wait.Add(start - read_);
   try {
     if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
-    Serve(session_, header_.op, &body_, &reply_);
+    Serve(&session_, header_.op, &body_, &reply_);
   } catch (const std::exception&) {
     slot.Release();
     return AnswerFailure();
@@ -355,13 +355,11 @@ void Connection::Hello() {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
-  Job* const job = context_->jobs->Get(hello.job);
-  session_.store = &job->store;
-  session_.workers = &job->workers;
+  session_.job = context_->jobs->Get(hello.job);
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
-    session_.workers->Join(session_.client, spec);
+    session_.job->workers.Join(session_.client, spec);
     session_.worker = true;
     worker_wait_ = std::chrono::duration<double>(spec.wait);
   }
@@ -430,7 +428,7 @@ void Connection::Reply(Op op, bool last) {
                         self->ReadHeader();
                       }
                       // The worker computes now. Its next request may be read meanwhile.
-                      if (op == Op::kPull) self->session_.store->Upkeep();
+                      if (op == Op::kPull) self->session_.job->store.Upkeep();
                     });
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "oe_runtime/core/server/budget.h"
+#include "oe_runtime/core/server/fence.h"
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/server/workers.h"
 
@@ -23,8 +24,9 @@ void CheckJobName(const std::string& job);
 struct Job {
   Job(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, const std::string& name,
       Budget* held, const Workers::Post* post)
-      : store(std::move(storage), shard, pool, name), workers(name, &store, held, post) {}
+      : store(std::move(storage), shard, pool, name), workers(name, &store, &fence, held, post) {}
   Store store;
+  Fence fence;
   Workers workers;
 };
 

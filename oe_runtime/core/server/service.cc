@@ -1,5 +1,6 @@
 #include "oe_runtime/core/server/service.h"
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -34,7 +35,7 @@ std::string AbsolutePath(const json& value) {
 
 // Where the values of an entry lie in the client's memory.
 std::byte* SharedValues(const Session& session, const BatchEntry& entry, uint64_t bytes) {
-  const size_t unit = session.store->IsFloat64(entry.table) ? sizeof(double) : sizeof(float);
+  const size_t unit = session.job->store.IsFloat64(entry.table) ? sizeof(double) : sizeof(float);
   if (entry.place % unit != 0 || bytes > session.shared_size || entry.place > session.shared_size - bytes) {
     throw ProtocolError("a batch with values at place " + std::to_string(entry.place) +
                         " of shared memory of " + std::to_string(session.shared_size) + " bytes");
@@ -45,7 +46,7 @@ std::byte* SharedValues(const Session& session, const BatchEntry& entry, uint64_
 // How many bytes of rows the entries have in the message or its reply; bounded, together with those in shared
 // memory, so that they can neither overflow nor exhaust the memory.
 size_t CountBytes(const Session& session, const BatchView& batch) {
-  const Store& store = *session.store;
+  const Store& store = session.job->store;
   uint64_t bytes = 0;
   uint64_t in_line = 0;
   for (const BatchEntry& entry : batch.entries) {
@@ -69,14 +70,18 @@ size_t CountBytes(const Session& session, const BatchView& batch) {
 // Where the values of an entry are; those in the message or its reply come one after the other.
 template <typename Byte>
 Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& block, Byte** next) {
-  const uint64_t bytes = block.size * session.store->WireBytes(entry.table);
+  const uint64_t bytes = block.size * session.job->store.WireBytes(entry.table);
   if (entry.place != BatchEntry::kInline) return SharedValues(session, entry, bytes);
   return std::exchange(*next, *next + bytes);
 }
 
+// From now on the client may change tables, whoever has gone back before.
+void Sees(Session* session) { session->seen = std::max(session->seen, session->job->fence.seen()); }
+
 void ServeCreateTable(const Session& session, const std::string& text, Buffer* reply) {
   const TableSpec spec = TableSpecFromJsonText(text);
-  const uint32_t id = session.reads_only ? session.store->OpenTable(spec) : session.store->CreateTable(spec);
+  const uint32_t id =
+      session.reads_only ? session.job->store.OpenTable(spec) : session.job->store.CreateTable(spec);
   Put(json(id).dump(), reply);
 }
 
@@ -93,11 +98,11 @@ void ServePull(const Session& session, Bytes body, Buffer* reply) {
     std::byte* const rows = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
   }
-  session.store->Pull(parts);
+  session.job->store.Pull(parts);
 }
 
 void ServePush(const Session& session, Buffer* body, Buffer* reply) {
-  Store* const store = session.store;
+  Store* const store = &session.job->store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
   const size_t bytes = CountBytes(session, batch);
   uint64_t counts_size = 0;
@@ -127,9 +132,10 @@ void ServePush(const Session& session, Buffer* body, Buffer* reply) {
     }
   }
   if (session.worker) {
-    session.workers->Push(session.client, parts, body);
+    session.job->workers.Push(session.client, session.seen, parts, body);
   } else {
-    session.workers->RequireNone();
+    session.job->workers.RequireNone();
+    const Fence::Hold hold = session.job->fence.Change(session.seen);
     store->Push(parts);
   }
   reply->Resize(0);
@@ -151,11 +157,12 @@ uint64_t IdOf(const json& request) {
   return id.get<uint64_t>();
 }
 
-void ServeCheckpoint(Store* store, Bytes body, Buffer* reply) {
+void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   const json wait = request.value("wait", json(false));
   if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
-  store->Checkpoint(IdOf(request), wait.get<bool>());
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
   Put("{}", reply);
 }
 
@@ -170,33 +177,40 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   const json since = request.value("since", json::object());
   if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
   const json saved = request.contains("directory")
-                         ? session.store->Save(AbsolutePath(request["directory"]), since)
-                         : ScratchOf(session)->Save(session.client, *session.store, since);
+                         ? session.job->store.Save(AbsolutePath(request["directory"]), since)
+                         : ScratchOf(session)->Save(session.client, session.job->store, since);
   Put(saved.dump(), reply);
 }
 
 // All workers of a job go back together.
-void GoBack(const Session& session, const std::function<void()>& go) {
-  if (session.worker) return session.workers->GoBack(session.client, go);
-  session.workers->RequireNone();
-  go();
+void GoBack(Session* session, const std::function<void()>& go) {
+  Job* const job = session->job;
+  const auto go_alone = [&] { job->fence.GoBack(session->client, session->seen, go); };
+  if (session->worker) {
+    job->workers.GoBack(session->client, go_alone);
+  } else {
+    job->workers.RequireNone();
+    go_alone();
+  }
+  Sees(session);
 }
 
-void ServeRestore(const Session& session, Bytes body, Buffer* reply) {
+void ServeRestore(Session* session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
+  Store* const store = &session->job->store;
   if (request.contains("directories")) {
     std::vector<std::string> directories;
     for (const json& directory : request["directories"]) directories.push_back(AbsolutePath(directory));
-    GoBack(session, [&] { session.store->Restore(directories); });
+    GoBack(session, [&] { store->Restore(directories); });
   } else {
-    GoBack(session, [&] { ScratchOf(session)->Restore(session.client, session.store); });
+    GoBack(session, [&] { ScratchOf(*session)->Restore(session->client, store); });
   }
   Put("{}", reply);
 }
 
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
-  ScratchOf(session)->Receive(session.client, request.value("files", json()), *session.store);
+  ScratchOf(session)->Receive(session.client, request.value("files", json()), session.job->store);
   Put("{}", reply);
 }
 
@@ -260,7 +274,7 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
     default:
       return true;
   }
-  return session.workers->Ready(session.client, std::move(request), std::move(later));
+  return session.job->workers.Ready(session.client, std::move(request), std::move(later));
 }
 
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
@@ -268,7 +282,7 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   if (op == Op::kKeys) {
     // As keys, and then as the reply. Those that come until it is served are not in it.
     const KeysRequest request = ParseKeysRequest(body);
-    return 2 * sizeof(Key) * session.store->CountKeys(request.table, request.part);
+    return 2 * sizeof(Key) * session.job->store.CountKeys(request.table, request.part);
   }
   if (op == Op::kReadFile) {
     Bytes rest;
@@ -277,11 +291,13 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   return 0;
 }
 
-void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
-  Store* store = session.store;
+void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
+  const Session& session = *of_client;
+  Store* store = &session.job->store;
   const Bytes body{request->data(), request->size()};
   switch (op) {
     case Op::kPull:
+      Sees(of_client);
       return ServePull(session, body, reply);
     case Op::kPush:
       return ServePush(session, request, reply);
@@ -290,7 +306,7 @@ void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
     case Op::kSave:
       return ServeSave(session, body, reply);
     case Op::kRestore:
-      return ServeRestore(session, body, reply);
+      return ServeRestore(of_client, body, reply);
     case Op::kReceive:
       return ServeReceive(session, body, reply);
     case Op::kReadFile:
@@ -303,16 +319,18 @@ void Serve(const Session& session, Op op, Buffer* request, Buffer* reply) {
     case Op::kKeys:
       return ServeKeys(*store, body, reply);
     case Op::kCheckpoint:
-      return ServeCheckpoint(store, body, reply);
+      return ServeCheckpoint(session, body, reply);
     case Op::kCheckpoints:
       return Put(json(store->Checkpoints()).dump(), reply);
     case Op::kRecover:
-      GoBack(session, [&, id = IdOf(ObjectOf(body))] { store->Recover(id); });
+      GoBack(of_client, [&, id = IdOf(ObjectOf(body))] { store->Recover(id); });
       return Put("{}", reply);
-    case Op::kEvict:
+    case Op::kEvict: {
+      const Fence::Hold hold = session.job->fence.Change(session.seen);
       return Put(json(store->Evict()).dump(), reply);
+    }
     case Op::kLeave:
-      if (session.worker) session.workers->Leave(session.client);
+      if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);
     case Op::kError:
     case Op::kHello:

@@ -1,9 +1,8 @@
 // Turns request bodies into calls of a store, and results into reply bodies. Knows no sockets.
 #pragma once
 
+#include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/scratch.h"
-#include "oe_runtime/core/server/store.h"
-#include "oe_runtime/core/server/workers.h"
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
 
@@ -11,11 +10,11 @@ namespace oe {
 
 // What a request is served with.
 struct Session {
-  Store* store = nullptr;      // that of the client's job
+  Job* job = nullptr;
   Scratch* scratch = nullptr;  // nullptr: the server has none
   uint64_t client = 0;         // the number of the connection, from 1
-  Workers* workers = nullptr;  // those of the job
-  bool worker = false;         // whether the client is one of them
+  uint64_t seen = 0;           // Fence::Change; at first the same number
+  bool worker = false;         // whether the client is one of the job's workers
   bool reads_only = false;     // whether it said so in its hello
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
@@ -35,6 +34,6 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 // Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be
 // taken. Throws the errors of Store, Scratch and Workers, and ProtocolError for a body that makes no sense;
 // then nothing has changed. kHello, kStats, kShutdown and kShare are the connection's own.
-void Serve(const Session& session, Op op, Buffer* body, Buffer* reply);
+void Serve(Session* session, Op op, Buffer* body, Buffer* reply);
 
 }  // namespace oe

@@ -29,8 +29,8 @@ void RequireSame(const char* field, const Value& of_this, const Value& of_others
 
 }  // namespace
 
-Workers::Workers(std::string job, Store* store, Budget* held, const Post* post)
-    : job_(std::move(job)), store_(store), held_(held), post_(post) {}
+Workers::Workers(std::string job, Store* store, const Fence* fence, Budget* held, const Post* post)
+    : job_(std::move(job)), store_(store), fence_(fence), held_(held), post_(post) {}
 
 uint32_t Workers::RankOf(uint64_t client) const {
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "oe_runtime/core/server/budget.h"
+#include "oe_runtime/core/server/fence.h"
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/wire/buffer.h"
 #include "oe_runtime/core/wire/worker_spec.h"
@@ -56,7 +57,7 @@ class Workers {
 
   // `held` bounds the memory of pushes that are held and of requests that wait, and `post` runs a task later;
   // both may be shared by all jobs and must outlive this.
-  Workers(std::string job, Store* store, Budget* held, const Post* post);
+  Workers(std::string job, Store* store, const Fence* fence, Budget* held, const Post* post);
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
@@ -75,10 +76,11 @@ class Workers {
   // ranks.
   void GiveUp(uint64_t client);
 
-  // Takes a push that was Ready, whose parts point into *body: *body is empty afterwards where it is held.
+  // Takes a push that was Ready, of a client that has `seen` so much (fence.h), whose parts point into *body:
+  // *body is empty afterwards where it is held.
   // Applies what is complete with it. Throws SpecError for another learning rate than other workers', and as
   // Store::Push.
-  void Push(uint64_t client, const std::vector<PushPart>& parts, Buffer* body);
+  void Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body);
   // Calls `go` for the first of the workers whose kGoBack was Ready; for the others does what that came to.
   void GoBack(uint64_t client, const std::function<void()>& go);
 
@@ -129,6 +131,7 @@ class Workers {
   };
   struct Batch {
     uint64_t life = 0;
+    uint64_t seen = 0;  // by all who pushed it
     std::map<uint32_t, std::vector<Held>> tables;
   };
   struct Waiting {
@@ -180,6 +183,7 @@ class Workers {
 
   const std::string job_;
   Store* const store_;
+  const Fence* const fence_;
   Budget* const held_;
   const Post* const post_;
 

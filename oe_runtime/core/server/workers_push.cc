@@ -38,7 +38,7 @@ bool Workers::Complete(const Table& table, std::optional<uint32_t> with) const {
   return any;
 }
 
-void Workers::Push(uint64_t client, const std::vector<PushPart>& parts, Buffer* body) {
+void Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body) {
   bool synchronous = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -47,7 +47,10 @@ void Workers::Push(uint64_t client, const std::vector<PushPart>& parts, Buffer* 
     synchronous = spec_.synchronous;
   }
   if (!synchronous) {
-    store_->Push(parts);
+    {
+      const Fence::Hold hold = fence_->Change(seen);
+      store_->Push(parts);
+    }
     return Change([&] {
       const uint32_t rank = RankOf(client);
       for (const PushPart& part : parts) ++TableOf(part.table)->pushes[rank];
@@ -100,6 +103,7 @@ void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* bo
 Workers::Batch Workers::TakeComplete() {
   Batch batch;
   batch.life = life_;
+  batch.seen = fence_->seen();
   if (Failure() != nullptr) return batch;
   for (auto& [id, table] : tables_) {
     if (!Complete(table)) continue;
@@ -120,6 +124,7 @@ void Workers::Apply(const Batch& batch) {
         if (held.body != nullptr) tables.back().push_back(held.part);
       }
     }
+    const Fence::Hold hold = fence_->Change(batch.seen);
     store_->PushSums(tables);
   } catch (const std::exception&) {
     failure = std::current_exception();

@@ -1,0 +1,55 @@
+// Keeps what a client sent before its job went back to a checkpoint from changing tables after it. A request
+// whose connection broke, because another server was lost, may still be read and served when the same client
+// has connected anew and put the checkpoint back. The number of the connection is its fencing token (Gray and
+// Cheriton, Leases, SOSP 1989; Burrows, Chubby, OSDI 2006, calls it a sequencer).
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <shared_mutex>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/fair_shared_mutex.h"
+
+namespace oe {
+
+// Of one job; thread-safe. Connections have numbers in the order in which they came.
+class Fence {
+ public:
+  using Hold = std::shared_lock<FairSharedMutex>;
+
+  // Whoever has pulled since then may change tables, however old its connection is.
+  uint64_t seen() const { return back_.load(); }
+
+  // Nobody goes back as long as the result lives, which is not to be had twice by one thread. Throws
+  // CheckpointError if somebody has gone back whom the client, who last saw `seen`, does not know of.
+  Hold Change(uint64_t seen) const {
+    Hold hold(mutex_);
+    RequireSeen(seen);
+    return hold;
+  }
+
+  // Calls `go` when nobody changes tables; throws as Change().
+  void GoBack(uint64_t client, uint64_t seen, const std::function<void()>& go) {
+    const std::lock_guard<FairSharedMutex> lock(mutex_);
+    RequireSeen(seen);
+    back_.store(std::max(back_.load(), client));  // also if `go` fails: then some tables may have gone back
+    go();
+  }
+
+ private:
+  void RequireSeen(uint64_t seen) const {
+    if (seen >= back_.load()) return;
+    throw CheckpointError(
+        "another client has put a checkpoint back since this one pulled; pull again before tables are "
+        "changed");
+  }
+
+  mutable FairSharedMutex mutex_;
+  std::atomic<uint64_t> back_{0};  // the newest connection that has gone back
+};
+
+}  // namespace oe
