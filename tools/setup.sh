@@ -68,7 +68,8 @@ echo "setup: building and installing into $venv (profile $profile)"
 "$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12' setuptools wheel
 "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
 case $extras in
-  # Its dependency, tensorflow, would put the same files a second time over those of tensorflow-cpu.
-  *tensorflow*) "$venv/bin/pip" install -q --no-deps tensorflow-serving-api ;;
+  # Without what they depend on: tensorflow would put the same files a second time over those of tensorflow-cpu, and
+  # DeepCTR pins an h5py that Keras 3 cannot use.
+  *tensorflow*) "$venv/bin/pip" install -q --no-deps tensorflow-serving-api deepctr==0.9.4 ;;
 esac
 echo "$digest" >"$venv/.setup-$profile"

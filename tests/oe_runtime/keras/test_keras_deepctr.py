@@ -1,4 +1,4 @@
-"""DeepCTR's own models, where it is installed: pip install --no-deps deepctr==0.9.4 (it pins an old h5py)."""
+"""DeepCTR's own models, where it is installed: `make test` does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ ROWS = 500
 
 
 @pytest.fixture
+def deepctr(monkeypatch):
+    """It asks PyPI for a newer version of itself when it is imported."""
+    monkeypatch.setattr("requests.get", lambda *_, **__: pytest.fail("asks the network"))
+    return pytest.importorskip("deepctr.models")
+
+
+@pytest.fixture
 def old_layers(monkeypatch):
     """Keras takes them in this test only."""
     monkeypatch.setattr(keras.layers.Layer, "add_weight", keras.layers.Layer.add_weight)
@@ -20,16 +27,15 @@ def old_layers(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["WDL", "DeepFM", "xDeepFM"])
-def test_unmodified(name, old_layers):
+def test_unmodified(name, deepctr, old_layers):
     """With its tables on servers and the same weights, it predicts what it does without, and it learns."""
-    models = pytest.importorskip("deepctr.models")
     from deepctr.feature_column import DenseFeat, SparseFeat
 
     columns = [SparseFeat(f"C{i}", ROWS, embedding_dim=8) for i in (1, 2, 3)] + [DenseFeat("I1", 1)]
     rng = np.random.default_rng(1)
     inputs = {f"C{i}": rng.integers(0, ROWS, 512) for i in (1, 2, 3)} | {"I1": rng.random(512, np.float32)}
     labels = (inputs["C1"] % 2).astype(np.float32)
-    stock = getattr(models, name)(columns, columns, task="binary")
+    stock = getattr(deepctr, name)(columns, columns, task="binary")
     with Client.in_process(servers=2) as client:
         model = embed.distributed_model(stock, client)
         model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.02)), "binary_crossentropy")
