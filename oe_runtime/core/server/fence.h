@@ -24,15 +24,18 @@ class Fence {
   // Whoever has pulled since then may change tables, however old its connection is.
   uint64_t seen() const { return back_.load(); }
 
-  // Nobody goes back as long as the result lives, which is not to be had twice by one thread. Throws
-  // CheckpointError if somebody has gone back whom the client, who last saw `seen`, does not know of.
+  // Nobody goes back as long as the result lives, which is not to be had twice by one thread.
+  Hold Stay() const { return Hold(mutex_); }
+
+  // The same for who changes tables. Throws CheckpointError if somebody has gone back whom the client, who
+  // last saw `seen`, does not know of.
   Hold Change(uint64_t seen) const {
-    Hold hold(mutex_);
+    Hold hold = Stay();
     RequireSeen(seen);
     return hold;
   }
 
-  // Calls `go` when nobody changes tables; throws as Change().
+  // Calls `go` when nobody stays; throws as Change().
   void GoBack(uint64_t client, uint64_t seen, const std::function<void()>& go) {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
     RequireSeen(seen);

@@ -176,6 +176,7 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   const json since = request.value("since", json::object());
   if (!since.is_object()) throw ProtocolError("'since' is not a JSON object");
+  const Fence::Hold hold = session.job->fence.Stay();  // or some tables would be of before, others of after
   const json saved = request.contains("directory")
                          ? session.job->store.Save(AbsolutePath(request["directory"]), since)
                          : ScratchOf(session)->Save(session.client, session.job->store, since);
