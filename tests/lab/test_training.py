@@ -173,22 +173,49 @@ def test_real_rows_to_the_end(user: Trainer) -> None:
     nothing_left(user, pools=False)
 
 
-def test_rows_on_the_memory_node(user: Trainer) -> None:
+@pytest.fixture(scope="module")
+def memory_node(user: Trainer) -> str:
+    """The number of the node that lab-1's persistent memory is from now on."""
     change = ("pmem-mode", "system-ram", "--limit", "lab-1")  # the controller has no such memory
     user.oeprov(*change, "--yes", *user.consents(*change))
     user.set(
         pmem_mode="system-ram", training_data=ROWS, training_batch_size=512, training_max_cardinality=2000
     )
+    return user.on("lab-1", "cat /etc/oeprov/memory.env").strip().partition("=")[2]
+
+
+def policies(user: Trainer) -> str:
+    """Of each mapping of the job's server, where its memory may lie and does."""
+    unit = f"oeprov-{user.job.id}-server-0.service"
+    return user.on("lab-1", f"cat /proc/$(systemctl show -p MainPID --value {unit})/numa_maps")
+
+
+def test_memkind_puts_rows_on_the_memory_node(user: Trainer, memory_node: str) -> None:
+    user.set(parameter_server_storage="pmem_memkind")
+    user.oeprov("launch-training", "--detach")
+    found = user.until(far)
+    server = found["processes"][0]
+    assert (server["state"], server["host"]) == ("runs", "lab-1")
+    assert server["pmem_bytes"] > sum(found["rows"].values()) * 4 * 9
+    there = re.compile(rf"\bN{memory_node}=(\d+)")
+    lines = policies(user).splitlines()
+    bound = [found for line in lines if " default " not in line for found in [there.search(line)] if found]
+    assert sum(int(found[1]) for found in bound) * 4096 >= server["pmem_bytes"], "in memkind's arenas"
+    assert any(" default " in line and " heap " in line for line in lines), (
+        "the rest of it is not bound there"
+    )
+    assert "lab-1: stopped server-0" in user.say("stop", user.job.id)
+    user.set(parameter_server_storage="auto")
+
+
+def test_rows_on_the_memory_node(user: Trainer, memory_node: str) -> None:
     user.oeprov("launch-training", "--detach")
     server = user.until(far)["processes"][0]
     assert (server["state"], server["host"]) == ("runs", "lab-1")
     assert server["pmem_bytes"] > server["dram_bytes"], (
         "the node without CPUs holds what the server allocates"
     )
-    unit = f"oeprov-{user.job.id}-server-0.service"
-    nodes = user.on("lab-1", "cat /etc/oeprov/memory.env").strip().partition("=")[2]
-    policies = user.on("lab-1", f"cat /proc/$(systemctl show -p MainPID --value {unit})/numa_maps")
-    assert f" bind:{nodes} " in policies
+    assert f" bind:{memory_node} " in policies(user)
     boot = user.lab.node("lab-1").boot_id()
     user.lab.node("lab-1").run("systemctl reboot")
     user.until(lambda found: found["state"] == "failed")
