@@ -7,6 +7,10 @@
 #include <new>
 #include <utility>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/block_pool.h"
 
@@ -123,7 +127,15 @@ bool HashIndex::Misses(const Bucket& bucket, Key key, uint32_t* row) noexcept {
   // Nothing branches here: which entry it is, or whether it is any, cannot be foreseen, and a wrong guess
   // that is noticed when the bucket arrives would throw away what was done for those behind.
   uint32_t equal = 0;
-  for (uint32_t entry = 0; entry < kEntries; ++entry) {
+  uint32_t compared = 0;
+#ifdef __AVX2__
+  // Four entries at once: of what a lookup computes, comparing them one by one was more than half.
+  const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.keys.data()));
+  const __m256i same = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(static_cast<int64_t>(key)));
+  equal = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
+  compared = 4;
+#endif
+  for (uint32_t entry = compared; entry < kEntries; ++entry) {
     equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
   }
   equal &= (1U << bucket.used) - 1;
