@@ -17,8 +17,9 @@
 namespace oe {
 namespace {
 
-constexpr size_t kAhead = 32;  // lookups in flight
-constexpr size_t kLeft = 64;   // that are done together, of keys that are not in their first buckets
+constexpr size_t kAhead = 32;         // lookups whose buckets are on their way
+constexpr size_t kSegmentAhead = 16;  // whose segments are, before that
+constexpr size_t kLeft = 64;          // that are done together, of keys that are not in their first buckets
 
 }  // namespace
 
@@ -77,13 +78,23 @@ uint32_t HashIndex::Home(uint64_t hash, uint32_t buckets) noexcept {
 }
 
 void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
+  struct Step {
+    uint64_t hash;
+    const Segment* segment;
+  };
+  std::array<Step, kSegmentAhead> steps;      // NOLINT(cppcoreguidelines-pro-type-member-init)
   std::array<const Bucket*, kAhead> buckets;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   std::array<uint32_t, kLeft> left;           // NOLINT(cppcoreguidelines-pro-type-member-init)
   size_t count = 0;
-  const auto fetch = [&](size_t i) {
+  const auto fetch_segment = [&](size_t i) {
     const uint64_t hash = Mix64(keys[i]);
-    const Segment& segment = segments_[SegmentOf(hash)];
-    const Bucket* bucket = &BucketAt(segment, Home(hash, segment.buckets));
+    const Segment* segment = &segments_[SegmentOf(hash)];
+    Prefetch(segment);
+    steps[i % kSegmentAhead] = {hash, segment};
+  };
+  const auto fetch = [&](size_t i) {
+    const auto [hash, segment] = steps[i % kSegmentAhead];
+    const Bucket* bucket = &BucketAt(*segment, Home(hash, segment->buckets));
     Prefetch(bucket);
     buckets[i % kAhead] = bucket;
   };
@@ -94,14 +105,24 @@ void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
     FindFurther(keys, left.data(), count, rows);
     count = 0;
   };
-  // A bucket is fetched for each that is looked at, so that memory is never idle.
-  for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
+  // A bucket is fetched for each that is looked at, so that memory is never idle, and what says where it lies
+  // before that: the segments of a large index are not in the processor's caches either.
   size_t i = 0;
-  for (; i + kAhead < n; ++i) {
-    look(i);
-    fetch(i + kAhead);
+  for (; i < std::min(n, kSegmentAhead); ++i) fetch_segment(i);
+  for (; i < std::min(n, kSegmentAhead + kAhead); ++i) {
+    fetch(i - kSegmentAhead);
+    fetch_segment(i);
   }
-  for (; i < n; ++i) look(i);
+  for (; i < n; ++i) {
+    look(i - kSegmentAhead - kAhead);
+    fetch(i - kSegmentAhead);
+    fetch_segment(i);
+  }
+  for (i = n - std::min(n, kSegmentAhead); i < n; ++i) {
+    if (i >= kAhead) look(i - kAhead);
+    fetch(i);
+  }
+  for (i = n - std::min(n, kAhead); i < n; ++i) look(i);
   FindFurther(keys, left.data(), count, rows);
 }
 
