@@ -7,14 +7,19 @@
 #include <new>
 #include <utility>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/block_pool.h"
 
 namespace oe {
 namespace {
 
-constexpr size_t kAhead = 32;  // lookups in flight
-constexpr size_t kLeft = 64;   // that are done together, of keys that are not in their first buckets
+constexpr size_t kAhead = 32;         // lookups whose buckets are on their way
+constexpr size_t kSegmentAhead = 16;  // whose segments are, before that
+constexpr size_t kLeft = 64;          // that are done together, of keys that are not in their first buckets
 
 }  // namespace
 
@@ -73,13 +78,23 @@ uint32_t HashIndex::Home(uint64_t hash, uint32_t buckets) noexcept {
 }
 
 void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
+  struct Step {
+    uint64_t hash;
+    const Segment* segment;
+  };
+  std::array<Step, kSegmentAhead> steps;      // NOLINT(cppcoreguidelines-pro-type-member-init)
   std::array<const Bucket*, kAhead> buckets;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   std::array<uint32_t, kLeft> left;           // NOLINT(cppcoreguidelines-pro-type-member-init)
   size_t count = 0;
-  const auto fetch = [&](size_t i) {
+  const auto fetch_segment = [&](size_t i) {
     const uint64_t hash = Mix64(keys[i]);
-    const Segment& segment = segments_[SegmentOf(hash)];
-    const Bucket* bucket = &BucketAt(segment, Home(hash, segment.buckets));
+    const Segment* segment = &segments_[SegmentOf(hash)];
+    Prefetch(segment);
+    steps[i % kSegmentAhead] = {hash, segment};
+  };
+  const auto fetch = [&](size_t i) {
+    const auto [hash, segment] = steps[i % kSegmentAhead];
+    const Bucket* bucket = &BucketAt(*segment, Home(hash, segment->buckets));
     Prefetch(bucket);
     buckets[i % kAhead] = bucket;
   };
@@ -90,14 +105,24 @@ void HashIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcept {
     FindFurther(keys, left.data(), count, rows);
     count = 0;
   };
-  // A bucket is fetched for each that is looked at, so that memory is never idle.
-  for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
+  // A bucket is fetched for each that is looked at, so that memory is never idle, and what says where it lies
+  // before that: the segments of a large index are not in the processor's caches either.
   size_t i = 0;
-  for (; i + kAhead < n; ++i) {
-    look(i);
-    fetch(i + kAhead);
+  for (; i < std::min(n, kSegmentAhead); ++i) fetch_segment(i);
+  for (; i < std::min(n, kSegmentAhead + kAhead); ++i) {
+    fetch(i - kSegmentAhead);
+    fetch_segment(i);
   }
-  for (; i < n; ++i) look(i);
+  for (; i < n; ++i) {
+    look(i - kSegmentAhead - kAhead);
+    fetch(i - kSegmentAhead);
+    fetch_segment(i);
+  }
+  for (i = n - std::min(n, kSegmentAhead); i < n; ++i) {
+    if (i >= kAhead) look(i - kAhead);
+    fetch(i);
+  }
+  for (i = n - std::min(n, kAhead); i < n; ++i) look(i);
   FindFurther(keys, left.data(), count, rows);
 }
 
@@ -123,7 +148,15 @@ bool HashIndex::Misses(const Bucket& bucket, Key key, uint32_t* row) noexcept {
   // Nothing branches here: which entry it is, or whether it is any, cannot be foreseen, and a wrong guess
   // that is noticed when the bucket arrives would throw away what was done for those behind.
   uint32_t equal = 0;
-  for (uint32_t entry = 0; entry < kEntries; ++entry) {
+  uint32_t compared = 0;
+#ifdef __AVX2__
+  // Four entries at once: of what a lookup computes, comparing them one by one was more than half.
+  const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.keys.data()));
+  const __m256i same = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(static_cast<int64_t>(key)));
+  equal = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(same)));
+  compared = 4;
+#endif
+  for (uint32_t entry = compared; entry < kEntries; ++entry) {
     equal |= static_cast<uint32_t>(bucket.keys[entry] == key) << entry;
   }
   equal &= (1U << bucket.used) - 1;

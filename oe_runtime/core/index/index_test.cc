@@ -62,6 +62,31 @@ TEST(HashIndexTest, AgreesWithAMapWhileGrowing) {
   EXPECT_EQ(ScanAll(*index, 4096), expected);
 }
 
+TEST(HashIndexTest, FindsBatchesOfAnySize) {
+  constexpr uint32_t kRow = 123456789;
+  constexpr size_t kLongest = 300;
+  HashIndex index;
+  std::vector<Key> keys;
+  for (uint32_t row = 0; row < 20000; ++row) {  // several segments, and keys beyond their first buckets
+    keys.push_back(Mix64(row) >> 4);
+    Add(&index, keys.back(), row);
+  }
+  std::mt19937_64 random(2);
+  for (size_t size = 0; size <= kLongest; ++size) {
+    std::vector<Key> batch(size);
+    std::vector<uint32_t> expected(size);
+    for (size_t i = 0; i < size; ++i) {
+      expected[i] = random() % 5 == 0 ? kNoRow : static_cast<uint32_t>(random() % keys.size());
+      batch[i] = expected[i] == kNoRow ? ~random() | Key{1} << 63 : keys[expected[i]];
+    }
+    std::vector<uint32_t> rows(size + 1, kRow);
+    index.Find(batch.data(), size, rows.data());
+    EXPECT_EQ(rows.back(), kRow) << "written beyond a batch of " << size;
+    rows.pop_back();
+    ASSERT_EQ(rows, expected) << size;
+  }
+}
+
 TEST(HashIndexTest, StridedKeysDoNotCluster) {
   for (const Key stride :
        {Key{1}, Key{2}, Key{16}, Key{4096}, Key{1} << 20, Key{1} << 32, Key{1} << 44, Key{26000003}}) {
