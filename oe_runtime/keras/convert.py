@@ -16,6 +16,7 @@ from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
+from oe_runtime.keras.with_tables import WithTables
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import Workers
@@ -95,7 +96,7 @@ def distributed_model(
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            return _server_embedding(layer, explicit=explicit)
+            return server_embedding(Embedding, layer, explicit=explicit)
         return None
 
     refuse_legacy(model)
@@ -106,12 +107,12 @@ def distributed_model(
         new = DistributedModel(*clone(model, replace), name=model.name)
     else:
         new = _in_place(model, replace)
-    _warn_of_hidden_embeddings(new, sparse_as_dense_size)
+    warn_of_hidden_embeddings(new, keras.layers.Embedding, sparse_as_dense_size)
     backend.adapt(new)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
     new._workers = workers if several else None
     new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
-    _warn_of_regularizers(new)
+    warn_of_regularizers(new)
     return new
 
 
@@ -163,8 +164,8 @@ def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[i
         owner._tracker.untrack(old)
 
 
-def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
-    """Our layer in place of a `keras.layers.Embedding`."""
+def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) -> Any:
+    """A layer of our `kind` in place of an Embedding of Keras or tf-keras."""
     if layer.embeddings_constraint is not None and not explicit:
         warnings.warn(
             f"embeddings_constraint of layer '{layer.name}' is left out: Keras applies it to the whole "
@@ -180,7 +181,7 @@ def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
     for option, value in unsupported.items():
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
-    return Embedding(
+    return kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
@@ -192,7 +193,8 @@ def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
     )
 
 
-def _warn_of_regularizers(model: Distributed) -> None:
+def warn_of_regularizers(model: WithTables) -> None:
+    """Warns that they are about the rows of a batch."""
     names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
     if names:
         warnings.warn(
@@ -202,9 +204,10 @@ def _warn_of_regularizers(model: Distributed) -> None:
         )
 
 
-def _warn_of_hidden_embeddings(model: Any, size: int) -> None:
+def warn_of_hidden_embeddings(model: Any, kind: type, size: int) -> None:
+    """Warns of layers of the library's `kind` that were not replaced."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= size:
+        if isinstance(layer, kind) and layer.input_dim >= size:
             warnings.warn(
                 f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
                 "ordinary Keras embedding in the worker's memory",

@@ -1,0 +1,94 @@
+"""Models of tf-keras with distributed embeddings, made from ordinary ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tf_keras
+
+from oe_runtime.client import Client
+from oe_runtime.keras.backends import backend
+from oe_runtime.keras.convert import server_embedding, warn_of_hidden_embeddings, warn_of_regularizers
+from oe_runtime.keras.servers import connect, flags
+from oe_runtime.tf_keras.clone import clone
+from oe_runtime.tf_keras.embedding import Embedding
+from oe_runtime.tf_keras.model import Distributed, DistributedModel
+
+
+def distributed_model(
+    model: Any,
+    client: Client | None = None,
+    *,
+    sparse_as_dense_size: int = 64,
+    num_shards: int | None = None,
+    override_method: bool = True,
+    explicit: bool = False,
+    seed: int = 0,
+    name_prefix: str = "",
+    nonfinite_gradients: str = "refuse",
+    pipeline: bool = True,
+) -> Distributed:
+    """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
+
+    As `oe_runtime.keras.distributed_model`, which says what the options mean. A subclassed model is changed
+    itself and returned: its layers of `embed.Embedding` get their tables, those of tf_keras.layers.Embedding
+    stay in the worker's memory, and a warning names them.
+
+    Raises ValueError naming the layer for what tables do not support, for several workers, and for a model of
+    Keras 3.
+    """
+    del num_shards, override_method
+    if isinstance(model, keras.Model):
+        raise ValueError(
+            f"{type(model).__name__} is of Keras 3, not of tf-keras: write `import oe_runtime.keras as embed`"
+        )
+    if not isinstance(model, tf_keras.Model):
+        raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
+    if flags.num_workers > 1:
+        raise ValueError(
+            f"flags.num_workers is {flags.num_workers}, but models of tf-keras train in one process: set it to "
+            "1, or take Keras 3 and oe_runtime.keras, which several workers train"
+        )
+    backend.check(several_workers=False, staleness=0, micro_batches=1)
+    if client is not None and not isinstance(client, Client):
+        raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
+
+    def replace(layer: Any) -> Any:
+        if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
+            if getattr(layer, "_sparse", False) or layer.activity_regularizer is not None:
+                raise ValueError(
+                    f"layer '{layer.name}': sparse=True and activity_regularizer are not supported for rows on "
+                    "parameter servers"
+                )
+            return server_embedding(Embedding, layer, explicit=explicit)
+        return None
+
+    new: Distributed
+    if getattr(model, "inputs", None):
+        new = DistributedModel(*clone(model, replace), name=model.name)
+    elif isinstance(model, tf_keras.Sequential):
+        raise ValueError("the Sequential model has no Input yet: add one, or build it, before distributed_model")
+    else:
+        new = _in_place(model)
+    warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
+    new._bind(client if client is not None else connect(None), seed, name_prefix, nonfinite_gradients)
+    new._pipelined = pipeline
+    warn_of_regularizers(new)
+    return new
+
+
+def _in_place(model: Any) -> Distributed:
+    """The subclassed model itself, with the methods of Distributed."""
+    kind = type(model)
+    if kind.train_step is not tf_keras.Model.train_step or kind.test_step is not tf_keras.Model.test_step:
+        raise ValueError(
+            f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
+            "embeddings pulls and pushes rows around the model's call; override compute_loss or "
+            "compute_metrics instead"
+        )
+    if model._is_compiled:
+        raise ValueError("the model is compiled already: give it to distributed_model before compile")
+    model.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
+    changed: Distributed = model
+    return changed
