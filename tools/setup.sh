@@ -68,7 +68,10 @@ echo "setup: building and installing into $venv (profile $profile)"
 "$venv/bin/pip" install -q 'scikit-build-core>=0.10' 'pybind11>=2.12' setuptools wheel
 "$venv/bin/pip" install -q --no-build-isolation -e ".$extras"
 case $extras in
-  # Its dependency, tensorflow, would put the same files a second time over those of tensorflow-cpu.
-  *tensorflow*) "$venv/bin/pip" install -q --no-deps tensorflow-serving-api ;;
+  # Their dependency, tensorflow, would put the same files a second time over those of tensorflow-cpu.
+  *tensorflow*)
+    version=$("$venv/bin/pip" list --format=freeze | sed -nE 's/^tensorflow([-_]cpu)?==([0-9]+\.[0-9]+).*/\2/p')
+    "$venv/bin/pip" install -q --no-deps tensorflow-serving-api "tf-keras==$version.*"
+    ;;
 esac
 echo "$digest" >"$venv/.setup-$profile"

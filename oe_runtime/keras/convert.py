@@ -204,7 +204,7 @@ def warn_of_regularizers(model: WithTables) -> None:
         )
 
 
-def warn_of_hidden_embeddings(model: Any, kind: type, size: int) -> None:
+def warn_of_hidden_embeddings(model: Any, kind: Any, size: int) -> None:
     """Warns of layers of the library's `kind` that were not replaced."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if isinstance(layer, kind) and layer.input_dim >= size:

@@ -91,7 +91,8 @@ class Distributed(WithTables):
         if backends.NAME != "tensorflow":
             raise ValueError(
                 f"a SavedModel is TensorFlow's, but Keras runs on {backends.NAME} here: "
-                "save_weights(directory), make the model with KERAS_BACKEND=tensorflow, load_weights(directory), and export that"
+                "save_weights(directory), make the model with KERAS_BACKEND=tensorflow, "
+                "load_weights(directory), and export that"
             )
         from oe_runtime.keras import export
 

@@ -11,10 +11,12 @@ The names, tables, files of rows and steps are those of `oe_runtime.keras`, whic
 needs TensorFlow, tf-keras of the same version, and Keras 3 beside it, which TensorFlow brings.
 """
 
+from importlib.metadata import version
+
 import keras as _keras3
 
 try:
-    import tf_keras as _tf_keras
+    import tf_keras as _  # noqa: F401
 except ImportError as error:
     raise ImportError(
         f"oe_runtime.tf_keras needs tf-keras of TensorFlow's version, pip install --no-deps tf-keras: {error}"
@@ -40,7 +42,7 @@ from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.model import Distributed, DistributedModel
 from oe_runtime.tf_keras.translate import distributed_optimizer
 
-__version__ = _tf_keras.__version__
+__version__ = version("oeprov")
 
 __all__ = [
     "Distributed",

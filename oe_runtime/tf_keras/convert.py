@@ -40,15 +40,13 @@ def distributed_model(
     """
     del num_shards, override_method
     if isinstance(model, keras.Model):
-        raise ValueError(
-            f"{type(model).__name__} is of Keras 3, not of tf-keras: write `import oe_runtime.keras as embed`"
-        )
+        raise ValueError(f"{type(model).__name__} is of Keras 3: write `import oe_runtime.keras as embed`")
     if not isinstance(model, tf_keras.Model):
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     if flags.num_workers > 1:
         raise ValueError(
-            f"flags.num_workers is {flags.num_workers}, but models of tf-keras train in one process: set it to "
-            "1, or take Keras 3 and oe_runtime.keras, which several workers train"
+            f"flags.num_workers is {flags.num_workers}, but models of tf-keras train in one process: set it "
+            "to 1, or take Keras 3 and oe_runtime.keras, which several workers train"
         )
     backend.check(several_workers=False, staleness=0, micro_batches=1)
     if client is not None and not isinstance(client, Client):
@@ -58,8 +56,8 @@ def distributed_model(
         if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
             if getattr(layer, "_sparse", False) or layer.activity_regularizer is not None:
                 raise ValueError(
-                    f"layer '{layer.name}': sparse=True and activity_regularizer are not supported for rows on "
-                    "parameter servers"
+                    f"layer '{layer.name}': sparse=True and activity_regularizer are not supported for rows "
+                    "on parameter servers"
                 )
             return server_embedding(Embedding, layer, explicit=explicit)
         return None
@@ -68,7 +66,7 @@ def distributed_model(
     if getattr(model, "inputs", None):
         new = DistributedModel(*clone(model, replace), name=model.name)
     elif isinstance(model, tf_keras.Sequential):
-        raise ValueError("the Sequential model has no Input yet: add one, or build it, before distributed_model")
+        raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
     else:
         new = _in_place(model)
     warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)

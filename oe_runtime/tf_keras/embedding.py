@@ -24,6 +24,9 @@ class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
         del input_length
         super().__init__(*args, autocast=False, **kwargs)
 
+    def _should_use_autograph(self) -> bool:
+        return False  # there is nothing to convert, and `oe_runtime` is not written for it
+
     def _pull(self, ids: Any) -> Any:
         if not tf.executing_eagerly() and _shapes_only():
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.rows_dtype)

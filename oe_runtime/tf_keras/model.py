@@ -14,6 +14,14 @@ from oe_runtime.tf_keras.steps import Steps
 from oe_runtime.tf_keras.translate import distributed_optimizer, table_optimizer
 
 
+def _call(call: Any, args: Any, kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+# Lets TensorFlow convert what is called in it, though our steps are graphs that ask for no conversion.
+_with_autograph = tf.autograph.to_graph(_call)
+
+
 class Distributed(WithTables):
     """What `distributed_model` adds to a model of tf-keras: its embeddings are on parameter servers.
 
@@ -38,18 +46,23 @@ class Distributed(WithTables):
         the same name but, say, another dim or optimizer.
         """
         del experimental_run_tf_function
-        mixed = {layer.dtype_policy.name for layer in self._flatten_layers() if layer.dtype_policy.name}
-        if mixed := sorted(name for name in mixed if name.startswith("mixed_")):
+        policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
+        for name in sorted(policies & {"mixed_bfloat16", "mixed_float16"}):
             raise ValueError(
-                f"{mixed[0]} is not offered for models of tf-keras with tables: compute in float32, or take "
+                f"{name} is not offered for models of tf-keras: compute in float32, or take "
                 "oe_runtime.keras and its mixed_bfloat16"
             )
         if jit_compile:
-            raise ValueError("jit_compile=True is not offered for models of tf-keras with tables; leave it out")
+            raise ValueError("jit_compile=True is not offered for models of tf-keras; leave it out")
         optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer(optimizer))
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
         self._take(tables, Steps(self, self.client, eager=bool(run_eagerly)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """tf_keras.Model's; as in its own steps, `if` and `while` of layers may depend on tensors."""
+        call = super().__call__
+        return call(*args, **kwargs) if tf.executing_eagerly() else _with_autograph(call, args, kwargs)
 
     @property
     def compiled(self) -> bool:
@@ -84,6 +97,13 @@ class Distributed(WithTables):
             return rate(self.optimizer.iterations)
         return tf.convert_to_tensor(rate)
 
+    def save_serving_model(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refused: see `oe_runtime.keras`."""
+        raise ValueError(
+            "save_serving_model is not offered for models of tf-keras: save_as_original_model(path) has the "
+            "rows inside, or make the model in Keras 3 and load_server_model into it"
+        )
+
     def _exports(self) -> Any:
         """The module that writes SavedModels."""
         from oe_runtime.tf_keras import export
@@ -94,15 +114,14 @@ class Distributed(WithTables):
         self,
         filepath: str | os.PathLike[str],
         overwrite: bool = True,
-        save_format: str | None = None,
         include_optimizer: bool = True,
-        **_kwargs: Any,
+        **_of_files: Any,
     ) -> None:
         """As `save_weights`: the rows are on the servers, so a file of tf-keras's could not hold the model.
 
-        To load it, make the model as it was made before, and `load_weights`.
+        To load it, make the model as it was made before, and `load_weights`. `save_format` and what else is
+        of tf-keras's files has no meaning.
         """
-        del save_format
         super().save(filepath, overwrite, include_optimizer)
 
     def save_weights(
@@ -114,8 +133,8 @@ class Distributed(WithTables):
     ) -> None:
         """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
 
-        As `oe_runtime.keras` does; `save_format` and `options`, of tf-keras's files, have no meaning. The rows
-        are those of a model of Keras 3, too (`embed.load_server_model`), and so are the weights' names.
+        `save_format` and `options` are of tf-keras's files, and have no meaning. The rows fit a model of
+        Keras 3, too (`load_server_model`); the optimizer's variables have other names there.
         """
         del save_format, options
         super().save_weights(filepath, overwrite)

@@ -43,7 +43,7 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
     kind = type(optimizer).__name__
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         raise ValueError(
-            f"optimizer legacy.{kind}: its rule is another one than the tables'; use tf_keras.optimizers.{kind}"
+            f"optimizer legacy.{kind}: not offered; use tf_keras.optimizers.{kind}, whose rule tables have"
         )
     if kind not in _OPTIMIZERS or type(optimizer) is not getattr(tf_keras.optimizers, kind):
         raise ValueError(
@@ -53,8 +53,8 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
     excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
     if optimizer.weight_decay and any(getattr(optimizer, name, None) for name in excluded):
         raise ValueError(
-            f"optimizer {kind}: exclude_from_weight_decay is not supported for models of tf-keras with tables; "
-            "leave it or weight_decay out"
+            f"optimizer {kind}: exclude_from_weight_decay is not supported for models of tf-keras; leave it "
+            "or weight_decay out"
         )
     config = {name: v for name, v in optimizer.get_config().items() if name not in _NOT_OF_ROWS}
     return translate.table_optimizer(getattr(keras.optimizers, kind)(**config))
