@@ -83,15 +83,9 @@ def distributed_model(
     if client is None and workers is None:
         workers = known_workers()
     several = workers is not None and workers.count > 1
-    backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
-    if client is not None and not isinstance(client, Client):
-        raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
-    if staleness not in (0, 1):
-        raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
-    if staleness and (not pipeline or several):
-        raise ValueError("staleness=1 needs the pipeline, and one worker")
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
+    check_options(
+        client, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches, several=several
+    )
     del num_shards, override_method
 
     def replace(layer: Any) -> Any:
@@ -106,7 +100,7 @@ def distributed_model(
     if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
         new = DistributedModel(*clone(model, replace), name=model.name)
     else:
-        new = _in_place(model, replace)
+        new = in_place(model, replace, Distributed, keras)
     warn_of_hidden_embeddings(new, keras.layers.Embedding, sparse_as_dense_size)
     backend.adapt(new)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
@@ -116,34 +110,50 @@ def distributed_model(
     return new
 
 
-def _in_place(model: Any, replace: Callable[[Any], Any]) -> Distributed:
-    """The subclassed model itself, with its layers replaced and the methods of Distributed."""
+def check_options(
+    client: Any, *, pipeline: bool, staleness: int, micro_batches: int, several: bool = False
+) -> None:
+    """Raises ValueError or TypeError for what does not go together, or not with Keras's backend."""
+    backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
+    if client is not None and not isinstance(client, Client):
+        raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
+    if staleness not in (0, 1):
+        raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
+    if staleness and (not pipeline or several):
+        raise ValueError("staleness=1 needs the pipeline, and one worker")
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
+
+
+def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: Any) -> Any:
+    """The subclassed model itself, with its layers replaced and `methods`; `library` is keras or tf_keras."""
     kind = type(model)
-    if kind.train_step is not keras.Model.train_step or kind.test_step is not keras.Model.test_step:
+    if kind.train_step is not library.Model.train_step or kind.test_step is not library.Model.test_step:
         raise ValueError(
             f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
             "embeddings pulls and pushes rows around the model's call; override compute_loss or "
             "compute_metrics instead"
         )
-    if model.compiled:
+    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
         raise ValueError("the model is compiled already: give it to distributed_model before compile")
-    _replace_attributes(model, replace, {})
-    model.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
-    changed: Distributed = model
-    return changed
+    _replace_attributes(model, replace, library, {})
+    model.__class__ = type(kind.__name__, (methods, kind), {"__module__": kind.__module__})
+    return model
 
 
-def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[int, Any]) -> None:
+def _replace_attributes(
+    owner: Any, replace: Callable[[Any], Any], library: Any, known: dict[int, Any]
+) -> None:
     """Replaces the layers that are attributes of a layer and of its layers; `known`: by what, by id."""
 
     def new(value: Any) -> Any:
         """`value` itself where there is nothing to replace."""
-        if isinstance(value, keras.layers.Layer):
+        if isinstance(value, library.layers.Layer):
             if id(value) not in known:
                 replacement = replace(value)
                 known[id(value)] = value if replacement is None else replacement
                 if replacement is None:
-                    _replace_attributes(value, replace, known)
+                    _replace_attributes(value, replace, library, known)
             return known[id(value)]
         if isinstance(value, dict):
             changed: Any = {key: new(one) for key, one in value.items()}
@@ -160,6 +170,8 @@ def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[i
         changed = new(value)
         if changed is not value:
             setattr(owner, name, changed)
+    if library is not keras:  # which forgets them by itself
+        return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
         owner._tracker.untrack(old)
 

@@ -16,7 +16,7 @@ from importlib.metadata import version
 import keras as _keras3
 
 try:
-    import tf_keras as _  # noqa: F401
+    import tf_keras  # noqa: F401
 except ImportError as error:
     raise ImportError(
         f"oe_runtime.tf_keras needs tf-keras of TensorFlow's version, pip install --no-deps tf-keras: {error}"

@@ -8,8 +8,13 @@ import keras
 import tf_keras
 
 from oe_runtime.client import Client
-from oe_runtime.keras.backends import backend
-from oe_runtime.keras.convert import server_embedding, warn_of_hidden_embeddings, warn_of_regularizers
+from oe_runtime.keras.convert import (
+    check_options,
+    in_place,
+    server_embedding,
+    warn_of_hidden_embeddings,
+    warn_of_regularizers,
+)
 from oe_runtime.keras.servers import connect, flags
 from oe_runtime.tf_keras.clone import clone
 from oe_runtime.tf_keras.embedding import Embedding
@@ -28,12 +33,13 @@ def distributed_model(
     name_prefix: str = "",
     nonfinite_gradients: str = "refuse",
     pipeline: bool = True,
+    staleness: int = 0,
+    micro_batches: int = 1,
 ) -> Distributed:
     """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
 
-    As `oe_runtime.keras.distributed_model`, which says what the options mean. A subclassed model is changed
-    itself and returned: its layers of `embed.Embedding` get their tables, those of tf_keras.layers.Embedding
-    stay in the worker's memory, and a warning names them.
+    As `oe_runtime.keras.distributed_model`, which says what the options mean, and what is done to a
+    subclassed model.
 
     Raises ValueError naming the layer for what tables do not support, for several workers, and for a model of
     Keras 3.
@@ -48,9 +54,7 @@ def distributed_model(
             f"flags.num_workers is {flags.num_workers}, but models of tf-keras train in one process: set it "
             "to 1, or take Keras 3 and oe_runtime.keras, which several workers train"
         )
-    backend.check(several_workers=False, staleness=0, micro_batches=1)
-    if client is not None and not isinstance(client, Client):
-        raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
+    check_options(client, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
@@ -68,25 +72,9 @@ def distributed_model(
     elif isinstance(model, tf_keras.Sequential):
         raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
     else:
-        new = _in_place(model)
+        new = in_place(model, replace, Distributed, tf_keras)
     warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
     new._bind(client if client is not None else connect(None), seed, name_prefix, nonfinite_gradients)
-    new._pipelined = pipeline
+    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
     warn_of_regularizers(new)
     return new
-
-
-def _in_place(model: Any) -> Distributed:
-    """The subclassed model itself, with the methods of Distributed."""
-    kind = type(model)
-    if kind.train_step is not tf_keras.Model.train_step or kind.test_step is not tf_keras.Model.test_step:
-        raise ValueError(
-            f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
-            "embeddings pulls and pushes rows around the model's call; override compute_loss or "
-            "compute_metrics instead"
-        )
-    if model._is_compiled:
-        raise ValueError("the model is compiled already: give it to distributed_model before compile")
-    model.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
-    changed: Distributed = model
-    return changed

@@ -45,6 +45,16 @@ def test_learns_what_a_plain_model_learns(kind, rate):
     same(model, plain, x)
 
 
+def test_micro_batches_and_staleness():
+    x, y = random_ids(200)
+    model, plain = pair(lambda: keras.optimizers.SGD(0.5), micro_batches=3)
+    fit_both(model, plain, x, y, batch_size=64, epochs=2)
+    same(model, plain, x)
+    model, _ = pair(lambda: keras.optimizers.SGD(0.5), staleness=1)
+    losses = model.fit(x, y, batch_size=64, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
 def test_schedule_clipping_and_regularizer():
     """With every row in every batch, as what tf-keras does to other rows is left out."""
     x, y = permutations(5)
@@ -54,7 +64,7 @@ def test_schedule_clipping_and_regularizer():
         return keras.optimizers.Adam(rate, global_clipnorm=0.05, weight_decay=0.1)
 
     with pytest.warns(UserWarning, match="embeddings_regularizer of table_a: only the rows of a batch"):
-        model, plain = pair(adam, embeddings_regularizer=keras.regularizers.l2(0.01))
+        model, plain = pair(adam, table_a={"embeddings_regularizer": keras.regularizers.l2(0.01)})
     fit_both(model, plain, x, y, batch_size=ROWS, epochs=2)
     same(model, plain, x)
 
@@ -110,7 +120,7 @@ def test_sequential_and_any_id():
         [
             keras.Input((3,), dtype="int64"),
             embed.Embedding(-1, 4, mask_zero=True, input_length=3),
-            keras.layers.LSTM(4),
+            keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
@@ -138,11 +148,12 @@ class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
         self.table = embed.Embedding(ROWS, 4, name="table")
-        self.branches = Branches()
+        self.branches = [Branches(), keras.layers.Embedding(ROWS, 4, name="other")]
         self.out = keras.layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs, training=None):
-        return self.out(self.branches(tf.reduce_mean(self.table(inputs["ids"]), 1)))
+        branch, other = self.branches
+        return self.out(branch(tf.reduce_mean(self.table(inputs["ids"]) + other(inputs["ids"]), 1)))
 
 
 def test_subclassed_with_a_dataset():
@@ -154,6 +165,8 @@ def test_subclassed_with_a_dataset():
     losses = model.fit(embed.pulling(data, model), epochs=4, steps_per_epoch=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     assert int(model.optimizer.iterations) == 16
+    assert list(model.tables) == ["table", "other"]
+    assert len(model.trainable_variables) == 2
     assert model.predict(data, steps=3, verbose=0).shape == (48, 1)
     with pytest.raises(ValueError, match="Subclassed has no graph"):
         model.save_as_original_model("nowhere")

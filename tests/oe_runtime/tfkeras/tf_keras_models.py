@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,10 @@ def rows(model: Any, name: str) -> Any:
     return model.get_layer(name).table.rows(np.arange(ROWS))
 
 
-def pair(optimizer: Any, **options: Any) -> tuple[Any, Any]:
+def pair(optimizer: Any, *, table_a: Any = MappingProxyType({}), **options: Any) -> tuple[Any, Any]:
     """A distributed model and a plain one with the same weights, compiled alike."""
-    plain = two_fields(**options)
-    model = embed.distributed_model(plain)
+    plain = two_fields(**table_a)
+    model = embed.distributed_model(plain, **options)
     for one in (model, plain):
         one.compile(optimizer(), "binary_crossentropy", metrics=["AUC"])
     for name in model.tables:
