@@ -80,12 +80,7 @@ def distributed_model(
     quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
-    if client is None and workers is None:
-        workers = known_workers()
-    several = workers is not None and workers.count > 1
-    check_options(
-        client, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches, several=several
-    )
+    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
     del num_shards, override_method
 
     def replace(layer: Any) -> Any:
@@ -104,16 +99,22 @@ def distributed_model(
     warn_of_hidden_embeddings(new, keras.layers.Embedding, sparse_as_dense_size)
     backend.adapt(new)
     new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
-    new._workers = workers if several else None
+    new._workers = workers
     new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
     warn_of_regularizers(new)
     return new
 
 
-def check_options(
-    client: Any, *, pipeline: bool, staleness: int, micro_batches: int, several: bool = False
-) -> None:
-    """Raises ValueError or TypeError for what does not go together, or not with Keras's backend."""
+def together(
+    client: Any, workers: Workers | None, *, pipeline: bool, staleness: int, micro_batches: int
+) -> Workers | None:
+    """The workers that train a model, those of `flags` if none are given; None where it is one.
+
+    Raises ValueError or TypeError for options that do not go together, or not with Keras's backend.
+    """
+    if client is None and workers is None:
+        workers = known_workers()
+    several = workers is not None and workers.count > 1
     backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
     if client is not None and not isinstance(client, Client):
         raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
@@ -123,6 +124,7 @@ def check_options(
         raise ValueError("staleness=1 needs the pipeline, and one worker")
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
+    return workers if several else None
 
 
 def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: Any) -> Any:

@@ -37,6 +37,7 @@ from oe_runtime.keras.saving import (
     should_persist_server_model,
 )
 from oe_runtime.keras.servers import Flags, flags
+from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.tf_keras.convert import distributed_model
 from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.model import Distributed, DistributedModel
@@ -49,6 +50,8 @@ __all__ = [
     "DistributedModel",
     "Embedding",
     "Flags",
+    "TensorFlowWorkers",
+    "Workers",
     "distributed_model",
     "distributed_optimizer",
     "flags",

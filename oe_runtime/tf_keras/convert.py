@@ -9,13 +9,14 @@ import tf_keras
 
 from oe_runtime.client import Client
 from oe_runtime.keras.convert import (
-    check_options,
     in_place,
     server_embedding,
+    together,
     warn_of_hidden_embeddings,
     warn_of_regularizers,
 )
-from oe_runtime.keras.servers import connect, flags
+from oe_runtime.keras.servers import connect
+from oe_runtime.keras.workers import Workers
 from oe_runtime.tf_keras.clone import clone
 from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.model import Distributed, DistributedModel
@@ -32,6 +33,7 @@ def distributed_model(
     seed: int = 0,
     name_prefix: str = "",
     nonfinite_gradients: str = "refuse",
+    workers: Workers | None = None,
     pipeline: bool = True,
     staleness: int = 0,
     micro_batches: int = 1,
@@ -41,20 +43,14 @@ def distributed_model(
     As `oe_runtime.keras.distributed_model`, which says what the options mean, and what is done to a
     subclassed model.
 
-    Raises ValueError naming the layer for what tables do not support, for several workers, and for a model of
-    Keras 3.
+    Raises ValueError naming the layer for what tables do not support, and for a model of Keras 3.
     """
     del num_shards, override_method
     if isinstance(model, keras.Model):
         raise ValueError(f"{type(model).__name__} is of Keras 3: write `import oe_runtime.keras as embed`")
     if not isinstance(model, tf_keras.Model):
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
-    if flags.num_workers > 1:
-        raise ValueError(
-            f"flags.num_workers is {flags.num_workers}, but models of tf-keras train in one process: set it "
-            "to 1, or take Keras 3 and oe_runtime.keras, which several workers train"
-        )
-    check_options(client, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
+    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
@@ -74,7 +70,8 @@ def distributed_model(
     else:
         new = in_place(model, replace, Distributed, tf_keras)
     warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
-    new._bind(client if client is not None else connect(None), seed, name_prefix, nonfinite_gradients)
+    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
+    new._workers = workers
     new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
     warn_of_regularizers(new)
     return new

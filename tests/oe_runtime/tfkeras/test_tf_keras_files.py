@@ -155,12 +155,6 @@ def test_models_that_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="Own has a train_step"):
         embed.distributed_model(Own())
-    embed.flags.num_workers = 2
-    try:
-        with pytest.raises(ValueError, match="num_workers is 2, but models of tf-keras train in one process"):
-            embed.distributed_model(two_fields())
-    finally:
-        embed.flags.num_workers = 1
     model = embed.distributed_model(two_fields())
     with pytest.raises(RuntimeError, match="compile the model first"):
         model.save_as_original_model(tmp_path / "model")
