@@ -70,6 +70,9 @@ echo "setup: building and installing into $venv (profile $profile)"
 case $extras in
   # Without what they depend on: tensorflow would put the same files a second time over those of tensorflow-cpu, and
   # DeepCTR pins an h5py that Keras 3 cannot use.
-  *tensorflow*) "$venv/bin/pip" install -q --no-deps tensorflow-serving-api deepctr==0.9.4 ;;
+  *tensorflow*)
+    version=$("$venv/bin/pip" list --format=freeze | sed -nE 's/^tensorflow([-_]cpu)?==([0-9]+\.[0-9]+).*/\2/p')
+    "$venv/bin/pip" install -q --no-deps tensorflow-serving-api "tf-keras==$version.*" deepctr==0.9.4
+    ;;
 esac
 echo "$digest" >"$venv/.setup-$profile"

@@ -13,13 +13,14 @@ import keras
 
 
 @contextlib.contextmanager
-def kept(callbacks: Any, *, workers: int) -> Iterator[Any]:
+def kept(callbacks: Any, *, workers: int, library: Any = keras) -> Iterator[Any]:
     """The callbacks, and for each that restores the best weights one that does so with the rows.
 
     These are saved whenever an epoch is the best so far: one copy of all rows with their state, for a moment
-    two, in a directory of `tempfile`'s, which is gone afterwards. ValueError for what cannot be kept.
+    two, in a directory of `tempfile`'s, which is gone afterwards. `library` is the callbacks', keras or
+    tf_keras. ValueError for what cannot be kept.
     """
-    made = isinstance(callbacks, keras.callbacks.CallbackList)  # then Keras takes it as it is
+    made = isinstance(callbacks, library.callbacks.CallbackList)  # then Keras takes it as it is
     found = callbacks.callbacks if made else keras.tree.flatten(callbacks or [])
     restoring = [one for one in found if getattr(one, "restore_best_weights", False)]
     for one in restoring:
@@ -29,7 +30,7 @@ def kept(callbacks: Any, *, workers: int) -> Iterator[Any]:
                 "its own, but all go back together; use ModelCheckpoint(save_best_only=True) in one of them, "
                 "and load_weights in all afterwards"
             )
-        if made or not isinstance(one, keras.callbacks.EarlyStopping):
+        if made or not isinstance(one, library.callbacks.EarlyStopping):
             raise ValueError(
                 f"{type(one).__name__}(restore_best_weights=True) keeps no rows: give Keras's EarlyStopping, "
                 "in a list"
@@ -38,13 +39,16 @@ def kept(callbacks: Any, *, workers: int) -> Iterator[Any]:
         yield callbacks
         return
     with tempfile.TemporaryDirectory(prefix="oe-best-rows-") as directory:
-        yield [*found, *(_BestRows(one, Path(directory)) for one in restoring)]
+        kind = type("BestRows", (_BestRows, library.callbacks.Callback), {})
+        yield [*found, *(kind(one, Path(directory)) for one in restoring)]
 
 
-class _BestRows(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after its EarlyStopping, which has by then said whether the epoch was the best."""
+class _BestRows:
+    """A callback. Comes after its EarlyStopping, which has by then said whether the epoch was the best."""
 
-    def __init__(self, stopping: keras.callbacks.EarlyStopping, directory: Path) -> None:
+    model: Any
+
+    def __init__(self, stopping: Any, directory: Path) -> None:
         super().__init__()
         self._stopping = stopping
         self._directory = directory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,13 +29,7 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
         replacement = replace(layer)
         if replacement is not None:
             return replacement
-        try:
-            new = type(layer).from_config(layer.get_config())
-        except Exception as error:
-            raise ValueError(
-                f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made "
-                f"from its get_config(): {error}"
-            ) from error
+        new = remade(layer)
         copies.append((layer, new))
         return new
 
@@ -45,6 +39,23 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     else:
         source = keras.Model(model.input, model.output, name=model.name)
     cloned = keras.models.clone_model(source, clone_function=copy, recursive=True)
+    copy_weights(copies)
+    return cloned.input, cloned.output
+
+
+def remade(layer: Any) -> Any:
+    """A layer like another one, of Keras 3 or of tf-keras; ValueError where it cannot be made."""
+    try:
+        return type(layer).from_config(layer.get_config())
+    except Exception as error:
+        raise ValueError(
+            f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made "
+            f"from its get_config(): {error}"
+        ) from error
+
+
+def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:
+    """Gives the second layer of each pair, once it is built, the weights of the first."""
     for layer, new in copies:
         if len(layer.variables) != len(new.variables):
             raise ValueError(
@@ -54,7 +65,6 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
             )
         for old_variable, new_variable in zip(layer.variables, new.variables, strict=True):
             new_variable.assign(old_variable)
-    return cloned.input, cloned.output
 
 
 def _copy_operation(operation: Any) -> Any:

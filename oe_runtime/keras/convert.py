@@ -16,6 +16,7 @@ from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
+from oe_runtime.keras.with_tables import WithTables
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import Workers
@@ -79,6 +80,38 @@ def distributed_model(
     quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
+    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
+    del num_shards, override_method
+
+    def replace(layer: Any) -> Any:
+        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
+            return server_embedding(Embedding, layer, explicit=explicit)
+        return None
+
+    refuse_legacy(model)
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
+    new: Distributed
+    if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
+        new = DistributedModel(*clone(model, replace), name=model.name)
+    else:
+        new = in_place(model, replace, Distributed, keras)
+    warn_of_hidden_embeddings(new, keras.layers.Embedding, sparse_as_dense_size)
+    backend.adapt(new)
+    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
+    new._workers = workers
+    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
+    warn_of_regularizers(new)
+    return new
+
+
+def together(
+    client: Any, workers: Workers | None, *, pipeline: bool, staleness: int, micro_batches: int
+) -> Workers | None:
+    """The workers that train a model, those of `flags` if none are given; None where it is one.
+
+    Raises ValueError or TypeError for options that do not go together, or not with Keras's backend.
+    """
     if client is None and workers is None:
         workers = known_workers()
     several = workers is not None and workers.count > 1
@@ -91,58 +124,38 @@ def distributed_model(
         raise ValueError("staleness=1 needs the pipeline, and one worker")
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
-    del num_shards, override_method
-
-    def replace(layer: Any) -> Any:
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            return _server_embedding(layer, explicit=explicit)
-        return None
-
-    refuse_legacy(model)
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
-    new: Distributed
-    if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
-        new = DistributedModel(*clone(model, replace), name=model.name)
-    else:
-        new = _in_place(model, replace)
-    _warn_of_hidden_embeddings(new, sparse_as_dense_size)
-    backend.adapt(new)
-    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
-    new._workers = workers if several else None
-    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
-    _warn_of_regularizers(new)
-    return new
+    return workers if several else None
 
 
-def _in_place(model: Any, replace: Callable[[Any], Any]) -> Distributed:
-    """The subclassed model itself, with its layers replaced and the methods of Distributed."""
+def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: Any) -> Any:
+    """The subclassed model itself, with its layers replaced and `methods`; `library` is keras or tf_keras."""
     kind = type(model)
-    if kind.train_step is not keras.Model.train_step or kind.test_step is not keras.Model.test_step:
+    if kind.train_step is not library.Model.train_step or kind.test_step is not library.Model.test_step:
         raise ValueError(
             f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
             "embeddings pulls and pushes rows around the model's call; override compute_loss or "
             "compute_metrics instead"
         )
-    if model.compiled:
+    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
         raise ValueError("the model is compiled already: give it to distributed_model before compile")
-    _replace_attributes(model, replace, {})
-    model.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
-    changed: Distributed = model
-    return changed
+    _replace_attributes(model, replace, library, {})
+    model.__class__ = type(kind.__name__, (methods, kind), {"__module__": kind.__module__})
+    return model
 
 
-def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[int, Any]) -> None:
+def _replace_attributes(
+    owner: Any, replace: Callable[[Any], Any], library: Any, known: dict[int, Any]
+) -> None:
     """Replaces the layers that are attributes of a layer and of its layers; `known`: by what, by id."""
 
     def new(value: Any) -> Any:
         """`value` itself where there is nothing to replace."""
-        if isinstance(value, keras.layers.Layer):
+        if isinstance(value, library.layers.Layer):
             if id(value) not in known:
                 replacement = replace(value)
                 known[id(value)] = value if replacement is None else replacement
                 if replacement is None:
-                    _replace_attributes(value, replace, known)
+                    _replace_attributes(value, replace, library, known)
             return known[id(value)]
         if isinstance(value, dict):
             changed: Any = {key: new(one) for key, one in value.items()}
@@ -159,12 +172,14 @@ def _replace_attributes(owner: Any, replace: Callable[[Any], Any], known: dict[i
         changed = new(value)
         if changed is not value:
             setattr(owner, name, changed)
+    if library is not keras:  # which forgets them by itself
+        return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
         owner._tracker.untrack(old)
 
 
-def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
-    """Our layer in place of a `keras.layers.Embedding`."""
+def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) -> Any:
+    """A layer of our `kind` in place of an Embedding of Keras or tf-keras."""
     if layer.embeddings_constraint is not None and not explicit:
         warnings.warn(
             f"embeddings_constraint of layer '{layer.name}' is left out: Keras applies it to the whole "
@@ -180,7 +195,7 @@ def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
     for option, value in unsupported.items():
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
-    return Embedding(
+    return kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
@@ -192,7 +207,8 @@ def _server_embedding(layer: Any, *, explicit: bool) -> Embedding:
     )
 
 
-def _warn_of_regularizers(model: Distributed) -> None:
+def warn_of_regularizers(model: WithTables) -> None:
+    """Warns that they are about the rows of a batch."""
     names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
     if names:
         warnings.warn(
@@ -202,9 +218,10 @@ def _warn_of_regularizers(model: Distributed) -> None:
         )
 
 
-def _warn_of_hidden_embeddings(model: Any, size: int) -> None:
+def warn_of_hidden_embeddings(model: Any, kind: Any, size: int) -> None:
+    """Warns of layers of the library's `kind` that were not replaced."""
     for layer in model._flatten_layers(include_self=False, recursive=True):
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= size:
+        if isinstance(layer, kind) and layer.input_dim >= size:
             warnings.warn(
                 f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
                 "ordinary Keras embedding in the worker's memory",

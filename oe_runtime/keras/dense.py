@@ -21,8 +21,7 @@ def named_variables(model: Any) -> dict[str, Any]:
     """Every variable by a name that is the same in another process: model/… and optimizer/…."""
     if not model.compiled:
         raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     named: dict[str, Any] = {}
 
     def add(name: str, variable: Any) -> None:
@@ -34,11 +33,24 @@ def named_variables(model: Any) -> dict[str, Any]:
 
     for variable in model.variables:
         # Keras numbers the random generators of all models in a process.
-        add("model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", variable.path), variable)
+        add("model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", _path(variable)), variable)
     for variable in model.optimizer.variables:
         # The path begins with the optimizer's name, which depends on how many optimizers were made before.
-        add(f"optimizer/{variable.path.partition('/')[2] or variable.path}", variable)
+        path = _path(variable)
+        add(f"optimizer/{path.partition('/')[2] or path}", variable)
     return named
+
+
+def build_optimizer(model: Any) -> None:
+    """Makes the optimizer's variables, if there are none yet. (tf-keras's optimizers do not say.)"""
+    if not getattr(model.optimizer, "built", False):
+        model.optimizer.build(model.trainable_variables)
+
+
+def _path(variable: Any) -> str:
+    """Of a variable of Keras 3, or the name of one of TensorFlow's, which tf-keras has."""
+    path: str = getattr(variable, "path", None) or variable.name.partition(":")[0]
+    return path
 
 
 def values(model: Any) -> dict[str, NDArray[Any]]:

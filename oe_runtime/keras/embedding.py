@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -31,9 +31,11 @@ class Table:
         return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
 
 
-@keras.saving.register_keras_serializable(package="oe_runtime")
-class Embedding(keras.layers.Layer):  # type: ignore[misc]
-    """Like `keras.layers.Embedding`, with the rows in a table of the parameter servers.
+_Layer: Any = keras.layers.Layer if TYPE_CHECKING else object
+
+
+class TableLayer(_Layer):  # type: ignore[misc]
+    """Like the library's own Embedding, with the rows in a table of the parameter servers.
 
     `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
     memory from its first update on. `mask_zero` masks id 0. `embeddings_regularizer` (L1, L2 or L1L2) adds
@@ -48,6 +50,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     (output_dim,). Rows have the policy's variable dtype, float32, float64, bfloat16 or float16, the last two
     with the optimizer's state in float32 (`oe_runtime.TableSpec`).
     """
+
+    _library: Any  # keras or tf_keras
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         if sparse_as_dense and input_dim != -1:
             raise ValueError(
                 f"Embedding '{self.name}': sparse_as_dense=True means an ordinary layer in the worker's "
-                "memory; use keras.layers.Embedding"
+                f"memory; use {self._library.__name__}.layers.Embedding"
             )
         if not explicit:
             embeddings_constraint = None
@@ -89,8 +93,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
                 f"Embedding '{self.name}': input_dim must be an integer > 0, or -1 for any 64-bit id, "
                 f"not {input_dim!r}"
             )
-        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
-        check_regularizer(self.embeddings_regularizer, self.name)
+        self.embeddings_regularizer = self._library.regularizers.get(embeddings_regularizer)
+        check_regularizer(self._keras3(self.embeddings_regularizer), self.name)
         check_constraint(embeddings_constraint, self.name)
         if self.variable_dtype not in DTYPES:
             raise ValueError(
@@ -99,7 +103,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             )
         self.input_dim = input_dim
         self.output_dim = output_dim
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_initializer = self._library.initializers.get(embeddings_initializer)
         self.initializer_spec(0)
         self.admission = dict(admission) if admission is not None else None
         self.eviction = [dict(policy) for policy in eviction]
@@ -109,6 +113,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.table: Table | None = None
         self.built = True
 
+    @staticmethod
+    def _keras3(part: Any) -> Any:
+        """The initializer or regularizer of Keras 3 that means the same, for `translate`."""
+        return part
+
     @property
     def rows_dtype(self) -> str:
         """Of rows and their gradients as they come from the servers and go there."""
@@ -117,7 +126,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def initializer_spec(self, seed: int) -> dict[str, Any]:
         """How rows begin; `seed` is for an initializer without one of its own."""
         return table_initializer(
-            self.embeddings_initializer, seed, self.name, self.input_dim, self.output_dim
+            self._keras3(self.embeddings_initializer), seed, self.name, self.input_dim, self.output_dim
         )
 
     def table_spec(
@@ -169,9 +178,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             **super().get_config(),
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_initializer": self._library.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": self._library.regularizers.serialize(self.embeddings_regularizer),
             "mask_zero": self.mask_zero,
             "admission": self.admission,
             "eviction": self.eviction,
         }
+
+
+@keras.saving.register_keras_serializable(package="oe_runtime")
+class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
+    """keras.layers.Embedding with its rows on parameter servers; TableLayer says what its arguments mean."""
+
+    _library = keras

@@ -28,16 +28,17 @@ _PIECE = 64 << 20
 
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
-    """Writes `model` with the rows of its `tables` as a SavedModel; see `Distributed`'s method."""
-    return _publish(path, lambda place: original_model(model, tables).export(place, verbose=False), overwrite)
+    """Writes `model` with the rows of its `tables` as a SavedModel; see `WithTables`'s method."""
+    return publish(path, lambda place: original_model(model, tables).export(place, verbose=False), overwrite)
 
 
 def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
     """Writes `model` without its rows, for `oe_runtime.serving`; see `Distributed`'s method."""
-    return _publish(path, lambda place: _write_serving_model(model, tables, place))
+    return publish(path, lambda place: _write_serving_model(model, tables, place))
 
 
-def _publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
+def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
+    """Has `write` make a SavedModel beside `path`, which it then becomes; FileExistsError if it is there."""
     replaces = overwrite and (path / "saved_model.pb").is_file()
     if os.path.lexists(path) and not replaces:
         raise FileExistsError(f"{path} exists already; choose another path or remove it")
@@ -143,16 +144,47 @@ def original_model(model: Any, tables: Mapping[str, Table]) -> Any:
 
     inputs, outputs = clone(model, replace)
     for layer, table in filled:
-        _fill(layer, table)
+        fill(layer.embeddings.value, table)
     return keras.Model(inputs, outputs, name=model.name)
 
 
-def _fill(layer: Any, table: Table) -> None:
-    rows = layer.embeddings.value
+def fill(rows: Any, table: Table) -> None:
+    """Gives a variable of TensorFlow's all rows of a table with an input_dim."""
     step = max(1, _PIECE // (4 * table.spec.dim))
     for begin in range(0, table.spec.input_dim, step):
         keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
         rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
+
+
+def sorted_rows(table: Table) -> tuple[Any, Any, float]:
+    """The keys of a table for any 64-bit id, ascending, their rows, and the value in all others."""
+    admission = table.spec.admission
+    default = (
+        expected_row_value(table.spec.initializer)
+        if admission is None
+        else float(admission.get("default_value", 0.0))
+    )
+    keys, rows = table.client.export_rows(table.number)
+    keys = np.asarray(keys).view(np.int64)
+    order = np.argsort(keys)
+    keys, rows = keys[order], np.asarray(rows)[order]
+    if not len(keys):  # a search needs something to search in
+        keys, rows = np.zeros(1, np.int64), np.full((1, table.spec.dim), default, rows.dtype)
+    return keys, rows, default
+
+
+def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
+    """The rows of ids, by `sorted_rows` as tensors: ids.shape + (dim,)."""
+    ids = tf.convert_to_tensor(ids)
+    ids = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+    flat = tf.reshape(ids, [-1])
+    places = tf.minimum(tf.searchsorted(keys, flat), tf.size(keys) - 1)
+    known = tf.equal(tf.gather(keys, places), flat)
+    found = tf.where(known[:, None], tf.gather(rows, places), default)
+    dim = rows.shape[1]
+    found = tf.reshape(found, tf.concat([tf.shape(ids), [dim]], 0))
+    found.set_shape((*ids.shape, dim))
+    return found
 
 
 class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
@@ -163,19 +195,8 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
         self.autocast = False
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
-        admission = table.spec.admission
-        self._default = (
-            expected_row_value(table.spec.initializer)
-            if admission is None
-            else float(admission.get("default_value", 0.0))
-        )
         self._dim = table.spec.dim
-        keys, rows = table.client.export_rows(table.number)
-        keys = np.asarray(keys).view(np.int64)
-        order = np.argsort(keys)
-        keys, rows = keys[order], np.asarray(rows)[order]
-        if not len(keys):  # a search needs something to search in
-            keys, rows = np.zeros(1, np.int64), np.full((1, self._dim), self._default, rows.dtype)
+        keys, rows, self._default = sorted_rows(table)
         self.keys = self.add_weight(
             shape=keys.shape, dtype="int64", initializer="zeros", trainable=False, name="keys"
         )
@@ -196,16 +217,7 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """ids → rows, the default for unknown ids."""
-        ids = tf.convert_to_tensor(inputs)
-        ids = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
-        keys = self.keys.value
-        flat = tf.reshape(ids, [-1])
-        places = tf.minimum(tf.searchsorted(keys, flat), tf.size(keys) - 1)
-        known = tf.equal(tf.gather(keys, places), flat)
-        rows = tf.where(known[:, None], tf.gather(self.rows.value, places), self._default)
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [self._dim]], 0))
-        rows.set_shape((*ids.shape, self._dim))
-        return tf.cast(rows, self.compute_dtype)
+        return tf.cast(search(inputs, self.keys.value, self.rows.value, self._default), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """False where the id is 0, if wanted."""

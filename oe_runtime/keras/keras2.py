@@ -37,6 +37,6 @@ def refuse_legacy(thing: Any) -> None:
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__):
         raise ValueError(
             f"{type(thing).__name__} is of tf-keras 2, which tf.keras is with TF_USE_LEGACY_KERAS=1, but "
-            "oe_runtime.keras needs Keras 3: unset TF_USE_LEGACY_KERAS, or write `import keras` in place of "
-            "tf.keras; accept_keras2_layers() takes layers that were written for Keras 2"
+            "oe_runtime.keras is for Keras 3: write `import oe_runtime.tf_keras as embed`, or unset "
+            "TF_USE_LEGACY_KERAS"
         )

@@ -3,89 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
+from keras import ops
 
-from oe_runtime.client import Client
-from oe_runtime.keras import backends, best_rows, dense, saving
+from oe_runtime.keras import backends
 from oe_runtime.keras.backends import backend
-from oe_runtime.keras.embedding import Embedding, Table
-from oe_runtime.keras.translate import needs_sums, table_optimizer
-from oe_runtime.spec import TableSpec
-
-if TYPE_CHECKING:
-    from oe_runtime.keras.workers import Workers
-
-# Keras changes the bases of every class in a functional model's, so that this one must not have its own.
-_Model: Any = keras.Model if TYPE_CHECKING else object
+from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.keras.with_tables import WithTables
 
 
-class Distributed(_Model):  # type: ignore[misc]
+class Distributed(WithTables):
     """What `distributed_model` adds to a Keras model: its embeddings are on parameter servers.
 
-    compile, fit, evaluate, predict and the on_batch methods are Keras's. A training step pulls the rows of
-    its batch, runs one compiled function, and pushes the rows' gradients. What asks the servers next, a save
-    for instance, finds them applied.
+    See WithTables; the methods that are not there are Keras's.
     """
 
-    train_function: Any
-    test_function: Any
-    predict_function: Any
-
-    # Defaults of a model that was made without distributed_model, as Keras does when it copies one.
-    _client: Client | None = None
-    _table_layers: Mapping[str, Embedding] = MappingProxyType({})
-    _table_seed = 0
-    _nonfinite_gradients = "refuse"
-    _steps: backends.Steps | None = None
-    _workers: Workers | None = None
-    _pipelined = True
-    _staleness = 0
-    _micro_batches = 1
-    _persisted = 0  # the batch of the last persist_server_model
-    xla = False  # whether steps are compiled by XLA
-
-    def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
-        layers: dict[str, Embedding] = {}
-        for layer in self._flatten_layers(include_self=False, recursive=True):
-            if not isinstance(layer, Embedding):
-                continue
-            name = name_prefix + layer.name
-            if layers.setdefault(name, layer) is not layer:
-                raise ValueError(
-                    f"two embedding layers have the name '{layer.name}': tables are named by their layer"
-                )
-            layer.initializer_spec(seed)
-        self._client = client
-        self._table_seed = seed
-        self._nonfinite_gradients = nonfinite_gradients
-        self._table_layers = MappingProxyType(layers)
-
-    @property
-    def client(self) -> Client:
-        """The client of the parameter servers."""
-        if self._client is None:
-            raise RuntimeError(
-                "this model has no parameter servers: make it with distributed_model(model, client)"
-            )
-        return self._client
-
-    @property
-    def tables(self) -> dict[str, TableSpec]:
-        """The tables by name. The model must be compiled."""
-        return {name: table.spec for name, table in self._tables().items()}
-
-    def _tables(self) -> dict[str, Table]:
-        tables = {}
-        for name, layer in self._table_layers.items():
-            if layer.table is None:
-                raise RuntimeError(f"table '{name}' does not exist yet: compile the model first")
-            tables[name] = layer.table
-        return tables
+    _library = keras
 
     def compile(
         self,
@@ -110,22 +47,10 @@ class Distributed(_Model):  # type: ignore[misc]
         for_keras = backend.check_compile(self, jit_compile=jit_compile)
         optimizer = keras.optimizers.get(optimizer)
         rule = table_optimizer(optimizer)
-        client = self.client
-        if self._workers is not None and needs_sums(optimizer, list(self._table_layers.values())):
-            raise ValueError(
-                "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
-                "of rows meet at the servers only: train with one worker, or without them"
-            )
-        specs = {
-            name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
-            for name, layer in self._table_layers.items()
-        }
-        tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
+        tables = self._make_tables(optimizer, rule)
         self.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
-        for name, layer in self._table_layers.items():
-            layer.table = tables[name]
-        self._steps = backend.steps(self, client, eager=run_eagerly)
+        self._take(tables, backend.steps(self, self.client, eager=run_eagerly))
 
     def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Says with which arrays `train_on_batch` will be called the time after the next.
@@ -137,81 +62,19 @@ class Distributed(_Model):  # type: ignore[misc]
         """
         self._running().announce((x, y, sample_weight))
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """keras.Model.fit. All is pushed when it returns.
+    def _batch_loss(
+        self, of_rows: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+    ) -> Any:
+        """In a step: Keras's loss and that of the rows' regularizers, of which it reports the mean."""
+        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        for term in of_rows:
+            loss = loss + ops.cast(term, loss.dtype)
+        self._loss_tracker.update_state(loss, sample_weight=ops.shape(keras.tree.flatten(x)[0])[0])
+        return loss
 
-        EarlyStopping(restore_best_weights=True) brings the rows back too: whenever an epoch is the best so
-        far, they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint.
-        ValueError for it with several workers.
-        """
-        if "callbacks" not in kwargs:
-            history = super().fit(*args, **kwargs)
-        else:
-            workers = 1 if self._workers is None else self._workers.count
-            with best_rows.kept(kwargs.pop("callbacks"), workers=workers) as callbacks:
-                history = super().fit(*args, callbacks=callbacks, **kwargs)
-        self.client.settle()
-        return history
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """The function that `fit` calls with batches."""
-        if self.train_function is None or force:
-            self.train_function = self._running().train_function()
-        return self.train_function
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """The function that `evaluate` calls with batches."""
-        if self.test_function is None or force:
-            self.test_function = self._running().test_function()
-        return self.test_function
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """The function that `predict` calls with batches."""
-        if self.predict_function is None or force:
-            self.predict_function = self._running().predict_function()
-        return self.predict_function
-
-    def _running(self) -> backends.Steps:
-        if self._steps is None:
-            raise RuntimeError("compile the model first: the rows of its tables keep the optimizer's state")
-        return self._steps
-
-    def save_dense(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes all weights that are not rows, and the optimizer's variables, into `directory`/dense.npz.
-
-        Returns the file's path. The rows are saved by the client: `model.client.save(directory)`.
-        """
-        return dense.save(self, Path(directory))
-
-    def load_dense(self, directory: str | os.PathLike[str]) -> None:
-        """Reads what `save_dense` wrote. The model must be compiled, with the same kind of optimizer.
-
-        Raises CheckpointError naming the file and the variable (with both shapes) that does not fit; the
-        model is then as it was.
-        """
-        dense.load(self, Path(directory))
-
-    def save_as_original_model(
-        self, path: str | os.PathLike[str], overwrite: bool = False, include_optimizer: bool = False
-    ) -> Path:
-        """Writes a SavedModel with the embeddings inside, which TensorFlow alone can load and serve.
-
-        All rows of a table with an input_dim are read from the servers, untrained ones with their first
-        value. Of a table for any 64-bit id the rows that training made are written; for any other id the
-        exported model takes the mean of the initializer (the value of Constant, (minval + maxval) / 2 of
-        RandomUniform, the mean of RandomNormal), because TensorFlow cannot compute the initializer's
-        function.
-
-        `path` appears only when it is complete; FileExistsError if there is something already, but for a
-        SavedModel and `overwrite`. Returns it. ValueError for a subclassed model, and for
-        `include_optimizer`: what serves does not train.
-        """
-        if include_optimizer:
-            raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
-        written: Path = _exports().save_as_original_model(
-            self, self._tables(), Path(path), overwrite=overwrite
-        )
-        return written
+    def _learning_rate_now(self) -> Any:
+        """In a step, before the optimizer's: the rate of this one."""
+        return ops.convert_to_tensor(self.optimizer.learning_rate)
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
@@ -220,49 +83,21 @@ class Distributed(_Model):  # type: ignore[misc]
         They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
         it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
         """
-        written: Path = _exports().save_serving_model(self, self._tables(), Path(path))
+        written: Path = self._exports().save_serving_model(self, self._tables(), Path(path))
         return written
 
-    def export(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: the rows are not in the model. Use `save_as_original_model`."""
-        raise ValueError("the rows of this model are on parameter servers; use save_as_original_model(path)")
+    def _exports(self) -> Any:
+        """The module that writes SavedModels."""
+        if backends.NAME != "tensorflow":
+            raise ValueError(
+                f"a SavedModel is TensorFlow's, but Keras runs on {backends.NAME} here: "
+                "save_weights(directory), make the model with KERAS_BACKEND=tensorflow, "
+                "load_weights(directory), and export that"
+            )
+        from oe_runtime.keras import export
 
-    def save(
-        self, filepath: str | os.PathLike[str], overwrite: bool = True, include_optimizer: bool = True
-    ) -> None:
-        """As `save_weights`: the rows are on the servers, so a file of Keras's could not hold the model.
-
-        To load it, make the model as it was made before, and `load_weights`.
-        """
-        saving.save_weights(self, filepath, overwrite, include_optimizer)
-
-    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
-
-        The directory appears when it is complete, in place of an earlier one of the same kind if `overwrite`
-        says so; FileExistsError for anything else that is there. With several workers one of them calls it.
-        """
-        saving.save_weights(self, filepath, overwrite)
-
-    def load_weights(self, filepath: str | os.PathLike[str]) -> None:
-        """Reads what `save_weights` or `save` wrote, into a compiled model; all workers call it together.
-
-        Raises CheckpointError naming the file and the variable or table that does not fit.
-        """
-        saving.load_weights(self, filepath)
+        return export
 
 
 class DistributedModel(Distributed, keras.Model):  # type: ignore[misc]
     """A functional model with embeddings on parameter servers."""
-
-
-def _exports() -> Any:
-    """The module that writes SavedModels."""
-    if backends.NAME != "tensorflow":
-        raise ValueError(
-            f"a SavedModel is TensorFlow's, but Keras runs on {backends.NAME} here: save_weights(directory), "
-            "make the model with KERAS_BACKEND=tensorflow, load_weights(directory), and export that"
-        )
-    from oe_runtime.keras import export
-
-    return export

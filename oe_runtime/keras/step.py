@@ -14,6 +14,7 @@ import tensorflow as tf
 from oe_runtime.client import Client, Pairs, Pulled
 from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.dense import build_optimizer
 from oe_runtime.keras.feed import feeding, skeleton
 from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, regularization
 from oe_runtime.keras.micro_batches import Gradients, accumulated
@@ -131,8 +132,7 @@ class Steps:
     def _begin(self) -> None:
         """Before the first training step."""
         model = self._model
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        build_optimizer(model)
         if model._workers is not None:
             begin_alike(model._workers, [*model.variables, *model.optimizer.variables])
         self._begun = True
@@ -336,8 +336,7 @@ def _gradients(
         tape.watch([rows, lookups, together])
         with feeding(supply):
             y_pred = _forward(model)(x)
-        loss = _loss(model, groups, x, y, y_pred, sample_weight, training=True)
-        _track(model, loss, x)
+        loss = model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
     # Lookups are gathered before the tape: of the rows there is what regularizers and `by_row` see directly.
     sources = [model.trainable_variables, rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
@@ -379,7 +378,7 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
         shares = iter(weighted)
         of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
     # The rate of this step: applying the gradients moves the schedule on.
-    rate = tf.cast(keras.ops.convert_to_tensor(optimizer.learning_rate), tf.float64)
+    rate = tf.cast(model._learning_rate_now(), tf.float64)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
@@ -404,26 +403,13 @@ def _test(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, A
     x, y, sample_weight = data
     with feeding(supply):
         y_pred = model(x, training=False)
-    _track(model, _loss(model, groups, x, y, y_pred, sample_weight, training=False), x)
+    model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=False)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def _predict(model: Any, supply: Supply, _groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     with feeding(supply):
         return model(data[0], training=False)
-
-
-def _loss(
-    model: Any, groups: list[RowGroup], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
-) -> Any:
-    """Keras's loss, and that of the tables' regularizers."""
-    loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
-    return tf.add_n([loss, *(tf.cast(term, loss.dtype) for term in regularization(groups))])
-
-
-def _track(model: Any, loss: Any, x: Any) -> None:
-    """Keras's running mean of the loss, which `fit` and `evaluate` report."""
-    model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
 
 
 TRAIN: Body = _train

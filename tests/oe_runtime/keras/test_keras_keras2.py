@@ -51,6 +51,7 @@ def test_models_and_optimizers_of_tf_keras_are_refused():
     derived = type("Mine", (legacy,), {})
     for refuse in (embed.distributed_model, embed.distributed_optimizer):
         with pytest.raises(
-            ValueError, match=r"Mine is of tf-keras 2, .* unset TF_USE_LEGACY_KERAS, or write"
+            ValueError,
+            match=r"Mine is of tf-keras 2, .* write `import oe_runtime.tf_keras as embed`, or unset",
         ):
             refuse(derived())

@@ -1,0 +1,77 @@
+"""Models of tf-keras with distributed embeddings, made from ordinary ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tf_keras
+
+from oe_runtime.client import Client
+from oe_runtime.keras.convert import (
+    in_place,
+    server_embedding,
+    together,
+    warn_of_hidden_embeddings,
+    warn_of_regularizers,
+)
+from oe_runtime.keras.servers import connect
+from oe_runtime.keras.workers import Workers
+from oe_runtime.tf_keras.clone import clone
+from oe_runtime.tf_keras.embedding import Embedding
+from oe_runtime.tf_keras.model import Distributed, DistributedModel
+
+
+def distributed_model(
+    model: Any,
+    client: Client | None = None,
+    *,
+    sparse_as_dense_size: int = 64,
+    num_shards: int | None = None,
+    override_method: bool = True,
+    explicit: bool = False,
+    seed: int = 0,
+    name_prefix: str = "",
+    nonfinite_gradients: str = "refuse",
+    workers: Workers | None = None,
+    pipeline: bool = True,
+    staleness: int = 0,
+    micro_batches: int = 1,
+) -> Distributed:
+    """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
+
+    As `oe_runtime.keras.distributed_model`, which says what the options mean, and what is done to a
+    subclassed model.
+
+    Raises ValueError naming the layer for what tables do not support, and for a model of Keras 3.
+    """
+    del num_shards, override_method
+    if isinstance(model, keras.Model):
+        raise ValueError(f"{type(model).__name__} is of Keras 3: write `import oe_runtime.keras as embed`")
+    if not isinstance(model, tf_keras.Model):
+        raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
+    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
+
+    def replace(layer: Any) -> Any:
+        if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
+            if getattr(layer, "_sparse", False) or layer.activity_regularizer is not None:
+                raise ValueError(
+                    f"layer '{layer.name}': sparse=True and activity_regularizer are not supported for rows "
+                    "on parameter servers"
+                )
+            return server_embedding(Embedding, layer, explicit=explicit)
+        return None
+
+    new: Distributed
+    if getattr(model, "inputs", None):
+        new = DistributedModel(*clone(model, replace), name=model.name)
+    elif isinstance(model, tf_keras.Sequential):
+        raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
+    else:
+        new = in_place(model, replace, Distributed, tf_keras)
+    warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
+    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
+    new._workers = workers
+    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
+    warn_of_regularizers(new)
+    return new

@@ -1,0 +1,45 @@
+"""The embedding layer of tf-keras whose rows live on parameter servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from oe_runtime.keras.embedding import TableLayer
+from oe_runtime.tf_keras.translate import keras3
+
+
+@tf_keras.saving.register_keras_serializable(package="oe_runtime")
+class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
+    """tf_keras.layers.Embedding with its rows on parameter servers; TableLayer says what its arguments mean.
+
+    Of tf-keras's, `input_length` is taken too, and has no meaning.
+    """
+
+    _library = tf_keras
+
+    def __init__(self, *args: Any, input_length: int | None = None, **kwargs: Any) -> None:
+        del input_length
+        super().__init__(*args, autocast=False, **kwargs)
+
+    def _should_use_autograph(self) -> bool:
+        return False  # there is nothing to convert, and `oe_runtime` is not written for it
+
+    def _pull(self, ids: Any) -> Any:
+        if not tf.executing_eagerly() and _shapes_only():
+            rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0), self.rows_dtype)
+            rows.set_shape((*ids.shape, self.output_dim))
+            return rows
+        return super()._pull(ids)
+
+    @staticmethod
+    def _keras3(part: Any) -> Any:
+        return keras3(part)
+
+
+def _shapes_only() -> bool:
+    """Whether tf-keras calls layers on placeholders to learn their outputs' shapes: while a model is made."""
+    name = getattr(tf.compat.v1.get_default_graph(), "name", "")
+    return name.endswith("_scratch_graph") or name == "build_graph"

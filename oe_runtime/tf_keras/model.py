@@ -1,0 +1,161 @@
+"""What a model of tf-keras with distributed embeddings does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from oe_runtime.keras.with_tables import WithTables
+from oe_runtime.tf_keras.steps import Steps
+from oe_runtime.tf_keras.translate import distributed_optimizer, table_optimizer
+
+
+def _call(call: Any, args: Any, kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+# Lets TensorFlow convert what is called in it, though our steps are graphs that ask for no conversion.
+_with_autograph = tf.autograph.to_graph(_call)
+
+
+class Distributed(WithTables):
+    """What `distributed_model` adds to a model of tf-keras: its embeddings are on parameter servers.
+
+    See WithTables; the methods that are not there are tf-keras's.
+    """
+
+    _library = tf_keras
+    _losses_of_rows: Sequence[Any] = ()
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        *args: Any,
+        run_eagerly: bool | None = None,
+        jit_compile: bool | None = None,
+        experimental_run_tf_function: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """As tf_keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
+
+        Raises ValueError for what tables do not support, and SpecMismatch when the servers have a table of
+        the same name but, say, another dim or optimizer.
+        """
+        del experimental_run_tf_function
+        policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
+        for name in sorted(policies & {"mixed_bfloat16", "mixed_float16"}):
+            raise ValueError(
+                f"{name} is not offered for models of tf-keras: compute in float32, or take "
+                "oe_runtime.keras and its mixed_bfloat16"
+            )
+        if jit_compile:
+            raise ValueError("jit_compile=True is not offered for models of tf-keras; leave it out")
+        optimizer = distributed_optimizer(optimizer)
+        tables = self._make_tables(optimizer, table_optimizer(optimizer))
+        super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
+        self._take(tables, Steps(self, self.client, eager=bool(run_eagerly)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """tf_keras.Model's; as in its own steps, `if` and `while` of layers may depend on tensors."""
+        call = super().__call__
+        return call(*args, **kwargs) if tf.executing_eagerly() else _with_autograph(call, args, kwargs)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `compile` was called, as Keras 3 calls it."""
+        return bool(self._is_compiled)
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Batches in one call of `train_function`."""
+        return int(self._steps_per_execution)
+
+    @property
+    def losses(self) -> list[Any]:
+        """tf_keras.Model.losses, in a step with those of the regularized rows of its batch."""
+        return [*super().losses, *self._losses_of_rows]
+
+    def _batch_loss(
+        self, of_rows: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+    ) -> Any:
+        """In a step: tf-keras's loss, of which it reports the mean."""
+        del training
+        self._losses_of_rows = tuple(of_rows)
+        try:
+            return self.compute_loss(x, y, y_pred, sample_weight)
+        finally:
+            self._losses_of_rows = ()
+
+    def _learning_rate_now(self) -> Any:
+        """In a step, before the optimizer's: the rate of this one."""
+        rate = self.optimizer._learning_rate
+        if isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.optimizer.iterations)
+        return tf.convert_to_tensor(rate)
+
+    def save_serving_model(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refused: see `oe_runtime.keras`."""
+        raise ValueError(
+            "save_serving_model is not offered for models of tf-keras: save_as_original_model(path) has the "
+            "rows inside, or make the model in Keras 3 and load_server_model into it"
+        )
+
+    def _exports(self) -> Any:
+        """The module that writes SavedModels."""
+        from oe_runtime.tf_keras import export
+
+        return export
+
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        include_optimizer: bool = True,
+        **_of_files: Any,
+    ) -> None:
+        """As `save_weights`: the rows are on the servers, so a file of tf-keras's could not hold the model.
+
+        To load it, make the model as it was made before, and `load_weights`. `save_format` and what else is
+        of tf-keras's files has no meaning.
+        """
+        super().save(filepath, overwrite, include_optimizer)
+
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+        options: Any = None,
+    ) -> None:
+        """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
+
+        `save_format` and `options` are of tf-keras's files, and have no meaning. The rows fit a model of
+        Keras 3, too (`load_server_model`); the optimizer's variables have other names there.
+        """
+        del save_format, options
+        super().save_weights(filepath, overwrite)
+
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        by_name: bool = False,
+        options: Any = None,
+    ) -> None:
+        """Reads what `save_weights` or `save` wrote, into a compiled model.
+
+        Raises CheckpointError naming the file and the variable or table that does not fit, and ValueError for
+        `skip_mismatch`: all of it fits or nothing is loaded.
+        """
+        del by_name, options
+        if skip_mismatch:
+            raise ValueError("skip_mismatch=True is not offered: all of the checkpoint is loaded, or nothing")
+        super().load_weights(filepath)
+
+
+class DistributedModel(Distributed, tf_keras.Model):  # type: ignore[misc]
+    """A functional model of tf-keras with embeddings on parameter servers."""
