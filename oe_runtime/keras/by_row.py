@@ -10,6 +10,7 @@ Keras's in the order of the summation only.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.ops.numpy import Sum as KerasSum  # has no public name
+from keras.src.ops.function import Function  # these two have no public name
+from keras.src.ops.numpy import Sum as KerasSum
 
 from oe_runtime.client import Pairs
 from oe_runtime.keras import feed
@@ -86,7 +88,8 @@ def take_over(model: Any) -> None:
 def _operations(model: Any) -> list[Any]:
     """All layers of a model, and the operations of the graphs that it and they have."""
     layers = list(model._flatten_layers(include_self=True, recursive=True))
-    return [*layers[1:], *(one for layer in layers for one in getattr(layer, "operations", ()))]
+    graphs = [layer.operations for layer in layers if isinstance(layer, Function)]
+    return [*layers[1:], *itertools.chain(*graphs)]
 
 
 def wants_pairs(model: Any, group: Any) -> bool:
