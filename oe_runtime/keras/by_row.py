@@ -29,6 +29,8 @@ from oe_runtime.keras.supply import Answers
 # Below, a row of products takes longer to sum than to compute (measured: dim 9 loses, dim 64 wins).
 _LEAST_DIM = 32
 _LEAST_UNITS = 64
+# TensorFlow sums in one thread. The same number everywhere, for the order of summation follows from it.
+_PORTIONS = 2
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime", name="Dense")
@@ -141,7 +143,9 @@ class Products:
             products = [
                 tf.matmul(part, blocks[found[i]]) for part, i in zip(rows, paired.lookups, strict=True)
             ]
-            terms.append(_by_example(paired, tf.concat(products, 0)))
+            for part in _portions(paired):
+                taken, products = products[: len(part.lookups)], products[len(part.lookups) :]
+                terms.append(_by_example(part, tf.concat(taken, 0)))
         rest = [place for place, part in enumerate(parts) if not isinstance(part, int)]
         if rest:
             columns = tf.concat([parts[place] for place in rest], 1)
@@ -184,6 +188,32 @@ class Products:
         if key not in self._rows:
             self._rows[key] = _gather(paired.group.rows, paired.pairs.rows)
         return self._rows[key]
+
+
+def _portions(paired: PairedGroup) -> list[PairedGroup]:
+    """A group's pairs in parts, each of some lookups, which are summed at the same time."""
+    pairs, lookups = paired.pairs, len(paired.lookups)
+    lengths = [lookups // _PORTIONS + (i < lookups % _PORTIONS) for i in range(min(lookups, _PORTIONS))]
+    examples = tf.size(pairs.of_ids) // lookups
+    sizes = tf.split(pairs.sizes, lengths)
+    counts = tf.stack([tf.reduce_sum(part) for part in sizes])
+    ids = [length * examples for length in lengths]
+    portions = zip(
+        tf.split(pairs.rows, counts, num=len(lengths)),
+        sizes,
+        tf.split(tf.reshape(pairs.of_ids, [-1, lookups]), lengths, axis=1),
+        tf.split(pairs.examples, ids, num=len(lengths)),
+        tf.split(pairs.pairs, ids, num=len(lengths)),
+        strict=True,
+    )
+    first, begin, found = 0, 0, []
+    for (rows, size, of_ids, of_examples, of_pairs), count, length in zip(
+        portions, tf.unstack(counts, num=len(lengths)), lengths, strict=True
+    ):
+        own = Pairs(rows, size, tf.reshape(of_ids - first, [-1]), of_examples, of_pairs - first)
+        found.append(PairedGroup(paired.group, own, paired.lookups[begin : begin + length]))
+        first, begin = first + count, begin + length
+    return found
 
 
 def _by_example(paired: PairedGroup, values: Any) -> Any:

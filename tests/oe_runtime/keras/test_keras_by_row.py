@@ -114,6 +114,18 @@ def test_a_layer_that_sees_other_lookups_too_is_as_it_was(dims):
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
 
 
+def test_one_lookup():
+    ids = keras.Input((1,), dtype="int64")
+    embedding = keras.layers.Flatten()(keras.layers.Embedding(ROWS, DIM, "uniform", name="table")(ids))
+    stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64)(embedding)))
+    model = embed.distributed_model(stock, Client.in_process())
+    model.compile("sgd", "binary_crossentropy")
+    stock.get_layer("table").set_weights([model._tables()["table"].rows(np.arange(ROWS))])
+    x = np.arange(20)[:, None] % 7
+    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
+    assert [program._paired for program in model._steps._programs.values()] == [{0}]
+
+
 @pytest.mark.parametrize(
     ("over", "by_row_of"),
     [
