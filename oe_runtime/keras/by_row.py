@@ -1,14 +1,16 @@
-"""Dense layers over embeddings, computed once for each distinct embedding of a batch.
+"""Dense layers and sums over embeddings, computed once for each distinct embedding of a batch.
 
 A dense layer over concatenated embeddings is a sum: of each embedding times its own rows of the kernel. The
 ids of a batch of clicks repeat themselves (in Criteo's data, 4,096 examples have 13 % distinct ids), so the
 products are computed for the distinct (lookup, row) pairs, and summed by example: fewer multiplications, and
-neither the embeddings nor their gradients need to be written out for each example. The result differs from
+neither the embeddings nor their gradients need to be written out for each example. Likewise the sums over
+fields of embeddings and of their squares, of which factorisation machines consist. The results differ from
 Keras's in the order of the summation only.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.ops.function import Function  # these two have no public name
+from keras.src.ops.numpy import Sum as KerasSum
 
 from oe_runtime.client import Pairs
 from oe_runtime.keras import feed
@@ -25,6 +29,8 @@ from oe_runtime.keras.supply import Answers
 # Below, a row of products takes longer to sum than to compute (measured: dim 9 loses, dim 64 wins).
 _LEAST_DIM = 32
 _LEAST_UNITS = 64
+# TensorFlow sums in one thread. The same number everywhere, for the order of summation follows from it.
+_PORTIONS = 2
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime", name="Dense")
@@ -55,21 +61,45 @@ class Concatenate(keras.layers.Concatenate):  # type: ignore[misc]
         return super().call(inputs) if joined is None else joined
 
 
+@keras.saving.register_keras_serializable(package="oe_runtime", name="Sum")
+class Sum(KerasSum):  # type: ignore[misc]
+    """keras.ops.sum in a functional model, which in a step asks the feed whether it sums lookups."""
+
+    def call(self, x: Any) -> Any:
+        """See keras.ops.sum."""
+        step: Any = feed.current()  # one of `supply`
+        summed = None
+        if step is not None and self.axis is not None and tuple(self.axis) in ((1,), (-2,)):
+            summed = step.summed(x)
+        if summed is None:
+            return super().call(x)
+        return keras.ops.expand_dims(summed, 1) if self.keepdims else summed
+
+
 def take_over(model: Any) -> None:
-    """Makes the plain dense and concatenating layers of a model ours."""
-    for layer in model._flatten_layers(include_self=False, recursive=True):
-        if type(layer) is keras.layers.Concatenate:
-            layer.__class__ = Concatenate
-        if type(layer) is keras.layers.Dense and layer.units >= _LEAST_UNITS:
-            layer.__class__ = Dense
+    """Makes the plain dense and concatenating layers of a model ours, and the sums of its graph."""
+    for one in _operations(model):
+        if type(one) is keras.layers.Concatenate:
+            one.__class__ = Concatenate
+        if type(one) is keras.layers.Dense and one.units >= _LEAST_UNITS:
+            one.__class__ = Dense
+        if type(one) is KerasSum:
+            one.__class__ = Sum
+
+
+def _operations(model: Any) -> list[Any]:
+    """All layers of a model, and the operations of the graphs that it and they have."""
+    layers = list(model._flatten_layers(include_self=True, recursive=True))
+    graphs = [layer.operations for layer in layers if isinstance(layer, Function)]
+    return [*layers[1:], *itertools.chain(*graphs)]
 
 
 def wants_pairs(model: Any, group: Any) -> bool:
-    """Whether dense layers over a pulled group may be worth it."""
+    """Whether dense layers and sums over a pulled group may be worth it."""
     return (
         group.dim >= _LEAST_DIM
         and len(set(group.sizes)) == 1
-        and any(isinstance(layer, Dense) for layer in model._flatten_layers())
+        and any(isinstance(one, (Dense, Sum)) for one in _operations(model))
     )
 
 
@@ -83,58 +113,122 @@ class PairedGroup:
 
 
 class Products:
-    """The products of dense layers in one step."""
+    """The products of dense layers and the sums over lookups in one step."""
 
     def __init__(self, groups: Mapping[int, PairedGroup]) -> None:
         self._groups = groups
+        self._rows: dict[tuple[int, int], Any] = {}
         self.used: set[int] = set()
 
     def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
         """inputs @ kernel, or None where its lookups are not those of one whole group or more, each once."""
         if not isinstance(inputs, tf.Tensor) or tf.executing_eagerly() or inputs.shape.rank != 2:
             return None
-        parts = _parts(inputs, answers)
-        if parts is None:
-            return None
-        found = {part: place for place, part in enumerate(parts) if isinstance(part, int)}
-        groups = {
-            number: paired
-            for number, paired in self._groups.items()
-            if all(lookup in found for lookup in paired.lookups) and paired.group.rows.dtype == inputs.dtype
-        }
-        summed = {lookup for paired in groups.values() for lookup in paired.lookups}
-        if not summed or summed != set(found) or len(found) < sum(isinstance(part, int) for part in parts):
+        parts = _parts(inputs, answers) or []
+        groups = self._groups_of(parts, inputs.dtype)
+        if not groups:
             return None
         kernel = tf.convert_to_tensor(kernel)
         if kernel.dtype != inputs.dtype:
             return None
-        dims = {lookup: p.group.rows.shape[1] for p in self._groups.values() for lookup in p.lookups}
+        dims = {lookup: p.group.rows.shape[1] for p in groups.values() for lookup in p.lookups}
         widths = [dims[part] if isinstance(part, int) else part.shape[1] for part in parts]
         blocks = tf.split(kernel, widths, axis=0)
-        terms = [_sum(paired, [blocks[found[i]] for i in paired.lookups]) for paired in groups.values()]
+        found = {part: place for place, part in enumerate(parts) if isinstance(part, int)}
+        terms = []
+        for number, paired in groups.items():
+            rows = tf.split(
+                self._pair_rows(number, inputs.graph), paired.pairs.sizes, num=len(paired.lookups)
+            )
+            products = [
+                tf.matmul(part, blocks[found[i]]) for part, i in zip(rows, paired.lookups, strict=True)
+            ]
+            for part in _portions(paired):
+                taken, products = products[: len(part.lookups)], products[len(part.lookups) :]
+                terms.append(_by_example(part, tf.concat(taken, 0)))
         rest = [place for place, part in enumerate(parts) if not isinstance(part, int)]
         if rest:
             columns = tf.concat([parts[place] for place in rest], 1)
             terms.append(tf.matmul(columns, tf.concat([blocks[place] for place in rest], 0)))
-        self.used.update(groups)
         return tf.add_n(terms)
 
+    def summed(self, answers: Answers, inputs: Any) -> Any:
+        """The sum of (examples, lookups, dim) over the lookups, or None as `product`.
 
-def _sum(paired: PairedGroup, blocks: Sequence[Any]) -> Any:
-    """(examples, units): each example's products of a group's lookups with their blocks of the kernel."""
-    pairs = paired.pairs
-    rows = tf.split(_gather(paired.group.rows, pairs.rows), pairs.sizes, num=len(blocks))
-    products = tf.concat([tf.matmul(part, block) for part, block in zip(rows, blocks, strict=True)], 0)
-    examples = tf.size(pairs.of_ids) // len(blocks)
+        `inputs` are embeddings or their squares.
+        """
+        if not isinstance(inputs, tf.Tensor) or tf.executing_eagerly() or inputs.shape.rank != 3:
+            return None
+        squared = _squared(inputs)
+        parts = _parts(inputs if squared is None else squared, answers) or []
+        groups = self._groups_of(parts, inputs.dtype)
+        if not groups or len(parts) != inputs.shape[1] or not all(isinstance(part, int) for part in parts):
+            return None
+        if any(paired.group.rows.shape[1] != inputs.shape[2] for paired in groups.values()):
+            return None
+        rows = [(paired, self._pair_rows(number, inputs.graph)) for number, paired in groups.items()]
+        return tf.add_n([_by_example(paired, r if squared is None else tf.square(r)) for paired, r in rows])
+
+    def _groups_of(self, parts: Sequence[Any], dtype: Any) -> dict[int, PairedGroup] | None:
+        """By number, the groups whose lookups are the ones in `parts`, all of them and each once."""
+        found = [part for part in parts if isinstance(part, int)]
+        groups = {
+            number: paired
+            for number, paired in self._groups.items()
+            if set(paired.lookups) <= set(found) and paired.group.rows.dtype == dtype
+        }
+        if sorted(found) != sorted(lookup for paired in groups.values() for lookup in paired.lookups):
+            return None
+        return groups
+
+    def _pair_rows(self, number: int, graph: Any) -> Any:
+        """(pairs, dim): the row of each of a group's pairs, gathered once in a graph."""
+        paired, key = self._groups[number], (number, id(graph))
+        self.used.add(number)
+        if key not in self._rows:
+            self._rows[key] = _gather(paired.group.rows, paired.pairs.rows)
+        return self._rows[key]
+
+
+def _portions(paired: PairedGroup) -> list[PairedGroup]:
+    """A group's pairs in parts, each of some lookups, which are summed at the same time."""
+    pairs, lookups = paired.pairs, len(paired.lookups)
+    lengths = [lookups // _PORTIONS + (i < lookups % _PORTIONS) for i in range(min(lookups, _PORTIONS))]
+    examples = tf.size(pairs.of_ids) // lookups
+    sizes = tf.split(pairs.sizes, lengths)
+    counts = tf.stack([tf.reduce_sum(part) for part in sizes])
+    ids = [length * examples for length in lengths]
+    portions = zip(
+        tf.split(pairs.rows, counts, num=len(lengths)),
+        sizes,
+        tf.split(tf.reshape(pairs.of_ids, [-1, lookups]), lengths, axis=1),
+        tf.split(pairs.examples, ids, num=len(lengths)),
+        tf.split(pairs.pairs, ids, num=len(lengths)),
+        strict=True,
+    )
+    first, begin, found = 0, 0, []
+    for (rows, size, of_ids, of_examples, of_pairs), count, length in zip(
+        portions, tf.unstack(counts, num=len(lengths)), lengths, strict=True
+    ):
+        own = Pairs(rows, size, tf.reshape(of_ids - first, [-1]), of_examples, of_pairs - first)
+        found.append(PairedGroup(paired.group, own, paired.lookups[begin : begin + length]))
+        first, begin = first + count, begin + length
+    return found
+
+
+def _by_example(paired: PairedGroup, values: Any) -> Any:
+    """(examples, n): from values of a group's pairs, (pairs, n), the sum over each example's lookups."""
+    pairs, lookups = paired.pairs, len(paired.lookups)
+    examples = tf.size(pairs.of_ids) // lookups
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def by_example(values: Any) -> Any:
-        of = tf.repeat(tf.range(examples), len(blocks))
+        of = tf.repeat(tf.range(examples), lookups)
         sums = _segment_sum(values, pairs.of_ids, of, examples)
         count = tf.shape(values)[0]
         return sums, lambda gradient: _segment_sum(gradient, pairs.examples, pairs.pairs, count)
 
-    return by_example(products)
+    return by_example(values)
 
 
 def _segment_sum(values: Any, indices: Any, segments: Any, count: Any) -> Any:
@@ -165,9 +259,12 @@ def _parts(tensor: Any, answers: Answers) -> list[Any] | None:
     inside: list[Any] | None = None
     if op.type in ("Identity", "Reshape", "Squeeze", "ExpandDims") and _length(op.inputs[0]) == length:
         inside = _parts(op.inputs[0], answers)
-    elif op.type == "ConcatV2":
-        *tensors, axis = op.inputs
-        along = tf.get_static_value(axis)
+    elif op.type in ("ConcatV2", "Pack"):
+        if op.type == "Pack":
+            tensors, along = list(op.inputs), op.get_attr("axis")
+        else:
+            *tensors, axis = op.inputs
+            along = tf.get_static_value(axis)
         if along is not None and along % tensor.shape.rank > 0:
             before = tensor.shape[1 : int(along) % tensor.shape.rank]
             if before.is_fully_defined() and math.prod(before) == 1:
@@ -177,6 +274,14 @@ def _parts(tensor: Any, answers: Answers) -> list[Any] | None:
     if inside is not None and any(isinstance(part, int) for part in inside):
         return inside
     return [tf.reshape(tensor, [-1, length])]
+
+
+def _squared(tensor: Any) -> Any:
+    """What `tensor` is the square of, or None."""
+    op = tensor.op
+    by_itself = op.type == "Mul" and op.inputs[0].name == op.inputs[1].name
+    to_the_second = op.type == "Pow" and tf.get_static_value(op.inputs[1]) == 2
+    return op.inputs[0] if op.type == "Square" or by_itself or to_the_second else None
 
 
 def _length(tensor: Any) -> int | None:

@@ -21,11 +21,15 @@ class Products(Protocol):
         """Returns inputs @ kernel, or None."""
         ...
 
+    def summed(self, answers: Answers, inputs: Any) -> Any:
+        """Returns (examples, lookups, dim) summed over the lookups, or None."""
+        ...
+
 
 class Collect:
     """Writes down the lookups of a model's call; `answers` are the tensors that stood in for the rows.
 
-    `product` and `joined` are what the layers of `by_row` ask.
+    `product`, `summed` and `joined` are what the layers of `by_row` ask.
     """
 
     def __init__(self) -> None:
@@ -43,6 +47,10 @@ class Collect:
         return answer
 
     def product(self, _inputs: Any, _kernel: Any) -> Any:
+        """None: there are no rows yet."""
+        return None
+
+    def summed(self, _inputs: Any) -> Any:
         """None: there are no rows yet."""
         return None
 
@@ -116,3 +124,7 @@ class Supply:
     def product(self, inputs: Any, kernel: Any) -> Any:
         """Returns inputs @ kernel if it can be had without the rows of every example, else None."""
         return None if self._products is None else self._products.product(self._answers, inputs, kernel)
+
+    def summed(self, inputs: Any) -> Any:
+        """Returns (examples, lookups, dim) summed over the lookups, likewise, else None."""
+        return None if self._products is None else self._products.summed(self._answers, inputs)

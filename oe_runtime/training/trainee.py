@@ -23,8 +23,8 @@ from oe_runtime.training.ranks import Alone, Ranks, Together, meet
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
-# All embeddings but those of one row: lookups that are all at the servers are one gather of the batch, and a
-# dense layer over them is computed by distinct row (keras/by_row.py).
+# All embeddings but those of one row: lookups that are all at the servers are one gather of the batch, and
+# dense layers and sums over them are computed by distinct row (keras/by_row.py).
 _SERVED_ROWS = 2
 
 

@@ -1,4 +1,4 @@
-"""Dense layers over embeddings, computed once for each distinct row of a batch, give what Keras gives."""
+"""Dense layers and sums over embeddings, once for each distinct row of a batch, give what Keras gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def _model(*, pairwise: bool, shared: bool) -> keras.Model:
     logit = keras.layers.Dense(1, name="logit")(keras.layers.Dense(64, "relu", name="hidden")(x))
     if pairwise:
         square = keras.ops.square(keras.ops.sum(embeddings, axis=1))
-        logit += keras.ops.sum(square, axis=1, keepdims=True)
+        squares = keras.ops.sum(keras.ops.square(embeddings), axis=-2, keepdims=True)
+        logit += keras.ops.sum(square - squares[:, 0], axis=1, keepdims=True)
     return keras.Model([*ids, numbers], keras.layers.Activation("sigmoid")(logit))
 
 
@@ -111,3 +112,74 @@ def test_a_layer_that_sees_other_lookups_too_is_as_it_was(dims):
         stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
     x = [np.arange(20)[:, None] % n for n in (3, 5, 7, 9)]
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
+
+
+def test_one_lookup():
+    ids = keras.Input((1,), dtype="int64")
+    embedding = keras.layers.Flatten()(keras.layers.Embedding(ROWS, DIM, "uniform", name="table")(ids))
+    stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64)(embedding)))
+    model = embed.distributed_model(stock, Client.in_process())
+    model.compile("sgd", "binary_crossentropy")
+    stock.get_layer("table").set_weights([model._tables()["table"].rows(np.arange(ROWS))])
+    x = np.arange(20)[:, None] % 7
+    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
+    assert [program._paired for program in model._steps._programs.values()] == [{0}]
+
+
+@pytest.mark.parametrize(
+    ("over", "by_row_of"),
+    [
+        (lambda tables: keras.ops.sum(_concatenated(tables), axis=1), {0}),
+        (lambda tables: keras.ops.sum(keras.ops.stack(_flat(tables), axis=1), axis=1), {0}),
+        (lambda tables: keras.ops.sum(_concatenated(tables) ** 2, axis=1), {0}),
+        (lambda tables: keras.ops.sum(_times_itself(_concatenated(tables)), axis=1), {0}),
+        (lambda tables: keras.ops.sum(_concatenated(tables), axis=2), set()),
+        (lambda tables: keras.ops.sum(_concatenated(tables[:2]), axis=1) * _flat(tables)[2], set()),
+        (lambda tables: keras.ops.sum(keras.ops.sin(_concatenated(tables)), axis=1), set()),
+        (lambda tables: keras.ops.sum(_halves(tables), axis=1), set()),
+    ],
+    ids=[
+        "concatenated",
+        "stacked",
+        "powers",
+        "products",
+        "over dims",
+        "a part of a group",
+        "of a function",
+        "of halves",
+    ],
+)
+def test_sums_of_embeddings(over, by_row_of):
+    ids = [keras.Input((1,), dtype="int64", name=name) for name in "abc"]
+    tables = [keras.layers.Embedding(ROWS, DIM, "uniform", name=f"table_{name}") for name in "abc"]
+    found = [t(i) for t, i in zip(tables, ids, strict=True)]
+    stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(over(found)))
+    model = embed.distributed_model(stock, Client.in_process())
+    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    stock.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    for name, table in model._tables().items():
+        stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
+    (*x, _), y = _data(100)
+    for one in (stock, model):
+        one.train_on_batch(x, y)
+    assert [program._paired for program in model._steps._programs.values()] == [by_row_of]
+    for name, table in model._tables().items():
+        rows = stock.get_layer(name).get_weights()[0]
+        np.testing.assert_allclose(table.rows(np.arange(ROWS)), rows, atol=1e-6)
+
+
+def _concatenated(tables: list[keras.KerasTensor]) -> keras.KerasTensor:
+    return keras.layers.Concatenate(axis=1)(tables)
+
+
+def _times_itself(embeddings: keras.KerasTensor) -> keras.KerasTensor:
+    return embeddings * embeddings
+
+
+def _flat(tables: list[keras.KerasTensor]) -> list[keras.KerasTensor]:
+    return [keras.layers.Flatten()(t) for t in tables]
+
+
+def _halves(tables: list[keras.KerasTensor]) -> keras.KerasTensor:
+    """(examples, 6, 16)"""
+    return keras.layers.Reshape((2 * len(tables), DIM // 2))(keras.layers.Concatenate()(tables))
