@@ -1,9 +1,13 @@
 // Pulls, pushes, saves and restores from several threads. Meant to run under ThreadSanitizer as well.
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -149,6 +153,27 @@ TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
   std::vector<float> out(kKeys * kDim);
   table->Pull(keys.data(), keys.size(), out.data());
   for (const float value : out) ASSERT_EQ(value, static_cast<float>(table->version()));
+}
+
+// Whoever pulls and pushes does not wait for a processor that makes a checkpoint durable.
+TEST_P(TableThreadsTest, CheckpointsBecomeDurableWhereThereIsTimeForIt) {
+  if (!KeepsCheckpoints(GetParam())) GTEST_SKIP() << "it keeps no checkpoints";
+  const auto table = NewTable();
+  const std::vector<float> grads(kDim, 1.0F);
+  const Key key = 1;
+  table->Push(&key, 1, grads.data(), 1.0);
+  const int own = ::getpriority(PRIO_PROCESS, 0);
+  table->Checkpoint(1);
+  table->WaitDurable();
+  int threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const auto thread = static_cast<pid_t>(std::stol(task.path().filename().string()));
+    const bool behind = ::sched_getscheduler(thread) == SCHED_BATCH &&
+                        ::getpriority(PRIO_PROCESS, static_cast<id_t>(thread)) == std::min(own + 10, 19);
+    threads += behind ? 1 : 0;
+  }
+  EXPECT_EQ(threads, 1);
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), own);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TableThreadsTest, testing::ValuesIn(kStorageTypes),
