@@ -48,6 +48,7 @@ def _run(options: Options, stop: StopRequest) -> int:
     client: Client | None = None
     try:
         # What can be wrong is looked at before TensorFlow is imported and before anything is written.
+        _check_backend()
         source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
         if options.device != "auto" or options.inter_threads or options.intra_threads:
             _prepare_tensorflow(options)  # a TFRecord file uses it, and then it is too late
@@ -316,6 +317,12 @@ def _check_tables(options: Options) -> None:
         admission = {**admission, "max_element_size": 1000}
     with Client.in_process(servers=max(1, len(options.servers))) as client:
         client.create_table(TableSpec("C1", options.dim, admission=admission, eviction=options.eviction))
+
+
+def _check_backend() -> None:
+    from oe_runtime.training.trainee import check_backend
+
+    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
 
 
 def _prepare_tensorflow(options: Options) -> None:

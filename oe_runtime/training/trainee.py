@@ -189,7 +189,8 @@ def prepare(options: Options) -> Any:
     )
 
 
-def _check_backend(name: str) -> None:
+def check_backend(name: str) -> None:
+    """RunError for another backend of Keras than TensorFlow."""
     if name != "tensorflow":
         raise RunError(
             f"KERAS_BACKEND is {name}, and this trainer runs on tensorflow: unset it (models of your own "
@@ -205,7 +206,7 @@ def import_keras(
     Its chatter is dropped, errors are not. `threads`: between and within operations; 0: TensorFlow decides.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    _check_backend(os.environ.setdefault("KERAS_BACKEND", "tensorflow"))
+    check_backend(os.environ.setdefault("KERAS_BACKEND", "tensorflow"))
     try:
         with without_noise():
             import keras
@@ -214,7 +215,7 @@ def import_keras(
         raise RunError(
             f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
         ) from error
-    _check_backend(keras.backend.backend())  # somebody may have imported it before
+    check_backend(keras.backend.backend())  # somebody may have imported it before
     if device == "gpu":
         with without_noise():
             found = tf.config.list_physical_devices("GPU")

@@ -149,3 +149,4 @@ def test_a_backend_that_the_trainer_does_not_run_on_is_one_line(
     assert said.startswith(
         f"error: KERAS_BACKEND is {backend}, and this trainer runs on tensorflow: unset it"
     )
+    assert not (tmp_path / "run").exists()
