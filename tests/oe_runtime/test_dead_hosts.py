@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,10 +76,17 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip (iproute2) here")
     probe = f"oe{os.getpid()}-probe"
     if subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True).returncode:
         pytest.skip("this user may not make network namespaces")
+    enters = subprocess.run(
+        ["ip", "netns", "exec", probe, "true"], check=False, capture_output=True, text=True
+    )
     sh("ip", "netns", "delete", probe)
+    if enters.returncode:
+        pytest.skip(f"network namespaces cannot be entered here: {enters.stderr.strip()}")  # as in a chroot
     made = Host(tmp_path)
     yield made
     made.end()
