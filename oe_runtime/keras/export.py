@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from oe_runtime.keras import dense
 from oe_runtime.keras.clone import clone
-from oe_runtime.keras.embedding import Embedding, Table
+from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import Plan
 from oe_runtime.keras.supply import Collect, Supply
@@ -128,27 +128,36 @@ def _named_outputs(outputs: Any) -> dict[str, Any]:
 
 def original_model(model: Any, tables: Mapping[str, Table]) -> Any:
     """A plain Keras model equal to `model`, with the rows in its layers."""
+    return with_rows_inside(model, tables, clone, _SortedRows)
+
+
+def with_rows_inside(
+    model: Any, tables: Mapping[str, Table], clone: Callable[..., Any], any_id: Callable[..., Any]
+) -> Any:
+    """The same for a model of either library: its `clone`, and its layer of a table for `any_id`."""
     by_layer = {id(layer): tables[name] for name, layer in model._table_layers.items()}
     filled: list[tuple[Any, Table]] = []
 
     def replace(layer: Any) -> Any:
-        if not isinstance(layer, Embedding):
+        if not isinstance(layer, TableLayer):
             return None
         table = by_layer[id(layer)]
-        shared = {"name": layer.name, "dtype": layer.dtype_policy, "mask_zero": layer.mask_zero}
+        shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
         if table.spec.index == "array":
-            new = keras.layers.Embedding(layer.input_dim, layer.output_dim, "zeros", **shared)
+            plain = model._library.layers.Embedding
+            new = plain(layer.input_dim, layer.output_dim, "zeros", **shared)
             filled.append((new, table))
             return new
-        return _SortedRows(table, **shared)
+        return any_id(table, **shared)
 
     inputs, outputs = clone(model, replace)
     for layer, table in filled:
-        fill(layer.embeddings.value, table)
-    return keras.Model(inputs, outputs, name=model.name)
+        rows = layer.embeddings
+        _fill(rows if isinstance(rows, tf.Variable) else rows.value, table)
+    return model._library.Model(inputs, outputs, name=model.name)
 
 
-def fill(rows: Any, table: Table) -> None:
+def _fill(rows: Any, table: Table) -> None:
     """Gives a variable of TensorFlow's all rows of a table with an input_dim."""
     step = max(1, _PIECE // (4 * table.spec.dim))
     for begin in range(0, table.spec.input_dim, step):

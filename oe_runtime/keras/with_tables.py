@@ -50,7 +50,19 @@ class WithTables(_Model):  # type: ignore[misc]
     _persisted = 0  # the batch of the last persist_server_model
     xla = False  # whether steps are compiled by XLA
 
-    def _bind(self, client: Client, seed: int, name_prefix: str, nonfinite_gradients: str) -> None:
+    def _bind(
+        self,
+        client: Client,
+        workers: Workers | None,
+        *,
+        seed: int,
+        name_prefix: str,
+        nonfinite_gradients: str,
+        pipeline: bool,
+        staleness: int,
+        micro_batches: int,
+    ) -> None:
+        """Takes what `distributed_model` was told; ValueError for two table layers of one name."""
         layers: dict[str, TableLayer] = {}
         for layer in self._flatten_layers(include_self=False, recursive=True):
             if not isinstance(layer, TableLayer):
@@ -62,6 +74,8 @@ class WithTables(_Model):  # type: ignore[misc]
                 )
             layer.initializer_spec(seed)
         self._client = client
+        self._workers = workers
+        self._pipelined, self._staleness, self._micro_batches = pipeline, staleness, micro_batches
         self._table_seed = seed
         self._nonfinite_gradients = nonfinite_gradients
         self._table_layers = MappingProxyType(layers)

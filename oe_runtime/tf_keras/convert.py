@@ -70,8 +70,15 @@ def distributed_model(
     else:
         new = in_place(model, replace, Distributed, tf_keras)
     warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
-    new._bind(client if client is not None else connect(workers), seed, name_prefix, nonfinite_gradients)
-    new._workers = workers
-    new._pipelined, new._staleness, new._micro_batches = pipeline, staleness, micro_batches
+    new._bind(
+        client if client is not None else connect(workers),
+        workers,
+        seed=seed,
+        name_prefix=name_prefix,
+        nonfinite_gradients=nonfinite_gradients,
+        pipeline=pipeline,
+        staleness=staleness,
+        micro_batches=micro_batches,
+    )
     warn_of_regularizers(new)
     return new

@@ -10,9 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 from oe_runtime.keras.embedding import Table
-from oe_runtime.keras.export import fill, publish, search, sorted_rows
+from oe_runtime.keras.export import publish, search, sorted_rows, with_rows_inside
 from oe_runtime.tf_keras.clone import clone
-from oe_runtime.tf_keras.embedding import Embedding
 
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
@@ -23,31 +22,10 @@ def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, 
         )
 
     def write(place: Path) -> None:
-        original_model(model, tables).save(place, save_format="tf", include_optimizer=False)
+        original = with_rows_inside(model, tables, clone, _SortedRows)
+        original.save(place, save_format="tf", include_optimizer=False)
 
     return publish(path, write, overwrite)
-
-
-def original_model(model: Any, tables: Mapping[str, Table]) -> Any:
-    """A plain model of tf-keras equal to `model`, with the rows in its layers."""
-    by_layer = {id(layer): tables[name] for name, layer in model._table_layers.items()}
-    filled: list[tuple[Any, Table]] = []
-
-    def replace(layer: Any) -> Any:
-        if not isinstance(layer, Embedding):
-            return None
-        table = by_layer[id(layer)]
-        shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
-        if table.spec.index == "array":
-            new = tf_keras.layers.Embedding(layer.input_dim, layer.output_dim, "zeros", **shared)
-            filled.append((new, table))
-            return new
-        return _SortedRows(table, **shared)
-
-    inputs, outputs = clone(model, replace)
-    for layer, table in filled:
-        fill(layer.embeddings, table)
-    return tf_keras.Model(inputs, outputs, name=model.name)
 
 
 class _SortedRows(tf_keras.layers.Layer):  # type: ignore[misc]
