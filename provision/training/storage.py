@@ -24,8 +24,9 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
     storage = storage_of(host, wanted)
     if not on_host(host):
-        # A directory of the job: what another one left is neither used nor removed.
-        path = str(Path(storage_directory(host, storage)) / job / name) if storage != "dram" else ""
+        path = "" if storage == "dram" else storage_directory(host, storage)
+        if storage in POOLS:  # a directory of the job: what another one left is neither used nor removed
+            path = str(Path(path) / job / name)
         return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
     if storage == "pmem_memkind":
         _check_memory_nodes(host, state)

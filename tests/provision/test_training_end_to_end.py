@@ -1,5 +1,6 @@
 """The whole path on this machine with the real runtime: bootstrap, training, every way that it can end."""
 
+import ctypes.util
 import json
 import os
 import signal
@@ -194,3 +195,17 @@ def test_killed_server_comes_back_and_the_job_is_done(
     assert pid(job, "server-1") != server
     assert_no_orphans(job)
     assert not pools.parent.exists(), "a job that is done leaves nothing on persistent memory"
+
+
+@pytest.mark.skipif(ctypes.util.find_library("memkind") is None, reason="libmemkind is not here")
+def test_memkind_in_a_directory_leaves_nothing_there(cluster: Cluster) -> None:
+    cluster.run("bootstrap", "-i", "local.yml", "--yes")
+    directory = cluster.directory / ".oeprov/pmem0"
+    before = sorted(directory.iterdir())  # what jobs that were not done left
+    data = ["--data", "generate:20000", "--max-cardinality", "1000", "--steps", "5"]
+    named = ["--storage", "pmem_memkind", "--name", "kind", "--no-export", "--json"]
+    out = cluster.run("launch-training", "-i", "local.yml", *data, *named)
+    assert json.loads(out.splitlines()[-1])["state"] == "done"
+    (path,) = cluster.directory.glob(".oeprov/jobs/kind-*/job.json")
+    assert "pmem_memkind" in Job(path.parent).spec().processes[0].argv
+    assert sorted(directory.iterdir()) == before
