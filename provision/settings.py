@@ -136,7 +136,7 @@ class PmemSettings(_Settings):
         description="system-ram: refuse when movable memory is more than this times the DRAM.",
     )
     device_timeout: int = Field(
-        default=30,
+        default=90,
         ge=1,
         description="fsdax: seconds that a boot waits for the device before it goes on without it.",
     )

@@ -59,7 +59,7 @@ class Desired(NamedTuple):
     pmem_namespaces: List[str] = []  # empty: all
     pmem_map: str = "mem"
     pmem_movable: bool = True
-    pmem_device_timeout: int = 30
+    pmem_device_timeout: int = 90
     pmem_max_movable_ratio: float = 4.0
     runtime_venv: str = ""
     runtime_python: str = "python3"

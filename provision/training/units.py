@@ -71,7 +71,8 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
         # for good, as a requirement would: so the server asks for the mount itself, at each of its starts.
         mount = mount_unit(place.mount)
         unit += [f"Wants={mount}", f"After={mount}"]
-        service.append(f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}")
+        # How long that may take is fstab's to say (pmem_device_timeout): 0 is no limit of the service's own.
+        service += [f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}", "TimeoutStartSec=0"]
     if place.bound:
         bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
         unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))

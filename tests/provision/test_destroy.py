@@ -36,7 +36,7 @@ from provision.node.state import (
 from provision.node.step import Desired
 from provision.training.jobs import JobState
 
-OPTIONS = ["dax", "nofail", "x-systemd.device-timeout=30s"]
+OPTIONS = ["dax", "nofail", "x-systemd.device-timeout=90s"]
 JOB = "deepfm-20261122-101500"
 
 

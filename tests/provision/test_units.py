@@ -40,6 +40,9 @@ def test_fsdax_waits_for_its_mount_and_writes_nowhere_else() -> None:
     unit = keys(units.server_unit("j", "server-0", ARGV, FSDAX))
     assert "mnt-pmem0.mount" in unit["After"]
     assert unit["ExecStartPre"] == ["+/usr/bin/systemctl start mnt-pmem0.mount"], "as root, and again later"
+    assert unit["TimeoutStartSec"] == ["0"], (
+        "the wait in fstab is as long, and would be cut off a moment before it ends"
+    )
     assert "RequiresMountsFor" not in unit, "a device that comes late would leave the server down for good"
     assert unit["ProtectSystem"] == ["strict"]
     # Without the dash, systemd could not even run ExecStartPre where the mount is not there yet.

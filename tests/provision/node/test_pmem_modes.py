@@ -307,7 +307,7 @@ def test_fstab_keeps_every_other_byte(tmp_path: Path) -> None:
     host.files["/etc/fstab"] = mine
     converge(host, wanted("re6p", "fsdax"), [])
     identity = host.spaces[0].content.uuid  # type: ignore[union-attr]
-    ours = f"UUID={identity} /mnt/pmem0 ext4 dax,nofail,x-systemd.device-timeout=30s 0 0"
+    ours = f"UUID={identity} /mnt/pmem0 ext4 dax,nofail,x-systemd.device-timeout=90s 0 0"
     assert host.files["/etc/fstab"] == mine.replace("/dev/old  /mnt/pmem0 ext4 defaults 0 0", ours)
     converge(host, wanted("re6p", "system-ram"), everything_of_ours(host))
     assert host.files["/etc/fstab"] == mine.replace("/dev/old  /mnt/pmem0 ext4 defaults 0 0\n", "")
