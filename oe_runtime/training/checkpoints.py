@@ -137,7 +137,8 @@ class Checkpoints:
 
     def take_now(self, position: Position) -> Saved:
         """The same, published at return."""
-        if not self.in_pools:
+        taken = self._pending is not None and self._pending.position.step == position.step
+        if not self.in_pools or taken:  # a number is given once in pools
             return self.take_files(position)
         self._pending = None
         return self._publish(self._mark(position, wait=True))

@@ -47,7 +47,8 @@ class QueueLoop(Loop):
             self._log(position)
         self._figures.finish(position.step)
         if self._first:
-            self._save(self._checkpoints.take_files, position, last=True)
+            # Servers end after this, and with them what their storage holds.
+            self._save(self._checkpoints.take_files, position, files=True)
         return position
 
     def evaluate(self) -> StreamingAuc:
@@ -100,9 +101,11 @@ class QueueLoop(Loop):
         self._save(self._checkpoints.take_now, position)
         return Interrupted(position, self.saved.path if self.saved else None)
 
-    def _save(self, take: Any, position: Position, *, last: bool = False) -> None:
+    def _save(self, take: Any, position: Position, *, files: bool = False) -> None:
+        """Between the steps of all; not a second time after the same step, unless it lacks its rows in `files`."""
         with self._shared.paused() as state:
-            if last and self.saved and self.saved.pool is None and self.saved.position.queue == state:
-                return  # a server was lost after it was taken
+            step = state["reports"]
+            if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
+                return
             self._dense.pull()
-            self._publish(take, replace(position, step=state["reports"], queue=state))
+            self._publish(take, replace(position, step=step, queue=state))

@@ -110,6 +110,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
         fresh.stop()
     found, expected = losses(run_dir), losses(tmp_path / "one")
     assert len(expected) == 8
+    assert [e["step"] for e in events(run_dir, "checkpoint")] == [2, 4, 5, 6, 8], "the last one once, too"
     for step, (loss, _) in expected.items():
         assert found[step][0] == pytest.approx(loss, rel=2e-4), step
     for kind in ("loss", "auc"):

@@ -188,6 +188,16 @@ def test_a_number_that_is_given_again_has_one_meaning(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_stop_right_after_a_checkpoint_that_is_not_durable_yet_writes_files(tmp_path: Path) -> None:
+    """Pools take no number twice; of a work queue the next step need not be of this worker."""
+    client = Pools()
+    saver, _ = made(tmp_path, client)
+    assert saver.take(Position(5, 0, 5)) is None
+    saved = saver.take_now(Position(5, 0, 5))
+    assert (saved.pool, saved.path.name, client.durable) == (None, "step-0000000005", [])
+    assert saver.settle() is None
+
+
 def test_servers_that_had_different_pushes_are_no_checkpoint(tmp_path: Path) -> None:
     client = Pools()
     saver, _ = made(tmp_path, client)
