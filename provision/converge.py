@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -171,11 +171,21 @@ def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
 
 
 def remove(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    remarks: Callable[[Look], list[str]],
 ) -> tuple[int, Look]:
-    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now."""
+    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now.
+
+    ``remarks`` are said of the first plans, before anybody is asked.
+    """
     run = _Run(inventory, "destroy", state_dir, consent, as_json)
     run.playbook = "pmem_mode"  # it does the steps of every role in the order of the plan
+    run.remarks = remarks
     code = run.run(check=check)
     return code, run.found
 
@@ -197,6 +207,7 @@ class _Run:
         self.playbook = name
         self.found = Look()  # the newest
         self.roles: tuple[str, ...] = ()  # whose steps are done; none: everybody's
+        self.remarks: Callable[[Look], list[str]] = lambda _: []  # on what was seen at first
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
@@ -210,10 +221,13 @@ class _Run:
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
         if check:
-            return self._report(self._look(), begun, check=True)
+            found = self._look()
+            self._remark(found)
+            return self._report(found, begun, check=True)
         with cluster_lock(self.state_dir, self.inventory.cluster):
             self._say_what_was_interrupted()
             found = self._look()
+            self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
                 self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
@@ -240,6 +254,10 @@ class _Run:
             self.journal.write("finished", outcome=outcome)
             code = self._report(found, begun)
             return 1 if outcome == "failed" else code
+
+    def _remark(self, found: Look) -> None:
+        for line in self.remarks(found):
+            self.console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
 
     def _say_what_was_interrupted(self) -> None:
         for host, step in {item.host: item for item in reversed(self._interrupted())}.items():

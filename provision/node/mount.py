@@ -9,6 +9,7 @@ from .state import FstabEntry, Mount, State
 from .step import Action, Applied, Desired, Step
 
 FSTAB = "/etc/fstab"
+_TIMEOUT = "x-systemd.device-timeout="
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
@@ -64,7 +65,18 @@ def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool
 
 def fstab_options(desired: Desired) -> List[str]:
     """Mount options for /etc/fstab."""
-    return ["dax", "nofail", "x-systemd.device-timeout={}s".format(desired.pmem_device_timeout)]
+    return ["dax", "nofail", "{}{}s".format(_TIMEOUT, desired.pmem_device_timeout)]
+
+
+def is_place(where: str, desired: Desired) -> bool:
+    """One of our mount points."""
+    return where.startswith(desired.pmem_mount_prefix) and where[len(desired.pmem_mount_prefix) :].isdigit()
+
+
+def entered_by_us(entry: FstabEntry, desired: Desired) -> bool:
+    """At one of our mount points, with our options, whatever the time was that a boot waits."""
+    waits = any(word.startswith(_TIMEOUT) for word in entry.options)
+    return is_place(entry.where, desired) and waits and {"dax", "nofail"} <= set(entry.options)
 
 
 def entry_line(uuid: str, where: str, kind: str, options: List[str]) -> str:
@@ -115,7 +127,7 @@ def unmount_step(state: State, device: str) -> List[Step]:
 
 def forget_step(state: State, desired: Desired) -> List[Step]:
     """Takes our mount points out of /etc/fstab; none when there are none."""
-    entries = [item for item in state.fstab if _is_ours(item, desired)]
+    entries = [item for item in state.fstab if is_place(item.where, desired)]
     if not entries:
         return []
     where = list(dict.fromkeys(item.where for item in entries))
@@ -129,11 +141,6 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
             args={"remove": where},
         )
     ]
-
-
-def _is_ours(entry: FstabEntry, desired: Desired) -> bool:
-    rest = entry.where[len(desired.pmem_mount_prefix) :]
-    return entry.where.startswith(desired.pmem_mount_prefix) and rest.isdigit()
 
 
 def plan(state: State, desired: Desired, device: str, where: str, fresh: bool) -> List[Step]:

@@ -80,12 +80,8 @@ def _has_user() -> bool:
 def _pool_roots(desired: Desired, state: State) -> List[str]:
     if desired.kind == "local":
         return [desired.pmem_directory] if desired.pmem_directory else []
-    places = [item.where for item in state.mounts if _is_place(item.where, desired)]
+    places = [item.where for item in state.mounts if mount.is_place(item.where, desired)]
     return [os.path.join(where, "oeprov") for where in places]
-
-
-def _is_place(where: str, desired: Desired) -> bool:
-    return where.startswith(desired.pmem_mount_prefix) and where[len(desired.pmem_mount_prefix) :].isdigit()
 
 
 def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List[str]]:
@@ -215,7 +211,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         if release.reboot_why:
             notes.append("{}: it stays system RAM until the next boot".format(release.reboot_why))
         if item.blockdev and all(
-            _is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
+            mount.is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
         ):
             why = "what lies on it is left there; the step fails when files are open"
             steps += [step._replace(why=why) for step in mount.unmount_step(state, item.blockdev)]
@@ -230,12 +226,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
             notes.append(
                 _left(desired, "{} ({}) and what is on it".format(item.dev, item.mode), [name] + data)
             )
-    wanted = mount.fstab_options(desired)
-    where = [
-        entry.where
-        for entry in state.fstab
-        if _is_place(entry.where, desired) and all(word in entry.options for word in wanted)
-    ]
+    where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, desired)]
     if where:
         steps.append(
             Step(

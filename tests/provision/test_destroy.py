@@ -93,6 +93,10 @@ def test_data_stays_unless_it_is_named() -> None:
     assert plan.steps[3].args["paths"] == ["/opt/oeprov/venv", "/var/lib/oeprov/wheels"], (
         "the registry knows what is left"
     )
+    shorter = [FstabEntry("UUID=f-1", "/mnt/pmem0", "ext4", [*OPTIONS[:2], "x-systemd.device-timeout=30s"])]
+    assert make_plan(state._replace(fstab=shorter), desired("re6p")).steps[2].id == "fstab-forget", (
+        "entered with another pmem_device_timeout"
+    )
 
 
 def test_what_is_named_goes_and_the_file_system_wants_its_own_name() -> None:
@@ -312,6 +316,35 @@ def test_the_command_shows_and_refuses(
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
     assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+
+
+def test_consent_that_names_nothing_is_said_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, state = inventory(tmp_path, "re6p"), used(remains=Remains(jobs=[JobFiles(JOB, pools=["/p/x"])]))
+    bare = used(owned=[], mounts=[], fstab=[], runtime=Runtime("/opt/oeprov/venv"))
+    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    words = ["destroy", "-i", str(found.path), "--state-dir", str(tmp_path), "--yes"]
+    for wrong, said in (
+        (
+            "oen:job/x",
+            f"--consent oen:job/x: {found.path} has no host oen, or --limit leaves it out; did you mean one",
+        ),
+        ("job/x", "--consent job/x: write HOST:OBJECT, as the plan does; nothing was changed"),
+    ):
+        assert cli.run([*words, "--consent", wrong]) == 1
+        assert said in capsys.readouterr().err
+    # What is there and what is kept for want of another name is no surprise; what is not there is.
+    named = [f"one:job/{JOB}", "one:pmem0/ext4/f-1", "one:job/gone"]
+    assert cli.run([*words, "--check", *(word for item in named for word in ("--consent", item))]) == 2
+    said = capsys.readouterr().out
+    assert said.count("was named, but") == 1
+    assert "one:job/gone was named, but oeprov made nothing of that name there, or it is gone already" in said
+    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, bare))
+    assert cli.run([*words, "--consent", "one:namespace0.0/n-1"]) == 0, "twice does no harm"
+    said = capsys.readouterr().out
+    assert "one:namespace0.0/n-1 was named, but" in said
+    assert "nothing to do" in said
 
 
 def test_a_job_of_this_state_directory_that_runs_stops_it(
