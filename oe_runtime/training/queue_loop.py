@@ -102,7 +102,7 @@ class QueueLoop(Loop):
         return Interrupted(position, self.saved.path if self.saved else None)
 
     def _save(self, take: Any, position: Position, *, files: bool = False) -> None:
-        """Between the steps of all; once a step, unless the first has its rows in pools and `files` are wanted."""
+        """Between the steps of all; once a step, unless its rows are in pools and `files` are wanted."""
         with self._shared.paused() as state:
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
