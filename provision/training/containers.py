@@ -100,6 +100,7 @@ def _engine_words(engine: str) -> Sequence[str]:
         engine,
         "run",
         "--rm",
+        "--init",  # a first process gets no signal that it does not handle: Python, importing, handles none
         "--interactive",  # standard input is the supervisor's pipe, and its end the end of the process
         "--network=host",
         f"--user={os.getuid()}:{os.getgid()}",  # whose files the job's are

@@ -103,7 +103,9 @@ def test_a_job_in_containers(state_dir: Path, engine: Callable[..., Engine], nam
     assert_nothing_left(job)
     first, second, worker = recorded.runs()
     for words in (first, second, worker):
-        assert {"--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(words)
+        assert {"--rm", "--init", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(
+            words
+        )
         assert f"--user={os.getuid()}:{os.getgid()}" in words
         assert "--network=host" in words
         assert f"--volume={job.directory}:{job.directory}" in words
