@@ -128,11 +128,12 @@ class Clock:
 
 def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
     """Makes the next steps those of another mode, without compiling anew."""
-    from oe_runtime.keras import step
+    from oe_runtime.keras.bodies import TRAIN
+    from oe_runtime.keras.program import Program
 
     model._pipelined, model._staleness = ahead, staleness
-    steps, program = model._steps, step._Program
-    pipeline = steps.training = steps.pipeline(step.TRAIN, staleness)
+    steps = model._steps
+    pipeline = steps.training = steps.pipeline(TRAIN, staleness)
     model.train_function = None
     for owner, name, part in (
         (pipeline, "_take", "pull"),  # waiting for what the other thread prepares
@@ -140,7 +141,7 @@ def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
         (steps, "refresh", "pull"),
         (model.client, "push", "push"),
         (model.client, "push_later", "push"),
-        (program, "run", "compute"),
+        (Program, "run", "compute"),
     ):
         function = getattr(owner, name)
         original = getattr(function, "__wrapped__", function)

@@ -21,7 +21,9 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras.step import Body, Prepared, Steps
+from oe_runtime.keras.bodies import Body
+from oe_runtime.keras.program import Prepared
+from oe_runtime.keras.step import Steps
 
 _END = object()
 

@@ -1,7 +1,7 @@
 """OpenEmbedding itself: PyPI's package, its server and its Horovod example, on loopback.
 
-Minutes of downloads and compiling, so by hand, with a Python 3.8 under pyenv and a checkout of v0.1.2 for its
-scripts:
+Eight minutes of downloads and compiling on two busy cores, so by hand, with a Python 3.8 under pyenv and a
+checkout of v0.1.2 for its scripts:
 
     OEPROV_OPENEMBEDDING=… python -m pytest -m slow tests/provision/test_openembedding_real.py
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.8*/bin/python3.8"))
+PYTHONS = sorted(Path.home().joinpath(".pyenv/versions").glob("3.8*/bin/python3.8"))
 SOURCES = os.environ.get("OEPROV_OPENEMBEDDING", "")
 
 pytestmark = [

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras import by_row, step
+from oe_runtime.keras import bodies, by_row, step
 from oe_runtime.keras.arrays import to_numpy, to_tensor
 from oe_runtime.keras.pipeline import Pipeline
 
@@ -49,9 +49,9 @@ class Steps(step.Steps):
 
     def __init__(self, model: Any, client: Client, *, eager: bool) -> None:
         super().__init__(model, client, eager=eager)
-        self.training = self.pipeline(step.TRAIN, model._staleness)
+        self.training = self.pipeline(bodies.TRAIN, model._staleness)
 
-    def pipeline(self, body: step.Body, staleness: int = 0) -> Pipeline:
+    def pipeline(self, body: bodies.Body, staleness: int = 0) -> Pipeline:
         """A new one, with the rows of the next batch ahead if the model wants that."""
         ahead = self._model._pipelined and not self._eager
         return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
@@ -66,7 +66,7 @@ class Steps(step.Steps):
 
     def test_function(self) -> Callable[[Any], Any]:
         """Of an iterator over batches."""
-        return self._over_batches(self.pipeline(step.TEST))
+        return self._over_batches(self.pipeline(bodies.TEST))
 
     def predict_function(self) -> Callable[[Any], Any]:
         """Of a list of batches."""

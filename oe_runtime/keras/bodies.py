@@ -1,0 +1,113 @@
+"""What a batch computes in training, testing and predicting: the bodies of the compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from oe_runtime.keras.feed import feeding
+from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, regularization
+from oe_runtime.keras.micro_batches import Gradients, accumulated
+from oe_runtime.keras.supply import Supply
+from oe_runtime.keras.translate import needs_sums
+from oe_runtime.keras.workers import weighted_mean
+
+# What is compiled, one of TRAIN, TEST and PREDICT: (model, the rows of all lookups, those of trained tables
+# by groups of one dim, (x, y, sample_weight)) → outputs.
+Body = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
+
+
+def _gradients(
+    model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any], share: Any = None
+) -> Gradients:
+    """Forward and backward, with the gradients times `share`."""
+    x, y, sample_weight = data
+    rows, lookups = [group.rows for group in groups], [group.lookups for group in groups]
+    together = [() if group.together is None else (group.together,) for group in groups]
+    with tf.GradientTape() as tape:
+        tape.watch([rows, lookups, together])
+        with feeding(supply):
+            y_pred = _forward(model)(x)
+        loss = model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
+    # Lookups are gathered before the tape: of the rows there is what regularizers and `by_row` see directly.
+    sources = [model.trainable_variables, rows, lookups, together]
+    return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
+
+
+def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+    """Updates the dense variables; returns (logs, learning rate, gradients of ids, gradients of rows).
+
+    There is one of each for every group, or None where there is the other.
+    """
+    x, y, sample_weight = data
+    count = model._micro_batches
+    backward = _gradients if count == 1 else partial(accumulated, _gradients, count)
+    y_pred, dense, direct_gradients, of_lookups, of_together = backward(model, supply, groups, data)
+    dense = [each_row_once(gradient) for gradient in dense]
+    rows = [group.rows for group in groups]
+    variables = model.trainable_variables
+    optimizer = model.optimizer
+    of_ids = [
+        group.of_ids(parts, next(iter(whole), None))
+        for group, parts, whole in zip(groups, of_lookups, of_together, strict=True)
+    ]
+    of_rows: Sequence[Any] = [  # something for each group
+        tf.zeros_like(r) if direct is None and ids is None else direct
+        for r, direct, ids in zip(rows, direct_gradients, of_ids, strict=True)
+    ]
+    if needs_sums(optimizer, [layer for group in groups for layer in group.layers]):
+        sums = [
+            tf.add_n([t for t in (None if g is None else group.sum(g), direct) if t is not None])
+            for group, g, direct in zip(groups, of_ids, of_rows, strict=True)
+        ]
+        dense, of_rows = clip(optimizer, dense, groups, sums)
+        of_ids = [None] * len(groups)
+    if model._workers is not None:
+        examples = tf.shape(keras.tree.flatten(x)[0])[0]
+        zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
+        there = [g for g in (*of_ids, *of_rows) if g is not None]
+        dense, weighted = weighted_mean(model._workers, zeros, there, examples)
+        shares = iter(weighted)
+        of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
+    # The rate of this step: applying the gradients moves the schedule on.
+    rate = tf.cast(model._learning_rate_now(), tf.float64)
+    if variables:
+        optimizer.apply_gradients(zip(dense, variables, strict=True))
+    else:
+        optimizer.iterations.assign_add(1)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, of_ids, of_rows
+
+
+def _forward(model: Any) -> Any:
+    """The model's call in training, and with it its gradients: compiled by XLA if wanted.
+
+    Only the gathered rows of the lookups go in, whose shapes follow from the batch's. That of the unique rows
+    differs from batch to batch, and XLA would compile each anew.
+    """
+
+    def call(x: Any) -> Any:
+        return model(x, training=True)
+
+    return tf.function(call, jit_compile=True, autograph=False) if model.xla else call
+
+
+def _test(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+    x, y, sample_weight = data
+    with feeding(supply):
+        y_pred = model(x, training=False)
+    model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=False)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _predict(model: Any, supply: Supply, _groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+    with feeding(supply):
+        return model(data[0], training=False)
+
+
+TRAIN: Body = _train
+TEST: Body = _test
+PREDICT: Body = _predict

@@ -1,0 +1,194 @@
+"""What is compiled for data of one structure, and a batch that is ready for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from oe_runtime.client import Client, Pairs, Pulled
+from oe_runtime.keras import by_row
+from oe_runtime.keras.arrays import to_tensor
+from oe_runtime.keras.bodies import TRAIN, Body
+from oe_runtime.keras.gradients import RowGroup
+from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.supply import Supply
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch that is ready to compute once its rows are there."""
+
+    program: Program
+    tensors: list[Any]
+    pulls: list[Pulled]
+    pairs: list[list[Any]]  # of each group, the tensors of its Pairs: empty ones where nobody uses them
+    connection: int  # the client's, over which the pulls were made
+
+
+class Program:
+    """The plan and the compiled function for data of one structure."""
+
+    def __init__(
+        self,
+        model: Any,
+        body: Body,
+        data: Any,
+        present: Sequence[bool],
+        specs: Sequence[Any],
+        *,
+        eager: bool,
+    ) -> None:
+        self.specs = specs
+        self._lengths = [tuple(spec.shape)[1:] for spec in specs]
+        self._model = model
+        self.body = body
+        self._data = data
+        self._present = present
+        self._eager = eager
+        n = len(keras.tree.flatten(data[0]))
+        if not all(present[:n]):
+            raise ValueError(
+                "a model with distributed embeddings needs all of its inputs, but one of them is None"
+            )
+        self._inputs = n
+        self._plan = Plan(model, data[0], specs[:n])
+        for layer in self._plan.layers:
+            if layer.table is None:
+                raise RuntimeError(f"Embedding '{layer.name}' has no table yet: compile the model first")
+        lookups = range(len(self._plan.layers))
+        # Frozen tables are pulled by themselves, because all that a pull brought is pushed.
+        self._trained = [i for i in lookups if self._plan.layers[i].trainable]
+        frozen = [i for i in lookups if not self._plan.layers[i].trainable]
+        self._pulls = [pulled for pulled in (self._trained, frozen) if pulled]
+        self._tables = [
+            [(self._plan.layers[i].table.number, self._plan.sources[i]) for i in pulled]
+            for pulled in self._pulls
+        ]
+        self._function: Any = None
+        self._sizes: tuple[list[list[int]], list[Any]] = ([], [])
+        self._paired: set[int] | None = None  # the groups whose pairs the function uses, once it is known
+
+    def accepts(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether tensors of these shapes fit the compiled function."""
+        return all(
+            shape[1:] == lengths or all(b in (a, None) for a, b in zip(shape[1:], lengths, strict=True))
+            for shape, lengths in zip(shapes, self._lengths, strict=True)
+        )
+
+    @property
+    def trains(self) -> bool:
+        """Whether the first of the pulls is pushed."""
+        return self.body is TRAIN and bool(self._trained)
+
+    def plan(self, client: Client, tensors: Sequence[Any]) -> list[Pulled]:
+        """The pulls of all lookups: of trained tables first, if there are any, then of frozen ones."""
+        if not self._pulls:
+            return []
+        ids = self._plan.ids(tensors[: self._inputs])
+        return [client.plan(ids, tables) for tables in self._tables]
+
+    def pairs(self, client: Client, pulls: Sequence[Pulled]) -> list[list[Any]]:
+        """The pairs of all groups that need them (`by_row`)."""
+        groups = [group for pulled in pulls for group in pulled.groups]
+        if self._paired is None:
+            model = self._model
+            possible = not self._eager and not model.xla and model._micro_batches == 1
+            wanted = {g for g, group in enumerate(groups) if possible and by_row.wants_pairs(model, group)}
+        else:
+            wanted = self._paired
+        return [
+            [tf.constant(part) for part in client.pairs(group)] if g in wanted else _no_pairs()
+            for g, group in enumerate(groups)
+        ]
+
+    def run(self, prepared: Prepared) -> Any:
+        """Runs the compiled function on pulled rows and the batch."""
+        groups = [group for pulled in prepared.pulls for group in pulled.groups]
+        if self._function is None:
+            self._function = self._compile(prepared)
+        rows = [to_tensor(group.rows) for group in groups]
+        inverses = [to_tensor(group.inverse) for group in groups]
+        sizes = [group.sizes for group in groups]
+        if self._sizes[0] != sizes:  # seldom: at the last, smaller batch
+            self._sizes = (sizes, [tf.constant(part, tf.int32) for part in sizes])
+        pairs = [part for parts in prepared.pairs for part in parts]
+        return self._function(*rows, *inverses, *self._sizes[1], *pairs, *prepared.tensors)
+
+    def _compile(self, prepared: Prepared) -> Any:
+        pulls = prepared.pulls
+        model, body, layers, data, present = (
+            self._model,
+            self.body,
+            self._plan.layers,
+            self._data,
+            self._present,
+        )
+        # For every group, its rows and its lookups as the plan numbers them.
+        groups = [
+            (tf.TensorSpec([None, group.dim], group.rows.dtype), [lookups[i] for i in group.lookups])
+            for lookups, pulled in zip(self._pulls, pulls, strict=True)
+            for group in pulled.groups
+        ]
+        n, m = len(groups), len(Pairs._fields)
+        whole = model._micro_batches == 1
+        parts = [part for pulled in pulls for part in pulled.groups]
+        even = [g for g, part in enumerate(parts) if whole and _even(part.sizes)]
+        paired = [g for g, parts in enumerate(prepared.pairs) if int(tf.size(parts[1]))]
+        trained = len(pulls[0].groups) if self._trained else 0
+
+        def function(*flat: Any) -> Any:
+            rows: list[Any] = [None] * len(layers)
+            for (_, lookups), unique, inverse, sizes in zip(
+                groups, flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], strict=True
+            ):
+                # The positions are split, not the gathered rows: those would be copied once more.
+                for lookup, part in zip(lookups, tf.split(inverse, sizes, num=len(lookups)), strict=True):
+                    rows[lookup] = tf.gather(unique, part)
+            every_pair = [Pairs(*flat[k : k + m]) for k in range(3 * n, (3 + m) * n, m)]
+            batch = iter(flat[(3 + m) * n :])
+            values = keras.tree.pack_sequence_as(data, [next(batch) if p else None for p in present])
+            row_groups = []
+            for k, (_, lookups) in enumerate(groups):
+                unique, inverse, sizes = flat[k], flat[n + k], flat[2 * n + k]
+                together = _together(unique, inverse, len(lookups)) if k in even else None
+                of_group = [layers[i] for i in lookups], [rows[i] for i in lookups]
+                row_groups.append(RowGroup(unique, inverse, sizes, *of_group, together))
+            products = by_row.Products(
+                {g: by_row.PairedGroup(row_groups[g], every_pair[g], groups[g][1]) for g in paired}
+            )
+            together = {tuple(groups[k][1]): row_groups[k].together for k in even}
+            supply = Supply(layers, rows, together, products)
+            result = body(model, supply, row_groups[:trained], values)
+            self._paired = products.used
+            return result
+
+        if self._eager:
+            return function
+        return tf.function(function, autograph=False).get_concrete_function(
+            *(unique for unique, _ in groups),
+            *(tf.TensorSpec([None], tf.int32) for _ in groups),
+            *(tf.TensorSpec([len(lookups)], tf.int32) for _, lookups in groups),
+            *(tf.TensorSpec([None], tf.int32) for _ in range(m * n)),
+            *self.specs,
+        )
+
+
+def _even(sizes: Sequence[int]) -> bool:
+    return len(set(sizes)) == 1 and len(sizes) > 1
+
+
+def _together(rows: Any, inverse: Any, lookups: int) -> Any:
+    """(examples, lookups, dim) of as many ids each."""
+    # Not tf.transpose: of int32, oneDNN complains about it on stderr where there is no AVX-512.
+    by_example = tf.stack(tf.split(inverse, lookups), axis=1)
+    whole = tf.gather(rows, by_example)
+    whole.set_shape((None, lookups, rows.shape[1]))
+    return whole
+
+
+def _no_pairs() -> list[Any]:
+    return [tf.constant([], tf.int32)] * len(Pairs._fields)
