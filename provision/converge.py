@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from provision import monitoring, past, planview, playbook, rolling
-from provision.errors import ConvergeError, HostError
+from provision.errors import ConvergeError
 from provision.journal import Interrupted, Journal, cluster_lock
-from provision.node.plan import make_plan
+from provision.look import Look, look
 from provision.node.roles import role_of
 from provision.node.state import State, difference
 from provision.node.step import Plan
@@ -46,52 +46,6 @@ class Consent:
     objects: Sequence[str] = ()
 
 
-@dataclass
-class Look:
-    """What one observation of the cluster brought: states, plans, and hosts that could not be seen."""
-
-    states: dict[str, State] = field(default_factory=dict)
-    plans: dict[str, Plan] = field(default_factory=dict)
-    lost: list[HostError] = field(default_factory=list)
-
-    @property
-    def pending(self) -> list[Plan]:
-        """Plans with something to do."""
-        return [plan for plan in self.plans.values() if plan.steps]
-
-    @property
-    def converged(self) -> bool:
-        """Every host was seen and has nothing to do."""
-        return not self.lost and all(plan.converged for plan in self.plans.values())
-
-
-def look(inventory: Inventory) -> Look:
-    """Observe every host at once and plan for each."""
-    from provision import remote_python
-    from provision.observe import observe
-
-    found = Look()
-    for name, state in observe(inventory).items():
-        if isinstance(state, HostError):
-            found.lost.append(state)
-        else:
-            host = inventory.hosts[name]
-            made = make_plan(state, host.desired())
-            old = host.connection == "ssh" and not state.assumed and remote_python.problem(state, host.python)
-            found.states[name] = state
-            found.plans[name] = made._replace(problems=[*made.problems, old]) if old else made
-    return found
-
-
-def pending(inventory: Inventory) -> list[str]:
-    """What keeps the hosts from being ready, one line each; empty when all are converged."""
-    found = look(inventory)
-    lines = [f"{error.host} could not be observed: {error.reason}" for error in found.lost]
-    for plan in found.plans.values():
-        lines += plan.problems + [step.what for step in plan.steps]
-    return lines
-
-
 def bootstrap(
     inventory: Inventory,
     *,
@@ -109,7 +63,7 @@ def bootstrap(
         inventory = bundle.used_by(inventory, state_dir)
     code = _Run(inventory, "bootstrap", state_dir, consent, as_json, bundle).run(check=check)
     if code == 0 and not check and monitoring.has_metrics(inventory):
-        from provision.inventory import load
+        from provision.inventory_check import load
 
         # All hosts, also where this run had a --limit: Prometheus wants the whole cluster.
         monitoring.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from provision.errors import OeprovError
 from provision.setting_types import Size, Text
-from provision.settings import TrainingSettings
+from provision.training_settings import TrainingSettings
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from provision import converge, past
-from provision.converge import Consent, Look
+from provision.converge import Consent
 from provision.errors import ConvergeError
 from provision.inventory import Host, Inventory, Removal
 from provision.journal import Journal
+from provision.look import Look
 from provision.training import units
 from provision.training.jobs import jobs_dir
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from provision import past
-from provision.converge import Look
 from provision.inventory import Host, Inventory
+from provision.look import Look
 from provision.node import mount, numa
 from provision.node.state import State
 from provision.node.step import Plan

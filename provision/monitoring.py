@@ -16,7 +16,7 @@ from rich.console import Console
 from provision.errors import OeprovError
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
 
 Document = dict[str, Any]
 PROMETHEUS, DASHBOARD = "prometheus.yml", "grafana-dashboard.json"

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.markup import escape
 
-from provision import converge, fresh, planview
-from provision.converge import Look
+from provision import fresh, planview
 from provision.errors import OeprovError
 from provision.inventory import Inventory
+from provision.look import Look, look
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo
 from provision.settings import MODES
@@ -59,7 +59,7 @@ def plan(
     named = assigned(inventory, systems)
     if named and not offline:
         raise OeprovError("--system is for --offline: hosts that are reached say what they run")
-    found = assume(inventory, named) if offline else converge.look(inventory)
+    found = assume(inventory, named) if offline else look(inventory)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
     code = 1 if broken else 2 if found.pending else 0

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from provision.errors import HostError
 
 if TYPE_CHECKING:
-    from provision.inventory import Host  # imports Ansible: slow
+    from provision.inventory import Host
 
 CONNECT_TIMEOUT = 10
 _CONFIG = Path(__file__).with_name("ssh_config")

@@ -16,10 +16,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from provision import __version__, converge, hostview
+from provision import __version__, hostview
 from provision.errors import OeprovError, TrainingError
 from provision.inventory import Inventory
 from provision.kubernetes import record, view
+from provision.look import look
 from provision.node.directory import human
 from provision.training import jobs, jobview
 from provision.training.jobs import Job
@@ -41,7 +42,7 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
     console = Console()
     path = output or Path(f"oeprov-{inventory.cluster}.html")
     with console.status("looking at hosts and jobs"):
-        hosts = hostview.hosts(inventory, converge.look(inventory))
+        hosts = hostview.hosts(inventory, look(inventory))
         page = render(inventory, hosts, state_dir, runs)
     partial = path.with_name(f".{path.name}.part")
     try:

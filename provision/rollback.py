@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision import converge, past
-from provision.converge import Consent, Look
+from provision.converge import Consent
 from provision.errors import ConvergeError
 from provision.inventory import Inventory
 from provision.journal import Journal
+from provision.look import Look, look
 from provision.settings import GpuSettings
 
 
@@ -69,7 +70,7 @@ def pmem_mode(
 
 
 def _look(inventory: Inventory) -> Look:
-    found = converge.look(inventory)
+    found = look(inventory)
     for error in found.lost:
         raise ConvergeError(f"host {error.host}: {error.reason}; nothing was changed")
     return found

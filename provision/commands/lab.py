@@ -30,7 +30,7 @@ def _lab(state_dir: Path, inventory: Path | None = None) -> Lab:
 
 def _size(option: str, text: str) -> int:
     from provision.errors import LabError
-    from provision.settings import parse_size
+    from provision.setting_types import parse_size
 
     try:
         return parse_size(text)

@@ -63,9 +63,9 @@ DEFAULT_STATE_DIR = Path(".oeprov")
 
 def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:
     """Load and check the inventory; imported late, because Ansible's loader takes a while to import."""
-    from provision import inventory
+    from provision.inventory_check import load
 
-    return inventory.load(path, limit, state_dir=state_dir)
+    return load(path, limit, state_dir=state_dir)
 
 
 System = Annotated[

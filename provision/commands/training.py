@@ -176,7 +176,7 @@ def launch_training(
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
-    from provision.training import containers, lifecycle
+    from provision.training import containers, launching
     from provision.training.jobspec import LaunchOptions
 
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
@@ -216,7 +216,7 @@ def launch_training(
         from provision.kubernetes import run
 
         return run.launch(found, options, state_dir=state_dir)
-    return lifecycle.launch(found, options, state_dir=state_dir)
+    return launching.launch(found, options, state_dir=state_dir)
 
 
 def resume(
@@ -251,7 +251,7 @@ def resume(
     launch-training --resume.
     """
     from provision.kubernetes import record
-    from provision.training import jobs, lifecycle
+    from provision.training import jobs, launching
     from provision.training.jobspec import LaunchOptions
 
     if there := record.find(state_dir, job):
@@ -262,7 +262,7 @@ def resume(
     found = jobs.find(state_dir, job)
     options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
-    return lifecycle.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
+    return launching.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 
 
 def status(
@@ -310,10 +310,10 @@ def stop(
     Also for a job whose launcher was killed. Doing it twice does no harm.
     """
     from provision.kubernetes import record
-    from provision.training import lifecycle
+    from provision.training import stopping
 
     if there := record.find(state_dir, job):
         from provision.kubernetes import run
 
         return run.stop(there, state_dir=state_dir, as_json=as_json)
-    return lifecycle.stop(state_dir, job, as_json=as_json)
+    return stopping.stop(state_dir, job, as_json=as_json)

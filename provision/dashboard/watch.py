@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from provision import converge, hostview
+from provision import hostview
 from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.kubernetes import record, view
+from provision.look import look
 from provision.training import jobs, jobview
 from provision.training.jobs import ACTIVE, Job
 from provision.training.metrics import course
@@ -72,11 +73,11 @@ class Watch:
         }
         return json.dumps({**head, **parts}).encode()
 
-    def _keep(self, name: str, look: Callable[[], list[Document]], seconds: float) -> None:
+    def _keep(self, name: str, ask: Callable[[], list[Document]], seconds: float) -> None:
         while True:
             begun = time.monotonic()
             try:
-                part = {"at": time.time(), "list": look(), "trouble": ""}
+                part = {"at": time.time(), "list": ask(), "trouble": ""}
             except OeprovError as error:
                 part = {**self._parts[name], "trouble": str(error)}
             except Exception as error:  # the page says so; else it would show old numbers for ever
@@ -91,7 +92,7 @@ class Watch:
 
     def hosts(self) -> list[Document]:
         """Every host, seen now."""
-        return hostview.hosts(self.inventory, converge.look(self.inventory))
+        return hostview.hosts(self.inventory, look(self.inventory))
 
     def jobs(self) -> list[Document]:
         """The last jobs, the newest first; ``detailed``: shown with processes and curves."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from provision.flavors import deeprec, oe_runtime, openembedding
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.node.state import State
     from provision.runtime_settings import RuntimeSettings
     from provision.training.jobs import Job

@@ -21,7 +21,7 @@ from provision.training.placement import Placement
 from provision.training.storage import POOLS, place_of, storage_of
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.node.state import State
     from provision.runtime_settings import RuntimeSettings
     from provision.training.jobspec import Request

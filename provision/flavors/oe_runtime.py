@@ -11,7 +11,7 @@ from provision.settings import Kind
 from provision.training import placement
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.runtime_settings import RuntimeSettings
     from provision.training.jobspec import Request
 

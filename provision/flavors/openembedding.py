@@ -24,7 +24,7 @@ from provision.training.supervisor import free_endpoints
 from provision.training.units import Place
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.node.state import State
     from provision.runtime_settings import RuntimeSettings
     from provision.training.jobspec import Request

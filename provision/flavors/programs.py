@@ -14,7 +14,7 @@ from provision.training import placement, units
 from provision.training.jobs import Job, ProcessSpec, Role
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.training.jobspec import Request
 
 

@@ -21,7 +21,7 @@ from provision.training.jobspec import LaunchOptions, Request
 from provision.training.storage import POOLS, storage_of
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -168,7 +168,7 @@ def with_form(inventory: Inventory, form: str | None) -> Inventory:
     try:
         settings = KubernetesSettings.model_validate({**inventory.kubernetes.model_dump(), "form": form})
     except ValidationError as error:
-        from provision.inventory import explain
+        from provision.inventory_check import explain
 
         raise TrainingError(f"--form: {explain(error.errors()[0])}") from None
     return replace(inventory, kubernetes=settings)

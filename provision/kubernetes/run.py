@@ -28,7 +28,7 @@ from provision.training.jobspec import LaunchOptions
 from provision.training.placement import CHECKPOINT_SECONDS
 
 if TYPE_CHECKING:
-    from provision.inventory import Inventory  # imports Ansible: slow
+    from provision.inventory import Inventory
 
 POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import firewall, job, port, systemd
+from . import firewall, jobfiles, port, systemd
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -75,7 +75,7 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
 def _places(desired: Desired, state: State) -> List[str]:
     """What oeprov and its jobs write to."""
     mounts = [item.where for item in state.mounts if item.where.startswith(desired.pmem_mount_prefix)]
-    system = ["/", "/boot", job.HOME] if desired.kind != "local" else []
+    system = ["/", "/boot", jobfiles.HOME] if desired.kind != "local" else []
     return [path for path in [*system, desired.runtime_venv, desired.pmem_directory, *mounts] if path]
 
 

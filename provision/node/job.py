@@ -1,30 +1,23 @@
 """A training job's processes on one host, as systemd units: start them, look at them, stop them.
 
 ``start`` and ``stop`` run in the Ansible module ``oeprov_job``; ``look`` and ``stop`` also over SSH alone.
-What was started is written down in ``units.json`` of the job's directory on the host, so that stopping needs
-no more than that directory.
 """
 
 import contextlib
 import fcntl
 import json
 import os
-import pwd
 import re
-import shutil
 import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import memory, port, process, systemd
+from . import jobfiles, memory, port, process, systemd
 from .command import CommandError, System
 
-RECORD = "units.json"
 STOPPING = "/run/oeprov-job.stop"
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
 LOG_LINES = 200  # of each unit, brought back when it is stopped
-HOME = "/var/lib/oeprov"
-_USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
 
 def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -51,10 +44,10 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     try:
         for item in units:
             if item.get("fresh"):
-                _remove_scratch(system, directory, item)
+                jobfiles.remove_scratch(system, directory, item)
         more = [path for item in units for path in item["directories"]]
-        prepare(system, directory, args["user"], args["token"], more)
-        _record(system, directory, units)
+        jobfiles.prepare(system, directory, args["user"], args["token"], more)
+        jobfiles.record(system, directory, units)
         return {"servers": _start_units(system, args), "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
@@ -79,55 +72,6 @@ def boot_id(system: System) -> str:
     return system.read("/proc/sys/kernel/random/boot_id").strip()
 
 
-def prepare(system: System, directory: str, user: str, token: str, more: List[str]) -> None:
-    """The job's directories and token, which only the job's user (made when missing) may read."""
-    uid, gid = _user(system, user)
-    for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
-        _make(system, path, 0o755, 0, 0)
-    below = [os.path.join(directory, name) for name in ("", "ready", "metrics", "logs", "run", "checkpoints")]
-    for path in [directory] + below[1:]:
-        _make(system, path, 0o700, uid, gid)
-    for path in more:
-        # Directories between the mount point and this one are ours too: /mnt/pmem0/oeprov/JOB/server-0.
-        parent = os.path.dirname(path)
-        if not path.startswith(directory + "/"):
-            _make(system, os.path.dirname(parent), 0o755, 0, 0)
-        _make(system, parent, 0o700, uid, gid)
-        _make(system, path, 0o700, uid, gid)
-    if token:
-        path = os.path.join(directory, "token")
-        system.write(path, token.strip() + "\n", 0o600)
-        _own(system, path, 0o600, uid, gid)
-    if not system.exists(os.path.join(directory, RECORD)):
-        _record(system, directory, [])
-
-
-def _user(system: System, name: str) -> Any:
-    try:
-        found = pwd.getpwnam(name)
-    except KeyError:
-        nologin = system.which("nologin") or "/bin/false"
-        system.check(_USER_COMMAND + [nologin, name])
-        found = pwd.getpwnam(name)
-    return found.pw_uid, found.pw_gid
-
-
-def _make(system: System, path: str, mode: int, uid: int, gid: int) -> None:
-    try:
-        os.makedirs(system.path(path), 0o755, exist_ok=True)
-    except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror))
-    _own(system, path, mode, uid, gid)
-
-
-def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
-    try:
-        os.chown(system.path(path), uid, gid)
-        os.chmod(system.path(path), mode)
-    except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror))
-
-
 def _check_place(system: System, args: Dict[str, Any]) -> None:
     """What must be there before anything is made: systemd, files, mounts; and nobody else on the storage."""
     if not system.which("systemctl"):
@@ -145,7 +89,9 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
     for job in system.list(jobs) if mounts else []:
         if job == mine:
             continue
-        others = [item for item in recorded(system, os.path.join(jobs, job)) if item["mount"] in mounts]
+        others = [
+            item for item in jobfiles.recorded(system, os.path.join(jobs, job)) if item["mount"] in mounts
+        ]
         found = systemd.show(system, [item["unit"] for item in others])
         for item in others:
             if found[item["unit"]].up:
@@ -173,29 +119,6 @@ def _check_port(system: System, item: Dict[str, Any]) -> None:
                 "oeprov stop " + ours.group(1) if ours else "free it",
             )
         )
-
-
-def _record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
-    kept = ("name", "role", "unit", "directories", "mount")
-    old = [item for item in recorded(system, directory) if item["unit"] not in [u["unit"] for u in units]]
-    new = old + [{key: item[key] for key in kept} for item in units]
-    system.write(os.path.join(directory, RECORD), json.dumps(new) + "\n", 0o600)
-
-
-def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
-    """What was started for the job on this host; units without a record are known by their names alone."""
-    try:
-        found: List[Dict[str, Any]] = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
-    except ValueError:
-        found = []
-    names = [item["unit"] for item in found]
-    job = os.path.basename(directory)
-    for unit in systemd.ours(system, job):
-        if unit not in names:
-            name = unit[len("oeprov-" + job + "-") : -len(".service")]
-            role = "worker" if name.startswith("worker-") else "parameter_server"
-            found.append({"name": name, "role": role, "unit": unit, "directories": [], "mount": ""})
-    return found
 
 
 def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -283,7 +206,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     wanted = args.get("units")
     items = [
         item
-        for item in recorded(system, directory)
+        for item in jobfiles.recorded(system, directory)
         if (wanted is None or item["unit"] in wanted) and args.get("role") in (None, "", item["role"])
     ]
     names = [item["unit"] for item in items]
@@ -324,23 +247,7 @@ def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: b
             system.remove(systemd.path(name))
         system.check(["systemctl", "daemon-reload"])
         system.run(["systemctl", "reset-failed"] + known)
-    for item in items:
-        _remove_scratch(system, directory, item)
-    left = [item for item in recorded(system, directory) if item["unit"] not in [i["unit"] for i in items]]
-    if left or keep:
-        if system.exists(directory):
-            system.write(os.path.join(directory, RECORD), json.dumps(left) + "\n", 0o600)
-    elif system.exists(os.path.join(directory, RECORD)) and not system.list(os.path.join(directory, "run")):
-        shutil.rmtree(system.path(directory), ignore_errors=True)
-
-
-def _remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
-    """Directories of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME."""
-    job = os.path.basename(directory)
-    for path in item["directories"]:
-        if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
-            shutil.rmtree(system.path(path), ignore_errors=True)
-            _rmdir(system, os.path.dirname(path))
+    jobfiles.forget(system, directory, items, keep)
 
 
 def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -354,15 +261,8 @@ def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             if found[item["unit"]].up:
                 raise CommandError("{} still runs".format(item["name"]))
         for item in args["servers"]:
-            _remove_scratch(system, args["directory"], dict(item, directories=[item["pools"]]))
+            jobfiles.remove_scratch(system, args["directory"], dict(item, directories=[item["pools"]]))
     return {}
-
-
-def _rmdir(system: System, path: str) -> None:
-    try:
-        os.rmdir(system.path(path))
-    except OSError:
-        pass  # somebody else's files are there, or it is gone
 
 
 def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -374,7 +274,7 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     host; ``events``: new text of metrics.jsonl, at most 16 MiB; ``boot``: the boot's id.
     """
     directory = args["directory"]
-    items = recorded(system, directory)
+    items = jobfiles.recorded(system, directory)
     units = systemd.show(system, [item["unit"] for item in items])
     found = {}
     for item in items:

@@ -16,6 +16,7 @@ from . import (
     build,
     gpucheck,
     job,
+    jobfiles,
     kernel,
     memmap,
     mount,
@@ -48,7 +49,7 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
     jobs: Dict[str, JobFiles] = {}
     for name in system.list(desired.remove_jobs):
         directory = os.path.join(desired.remove_jobs, name)
-        if any(system.exists(os.path.join(directory, file)) for file in ("job.json", job.RECORD)):
+        if any(system.exists(os.path.join(directory, file)) for file in ("job.json", jobfiles.RECORD)):
             run = system.list(os.path.join(directory, "run"))
             steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
             saved = len([item for item in steps if item.startswith("step-")])
@@ -74,7 +75,7 @@ def _has_user() -> bool:
         found = pwd.getpwnam(USER)
     except KeyError:
         return False
-    return found.pw_dir == job.HOME and os.path.basename(found.pw_shell) in ("nologin", "false")
+    return found.pw_dir == jobfiles.HOME and os.path.basename(found.pw_shell) in ("nologin", "false")
 
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:

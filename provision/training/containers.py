@@ -22,7 +22,7 @@ from provision.errors import TrainingError
 from provision.training import units
 
 if TYPE_CHECKING:
-    from provision.inventory import Inventory  # imports Ansible: slow
+    from provision.inventory import Inventory
     from provision.training.jobs import Job, ProcessSpec
     from provision.training.jobspec import Request
 

@@ -13,7 +13,7 @@ from provision.errors import HostError
 from provision.node.job import MARKER
 
 if TYPE_CHECKING:
-    from provision.inventory import Host  # imports Ansible: slow
+    from provision.inventory import Host
 
 Errand = Literal["look", "stop", "start", "send", "remove_pools"]
 CONNECT_TIMEOUT = 10

@@ -17,7 +17,7 @@ from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Rol
 from provision.training.placement import CHECKPOINT_SECONDS, restored, worker_start
 
 if TYPE_CHECKING:
-    from provision.inventory import Host  # imports Ansible: slow
+    from provision.inventory import Host
 
 LOOK_SECONDS = 60  # that a look may take on a slow host
 STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}

@@ -18,14 +18,16 @@ from pydantic import ValidationError
 
 from provision import flavors
 from provision.errors import TrainingError
-from provision.settings import Storage, TrainingSettings, parse_size
+from provision.setting_types import parse_size
+from provision.settings import Storage
 from provision.training import placement, units
 from provision.training.jobs import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 from provision.training.placement import Placement
 from provision.training.storage import storage_directory, storage_of
+from provision.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -128,7 +130,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     try:
         training = TrainingSettings.model_validate({**base, **given})
     except ValidationError as error:
-        from provision.inventory import explain
+        from provision.inventory_check import explain
 
         item = error.errors()[0]
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None

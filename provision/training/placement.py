@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from provision import share
 from provision.errors import TrainingError
 from provision.node import numa
-from provision.settings import Kind, TrainingSettings
+from provision.settings import Kind
 from provision.training import containers, units
 from provision.training.jobs import SERVERS, WORKERS, Job, ProcessSpec
 from provision.training.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
 from provision.training.units import Place, on_host
+from provision.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory  # imports Ansible: slow
+    from provision.inventory import Host, Inventory
     from provision.node.state import State
     from provision.training.jobspec import Request
 
@@ -69,6 +70,7 @@ def restored(values: Mapping[str, Any]) -> Host:
     """The host of ``connection``; its settings are the defaults. TrainingError when it cannot be."""
     from provision import settings
     from provision.inventory import Host
+    from provision.runtime_settings import RuntimeSettings
 
     found: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
@@ -76,7 +78,7 @@ def restored(values: Mapping[str, Any]) -> Host:
     found.update(
         pmem=settings.PmemSettings(),
         kernel=settings.KernelSettings(),
-        runtime=settings.RuntimeSettings(),
+        runtime=RuntimeSettings(),
         gpu=settings.GpuSettings(),
         server=settings.ServerSettings(),
         worker=settings.WorkerSettings(),

@@ -13,7 +13,7 @@ from provision.settings import mode_refusal
 from provision.training.units import Place, on_host
 
 if TYPE_CHECKING:
-    from provision.inventory import Host  # imports Ansible: slow
+    from provision.inventory import Host
     from provision.node.state import State
     from provision.training.jobspec import Request
 

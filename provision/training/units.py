@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from provision.inventory import Host  # imports Ansible: slow
+    from provision.inventory import Host
 
 JOBS = PurePosixPath("/var/lib/oeprov/jobs")
 USER = "oeprov"

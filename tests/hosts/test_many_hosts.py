@@ -18,7 +18,8 @@ from ssh_hosts import SshHost, SshHosts, why_not
 
 from provision import planning, remote
 from provision.errors import HostError
-from provision.inventory import Host, load
+from provision.inventory import Host
+from provision.inventory_check import load
 from provision.node.state import State
 from provision.observe import observe
 

@@ -18,11 +18,12 @@ from fake_processes import WORKER, make_environment
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
-from provision.converge import Look
 from provision.errors import TrainingError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
+from provision.look import Look
 from provision.node.state import DaxDevice, Mount, State
-from provision.training import jobs, jobview, lifecycle
+from provision.training import jobs, jobview, launching, stopping
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
 
@@ -156,7 +157,7 @@ class Cluster:
         return load(path, state_dir=self.state_dir)
 
     def launch(self, **options: Any) -> int:
-        return lifecycle.launch(self.inventory(), LaunchOptions(**options), state_dir=self.state_dir)
+        return launching.launch(self.inventory(), LaunchOptions(**options), state_dir=self.state_dir)
 
     def refused(self, **options: Any) -> str:
         with pytest.raises(TrainingError) as caught:
@@ -188,12 +189,12 @@ class Cluster:
 def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.chdir(tmp_path)
     found = Cluster(hosts, tmp_path)
-    monkeypatch.setattr(lifecycle, "look", lambda inventory: Look(states=found.states))
+    monkeypatch.setattr(launching, "look", lambda inventory: Look(states=found.states))
     yield found
     for job in jobs.all_jobs(found.state_dir):
         (job.run_dir / "waiting").unlink(missing_ok=True)
         if any(item.alive for item in job.state().processes):
-            lifecycle.stop(found.state_dir, job.id)
+            stopping.stop(found.state_dir, job.id)
     for host in hosts:
         host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart /run/slow /run/real")
 
@@ -237,7 +238,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     for words in ("server-2", two.name, "2,345", "1,234", "4 MiB", "5 MiB", "1,002"):
         assert words in shown
 
-    assert lifecycle.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, None) == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0, server-1" in shown
     assert f"oeprov resume {job.id}" in shown
@@ -245,7 +246,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     cluster.assert_clean()
     assert "server 0 ends: SIGTERM" in job.log("server-0").read_text()
     assert cluster.report()["rows"] == {"C1": 3003}, "the last counters are kept"
-    assert lifecycle.stop(cluster.state_dir, job.id) == 0
+    assert stopping.stop(cluster.state_dir, job.id) == 0
     assert "is not running: it is interrupted" in capsys.readouterr().out
 
     assert cluster.launch(resume=job.id) == 0
@@ -277,7 +278,7 @@ def test_real_servers_train_over_encrypted_connections(
             told = json.loads(host.enter("cat", f"/var/lib/oeprov/jobs/{job.id}/metrics/{name}.json"))
         assert (told["connections"]["encrypted"], told["connections"]["open"]) == (True, 1)
     assert cluster.report()["state"] == "running"
-    assert lifecycle.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, None) == 0
     assert job.state().message.endswith("which is saved"), job.log("worker-0").read_text()
     cluster.assert_clean()
     assert cluster.launch(resume=job.id) == 0
@@ -318,7 +319,7 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
         assert jobs.all_jobs(other.state_dir) == []
         assert [item["state"] for item in cluster.report()["processes"]] == ["runs"] * 3, "the first goes on"
     finally:
-        lifecycle.stop(cluster.state_dir, None)
+        stopping.stop(cluster.state_dir, None)
         left = cluster.tell(one, "ls /mnt/pmem0/oeprov").strip()
         cluster.tell(one, "umount /mnt/pmem0")
         two.enter("rm", "/etc/oeprov/memory.env")
@@ -336,7 +337,7 @@ def test_fewer_servers_leave_no_rows_of_the_former_ones(cluster: Cluster) -> Non
         assert cluster.launch(detach=True, servers=2) == 0
         job = cluster.job()
         until(job.run_dir / "waiting")
-        lifecycle.stop(cluster.state_dir, None)
+        stopping.stop(cluster.state_dir, None)
         assert cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}").split() == ["server-0", "server-1"]
         assert cluster.launch(resume=job.id, servers=1) == 0
         assert cluster.tell(one, "ls /mnt/pmem0/oeprov") == "", "also those of the server that is no more"
@@ -388,7 +389,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         assert jobview.status(cluster.state_dir) == 0
         shown = capsys.readouterr().out
         assert f"{two.name}: {two.address} port 22 refuses connections" in shown
-        assert lifecycle.stop(cluster.state_dir, None) == 1
+        assert stopping.stop(cluster.state_dir, None) == 1
         shown = capsys.readouterr().out
         assert "node001: stopped server-0" in shown
         assert f"{two.name}: server-1 could not be stopped and may still run" in shown
@@ -400,7 +401,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         two.start()
     cluster.tell(two, "systemctl boot")
     assert [item["state"] for item in cluster.report()["processes"]] == ["ended", "came back", "ended"]
-    assert lifecycle.stop(cluster.state_dir, job.id) == 0
+    assert stopping.stop(cluster.state_dir, job.id) == 0
     assert f"{two.name}: stopped server-1" in capsys.readouterr().out
     assert job.state().message == "stopped at step 3, which is saved"
     cluster.assert_clean()
@@ -447,7 +448,7 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
     jobview.status(cluster.state_dir)
     assert f"its servers are still up; take them away with: oeprov stop {job.id}" in capsys.readouterr().out
-    assert lifecycle.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, None) == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0" in shown
     assert f"{two.name}: stopped server-1" in shown
@@ -474,7 +475,7 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     if number == signal.SIGKILL:
         job = cluster.job()
         assert cluster.report()["state"] == "interrupted"
-        assert lifecycle.stop(cluster.state_dir, None) == 0
+        assert stopping.stop(cluster.state_dir, None) == 0
         assert [item.alive for item in job.state().processes] == [False, False]
     else:
         assert jobs.all_jobs(cluster.state_dir) == []
@@ -512,7 +513,7 @@ def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:
         assert done.stdout.count(f"changed={changed} ") == 2 + (not changed), done.stdout
     cluster.assert_clean()
     assert [item["state"] for item in cluster.report()["processes"]] == ["gone", "gone", "ended"]
-    assert lifecycle.stop(cluster.state_dir, job.id) == 0
+    assert stopping.stop(cluster.state_dir, job.id) == 0
 
 
 def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
@@ -553,7 +554,7 @@ def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
     interrupted.send_signal(signal.SIGINT)
     interrupted.wait(20)
     wait_for(lambda: tails(cluster) == 2)
-    assert lifecycle.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, None) == 0
     rest, _ = follow.communicate(timeout=20)
     assert follow.returncode == 0
     assert "server-0   | server 0 ends: SIGTERM" in rest
@@ -591,7 +592,7 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     unit = cluster.tell(two, f"cat /etc/systemd/system/oeprov-{job.id}-worker-0.service")
     assert f"--servers {one.address}:" in unit
     assert "Restart" not in unit, "a worker that failed is resumed by people"
-    assert lifecycle.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, None) == 0
     shown = capsys.readouterr().out
     assert f"{two.name}: stopped worker-0" in shown
     assert job.state().message == "stopped at step 3, which is saved"

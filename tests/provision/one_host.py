@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 
 _TEXT = """\
 all:

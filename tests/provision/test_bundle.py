@@ -12,7 +12,8 @@ from provision import bundle, remote, wheel
 from provision.bundle import MANIFEST, Bundle
 from provision.bundle_packages import Part
 from provision.errors import HostError, OeprovError
-from provision.inventory import Host, load
+from provision.inventory import Host
+from provision.inventory_check import load
 from provision.node import kernelinstall, repositories
 from provision.node.state import OsInfo, Runtime, State
 

@@ -12,7 +12,8 @@ from fake_processes import make_job
 
 from provision import cli, fresh, report
 from provision.errors import HostError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 from provision.node.plan import make_plan
 
 INVENTORY = """\

@@ -6,7 +6,8 @@ import pytest
 
 from provision.connection import ssh_arguments
 from provision.errors import InventoryError
-from provision.inventory import Host, load
+from provision.inventory import Host
+from provision.inventory_check import load
 from provision.remote import argv
 
 

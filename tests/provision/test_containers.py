@@ -15,10 +15,10 @@ from test_training_launch import inventory
 from test_training_supervisor import assert_nothing_left, until
 
 from provision import cli
-from provision.converge import Look
 from provision.errors import TrainingError
+from provision.look import Look
 from provision.node.step import Plan, Step
-from provision.training import containers, jobs, jobspec, lifecycle, placement
+from provision.training import containers, jobs, jobspec, launching, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
@@ -170,7 +170,7 @@ def test_settings_of_the_inventory(state_dir: Path) -> None:
 class TestRefusals:
     def refused(self, state_dir: Path, words: str, on: str = "docker") -> None:
         with pytest.raises(TrainingError) as caught:
-            lifecycle.launch(inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir)
+            launching.launch(inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir)
         assert words in str(caught.value)
         assert jobs.all_jobs(state_dir) == []
 
@@ -204,10 +204,10 @@ def test_what_images_have_need_not_be_on_the_host(
     engine()
     steps = [Step("runtime", "install tensorflow", "why"), Step("directory", "make /x", "why")]
     monkeypatch.setattr(
-        lifecycle, "look", lambda inventory: Look(plans={"localhost": Plan("localhost", steps)})
+        launching, "look", lambda inventory: Look(plans={"localhost": Plan("localhost", steps)})
     )
     with pytest.raises(TrainingError, match="host localhost is not ready: make /x; run"):
-        lifecycle.launch(inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir)
+        launching.launch(inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir)
 
 
 def test_resume_keeps_the_engine(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

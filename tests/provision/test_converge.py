@@ -10,10 +10,12 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision import converge, fresh, playbook
-from provision.converge import Consent, Look
+from provision.converge import Consent
 from provision.errors import ConvergeError, HostError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 from provision.journal import Journal, cluster_lock
+from provision.look import Look
 from provision.node import process
 from provision.node.state import State
 from provision.node.step import Plan, Step

@@ -15,7 +15,7 @@ from provision import cli, fresh
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
 from provision.errors import HostError, OeprovError
-from provision.inventory import load
+from provision.inventory_check import load
 from provision.node.state import FileSystem, Mount, Runtime
 from provision.training.jobs import JobState, ProcessState
 
@@ -175,7 +175,7 @@ def test_a_look_that_fails_is_told_and_tried_again(
         tries.append(None)
         raise error
 
-    monkeypatch.setattr("provision.converge.look", fails)
+    monkeypatch.setattr("provision.dashboard.watch.look", fails)
     monkeypatch.setattr("provision.dashboard.watch.HOSTS_SECONDS", 0.01)
     with Watch(inventory, tmp_path) as watch:
         found = until(watch.document, lambda data: len(tries) > 1 and data["hosts"]["trouble"])

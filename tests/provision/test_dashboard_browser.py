@@ -13,7 +13,7 @@ from fake_processes import make_job
 
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
-from provision.inventory import load
+from provision.inventory_check import load
 from provision.node import process
 from provision.training.jobs import Job, JobState, ProcessState
 

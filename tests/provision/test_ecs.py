@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from provision import ecs, playbook, share
 from provision.cli import app
 from provision.errors import InventoryError
-from provision.inventory import load
+from provision.inventory_check import load
 from provision.settings import Kind
 
 ANSWERS = json.loads(Path(__file__).parent.joinpath("ecs", "answers.json").read_text())

@@ -14,12 +14,13 @@ from recorded import Programs
 from test_training_supervisor import assert_nothing_left, until
 
 from provision import flavors
-from provision.converge import Look
 from provision.errors import TrainingError
 from provision.flavors import openembedding
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
+from provision.look import Look
 from provision.node.state import Mount, NumaNode, OsInfo, State
-from provision.training import jobs, jobspec, lifecycle, placement
+from provision.training import jobs, jobspec, launching, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
@@ -255,9 +256,9 @@ class TestRefusals:
         options: dict[str, Any],
         words: str,
     ) -> None:
-        monkeypatch.setattr(lifecycle, "look", lambda inventory: Look())
+        monkeypatch.setattr(launching, "look", lambda inventory: Look())
         with pytest.raises(TrainingError) as caught:
-            lifecycle.launch(
+            launching.launch(
                 inventory(tmp_path, flavor, more), LaunchOptions(**options), state_dir=tmp_path / "state"
             )
         assert words in str(caught.value)

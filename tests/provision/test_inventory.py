@@ -8,9 +8,11 @@ import pytest
 
 from provision import settings, share
 from provision.errors import InventoryError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 from provision.schema import inventory_schema
-from provision.settings import Kind, parse_size
+from provision.setting_types import parse_size
+from provision.settings import Kind
 
 
 def write(path: Path, text: str) -> Path:

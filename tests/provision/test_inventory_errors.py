@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from provision.errors import InventoryError
-from provision.inventory import load
+from provision.inventory_check import load
 
 GOOD = """\
 all:

@@ -16,7 +16,7 @@ import yaml
 
 from provision import cli
 from provision.errors import TrainingError
-from provision.inventory import load
+from provision.inventory_check import load
 from provision.kubernetes import manifests, parts, plan, servers, workers
 from provision.training.jobspec import LaunchOptions
 

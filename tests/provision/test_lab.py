@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from provision import inventory, share
+from provision import share
 from provision.errors import LabError
+from provision.inventory_check import load
 from provision.lab import Lab, image, labels, machine, programs
 from provision.lab import lab as lab_module
 from provision.lab import node as node_module
@@ -197,7 +198,7 @@ class TestInventory:
         specs = [spec(name=f"lab-{i}", index=i, ssh_port=2220 + i, variant=variant) for i in (1, 2)]
         path = tmp_path / "lab.yml"
         path.write_text(lab_module.inventory_text(specs, tmp_path / "key", tmp_path / "known_hosts"))
-        found = inventory.load(path, None, state_dir=tmp_path)
+        found = load(path, None, state_dir=tmp_path)
         assert list(found.parameter_servers) == ["lab-1", "lab-2"]
         assert list(found.workers) == ["controller"]
         host = found.hosts["lab-2"]

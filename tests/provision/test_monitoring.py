@@ -16,7 +16,7 @@ from server_processes import Servers
 
 from oe_runtime import Client, TableSpec, Worker
 from provision import cli, monitoring
-from provision.inventory import load
+from provision.inventory_check import load
 
 INVENTORY = """\
 all:

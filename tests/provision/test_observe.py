@@ -11,10 +11,12 @@ import paramiko
 import pytest
 from ssh_server import SshServer, serving
 
-from provision import carry, converge, remote, remote_python, share
+from provision import carry, remote, remote_python, share
 from provision import observe as observing
 from provision.errors import HostError
-from provision.inventory import Host, Inventory, load
+from provision.inventory import Host, Inventory
+from provision.inventory_check import load
+from provision.look import look
 from provision.node.observe import observe_node
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State, difference
@@ -329,9 +331,7 @@ def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
     found = load(share.inventory("sample"), state_dir=Path("state"))
     monkeypatch.setattr(observing, "observe", lambda inventory: dict.fromkeys(inventory.hosts, old))
     monkeypatch.setattr("ansible.release.__version__", "2.19.14")
-    looked = converge.look(found)
+    looked = look(found)
     assert all(any(said == line for line in plan.problems) for plan in looked.plans.values())
     monkeypatch.setattr("ansible.release.__version__", "2.16.19")
-    assert not any(
-        "ansible-core" in line for plan in converge.look(found).plans.values() for line in plan.problems
-    )
+    assert not any("ansible-core" in line for plan in look(found).plans.values() for line in plan.problems)

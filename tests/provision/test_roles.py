@@ -13,16 +13,18 @@ from fake_processes import make_job
 from test_training_supervisor import assert_nothing_left, until
 
 from provision import settings
-from provision.inventory import host_of, load
+from provision.inventory_check import host_of, load
+from provision.runtime_settings import RuntimeSettings
+from provision.setting_types import Settings
 from provision.settings import Kind
 from provision.training.background import start_detached
 from provision.training.jobs import ACTIVE
 
 REPOSITORY = Path(__file__).parents[2]
-MODELS: dict[str, type[settings._Settings]] = {
+MODELS: dict[str, type[Settings]] = {
     "kernel": settings.KernelSettings,
     "pmem": settings.PmemSettings,
-    "runtime": settings.RuntimeSettings,
+    "runtime": RuntimeSettings,
     "gpu": settings.GpuSettings,
     "parameter_server": settings.ServerSettings,
     "worker": settings.WorkerSettings,

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 from provision.node.step import Plan, Step
 from provision.rolling import batches
 

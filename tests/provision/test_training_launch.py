@@ -9,12 +9,13 @@ import pytest
 from fake_processes import make_environment, make_job
 from test_training_supervisor import assert_nothing_left, until
 
-from provision.converge import Look
 from provision.errors import TrainingError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
+from provision.look import Look
 from provision.node import process
 from provision.node.step import Plan, Step
-from provision.training import jobs, jobspec, lifecycle, placement
+from provision.training import ending, jobs, jobspec, launching, placement, stopping
 from provision.training.jobs import JobState
 from provision.training.jobspec import LaunchOptions
 
@@ -48,12 +49,12 @@ def inventory(state_dir: Path, more: str = "", kind: str = "local") -> Inventory
 
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "look", lambda inventory: Look())
+    monkeypatch.setattr(launching, "look", lambda inventory: Look())
 
 
 def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "") -> None:
     with pytest.raises(TrainingError) as caught:
-        lifecycle.launch(inventory(state_dir, more), options, state_dir=state_dir)
+        launching.launch(inventory(state_dir, more), options, state_dir=state_dir)
     assert words in str(caught.value)
     assert [job for job in jobs.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
 
@@ -137,7 +138,7 @@ class TestRefusals:
 def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [Step("a", "install tensorflow", "why"), Step("b", "make /x", "why")]
     plan = Plan("localhost", steps)
-    monkeypatch.setattr(lifecycle, "look", lambda inventory: Look(plans={"localhost": plan}))
+    monkeypatch.setattr(launching, "look", lambda inventory: Look(plans={"localhost": plan}))
     words = "host localhost is not ready: install tensorflow (and 1 more); run: oeprov bootstrap -i"
     refused(state_dir, LaunchOptions(), words)
 
@@ -225,27 +226,27 @@ def test_launch_stop_and_resume(
     monkeypatch.chdir(tmp_path)
     venv = make_environment(tmp_path / "venv", worker="waits")
     found = inventory(state_dir, f"runtime_venv: {venv}\n      parameter_server_count: 2")
-    assert lifecycle.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
+    assert launching.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
     (job,) = jobs.all_jobs(state_dir)
     assert f"job {job.id} runs in the background" in capsys.readouterr().out
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
-        lifecycle.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
-    assert lifecycle.stop(state_dir, None, as_json=True) == 0
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+    assert stopping.stop(state_dir, None, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["state"], report["checkpoint_step"]) == ("interrupted", 3)
     assert report["message"] == "stopped at step 3, which is saved"
     assert_nothing_left(job)
 
-    command = lifecycle.resume_command(job, state_dir)
+    command = ending.resume_command(job, state_dir)
     assert command == f"oeprov resume {job.id} --state-dir {state_dir}"
     manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
     files = manifest.read_text()
     manifest.write_text(json.dumps({"pool": {"servers": 2}}))
     with pytest.raises(TrainingError, match="lie in the pools of 2 servers, which 3 cannot open"):
-        lifecycle.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
     manifest.write_text(files)
-    assert lifecycle.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
+    assert launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
     servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
     assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
     shown = capsys.readouterr().out
@@ -254,7 +255,7 @@ def test_launch_stop_and_resume(
     assert "0.7500" in shown
     assert_nothing_left(job)
     with pytest.raises(TrainingError, match="is done; there is nothing to resume"):
-        lifecycle.launch(found, LaunchOptions(resume=""), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(resume=""), state_dir=state_dir)
     token = job.token_file.read_text().strip()
     for path in state_dir.rglob("*"):
         if path.is_file() and path != job.token_file:
@@ -272,7 +273,7 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
     with pytest.raises(
         TrainingError, match=r"pmem0 is not a directory that this user can write to.*log: "
     ) as caught:
-        lifecycle.launch(found, LaunchOptions(), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(), state_dir=state_dir)
     assert jobs.all_jobs(state_dir) == []
     assert not list(jobs.jobs_dir(state_dir).iterdir())
     assert Path(str(caught.value).split("(log: ")[1].rstrip(")")).is_file()
@@ -281,10 +282,10 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
 @pytest.mark.usefixtures("ready")
 def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="no job is running"):
-        lifecycle.stop(state_dir, None)
+        stopping.stop(state_dir, None)
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
-    assert lifecycle.stop(state_dir, job.id) == 0
+    assert stopping.stop(state_dir, job.id) == 0
     assert f"job {job.id} is not running: it is done" in capsys.readouterr().out
 
 
@@ -294,7 +295,7 @@ def test_stop_waits_for_processes_whose_launcher_was_killed(state_dir: Path) -> 
     job.write_state(
         JobState(phase="running", supervisor_pid=os.getpid(), supervisor_started=1, processes=[item])
     )
-    thread = threading.Thread(target=lifecycle.stop, args=(state_dir, job.id))
+    thread = threading.Thread(target=stopping.stop, args=(state_dir, job.id))
     thread.start()
     thread.join(20)
     assert not thread.is_alive(), "a process with another start time is not one of ours"

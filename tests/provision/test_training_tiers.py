@@ -7,7 +7,8 @@ import pytest
 from fake_processes import make_job
 
 from provision.errors import TrainingError
-from provision.inventory import Inventory, load
+from provision.inventory import Inventory
+from provision.inventory_check import load
 from provision.node import numa
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
 from provision.training import jobspec, placement

@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 
 from provision import delivery, settings
 from provision.errors import OeprovError
-from provision.inventory import host_of
+from provision.inventory_check import host_of
 
 STATE_DIR = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
 CONNECTION = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")

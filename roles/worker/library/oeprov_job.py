@@ -83,7 +83,7 @@ import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import job, process
+from ansible.module_utils.node import job, jobfiles, process
 from ansible.module_utils.node.command import CommandError, System
 
 FOLDERS = {"worker": ["", "logs", "run"], "parameter_server": ["", "logs", "ready", "metrics"]}
@@ -119,7 +119,7 @@ def start(module, system):
     if module.check_mode:
         return {"changed": True}
     if not params["units"]:
-        job.prepare(system, params["directory"], params["user"], params["token"], [])
+        jobfiles.prepare(system, params["directory"], params["user"], params["token"], [])
         return {"changed": True}
     args = {key: params[key] for key in ("directory", "user", "token", "units")}
     args["seconds"] = params["timeout"]
@@ -166,7 +166,7 @@ def stop(module, found, supervised):
 def stop_units(module, system):
     """Names of units of the role that ran here; they are taken away. None on a host without any."""
     directory, role = module.params["directory"], module.params["role"]
-    units = [item for item in job.recorded(system, directory) if item["role"] == role]
+    units = [item for item in jobfiles.recorded(system, directory) if item["role"] == role]
     if not units or module.check_mode:
         return [item["name"] for item in units]
     done = job.stop(system, {"directory": directory, "role": role, "keep_pools": True})["stopped"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.node import job, memory, port, systemd
+from provision.node import job, jobfiles, memory, port, systemd
 from provision.node.command import CommandError, Result, System
 from provision.node.systemd import Unit
 
@@ -181,8 +181,8 @@ class Starting(Canned):
 def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fresh: bool
 ) -> None:
-    monkeypatch.setattr(job, "_user", lambda system, name: (os.getuid(), os.getgid()))
-    monkeypatch.setattr(job, "_own", lambda *_: None)
+    monkeypatch.setattr(jobfiles, "_user", lambda system, name: (os.getuid(), os.getgid()))
+    monkeypatch.setattr(jobfiles, "_own", lambda *_: None)
     pool = tmp_path / "mnt/pmem0/oeprov/j/server-0/oe-1-super.pool"
     pool.parent.mkdir(parents=True)
     pool.touch()

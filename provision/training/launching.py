@@ -1,10 +1,9 @@
-"""``launch-training``, ``resume`` and ``stop``: check, prepare through Ansible, supervise, clean up."""
+"""``launch-training`` and ``resume``: check, prepare through Ansible, supervise."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import time
@@ -17,27 +16,26 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from provision import flavors, playbook
-from provision.converge import look
 from provision.errors import TrainingError
 from provision.journal import cluster_lock
+from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
 from provision.training import containers, fleet, jobs, jobspec, placement
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
-from provision.training.ending import last_screen, result, resume_command, state_flag
+from provision.training.ending import last_screen, result, state_flag
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.training.jobspec import LaunchOptions, Request
 from provision.training.placement import Placement
 from provision.training.progress import TrainingView
+from provision.training.stopping import stop, wait_for_orphans
 from provision.training.supervisor import Outcome, Supervisor
 
 if TYPE_CHECKING:
-    from provision.inventory import Inventory  # imports Ansible: slow, and `stop` does without
+    from provision.inventory import Inventory
     from provision.node.state import State
-
-__all__ = ["launch", "result", "resume_command", "stop"]
 
 
 def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -126,7 +124,7 @@ def _old(
         wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
-        _wait_for_orphans(job)
+        wait_for_orphans(job)
     # What was written down on another host since its launcher ended is of this run too.
     known = Fleet(job, spec)
     if known.worker is not None:
@@ -328,92 +326,3 @@ def _detached(job: Job, state_dir: Path, console: Console, wish: StopRequest, *,
     if as_json:
         print(json.dumps(result(job)))
     return 1 if state.phase == "failed" else 0
-
-
-def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop the named job, or the one that runs: the worker checkpoints, then the servers end.
-
-    0 when nothing of it runs any more; 1 when a host could not be reached to stop its part.
-    """
-    console = Console(stderr=True) if as_json else Console()
-    job = jobs.find(state_dir, name) if name else _running(state_dir)
-    state = job.state()
-    if state.phase not in ACTIVE and not any(item.alive for item in state.processes):
-        console.print(f"job {job.id} is not running: it is {state.phase}")
-    else:
-        with console.status(f"stopping {job.id}: worker 0 writes a checkpoint"):
-            asked = process.send(state.supervisor_pid, state.supervisor_started)
-            while job.state().supervised:
-                time.sleep(TICK)
-            if not job.job_file.exists():
-                console.print(f"job {job.id} was stopped before training began; nothing is left of it")
-                return 0
-            lines = _stopped_units(job) if asked else _stop_orphans(job)
-        for line in lines:
-            console.print(line, highlight=False, soft_wrap=True)
-        last_screen(job, _outcome(job.state()), state_dir, console)
-    if as_json:
-        print(json.dumps(result(job)))
-    return 1 if any(item.alive for item in job.state().processes) else 0
-
-
-def _running(state_dir: Path) -> Job:
-    for job in reversed(jobs.all_jobs(state_dir)):
-        state = job.state()
-        if state.phase in ACTIVE or any(item.alive for item in state.processes):
-            return job
-    raise TrainingError(f"no job is running in {jobs.jobs_dir(state_dir)}")
-
-
-def _stop_orphans(job: Job) -> list[str]:
-    """Stop what a killed supervisor left: children end by themselves, units are told to."""
-    _wait_for_orphans(job)
-    state = job.state()
-    if not any(item.unit and item.alive for item in state.processes):
-        return []
-    hosts, lines, told = Fleet(job, job.spec()), [], {}
-    for role in ("worker", "parameter_server"):
-        answers = hosts.stop(role, keep_pools=job.saved())
-        told.update(answers)
-        lines += fleet.describe(answers)
-        names = {item.name for item in state.processes if item.role == role}
-        ended = fleet.ended([item for item in state.processes if item.name in names], answers)
-        others = [item for item in state.processes if item.name not in names]
-        state = state.model_copy(update={"processes": [*others, *ended]})
-    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message)
-    left = fleet.message_of(told)
-    job.write_state(state.model_copy(update={"message": f"{earlier}; {left}" if left else earlier}))
-    return lines
-
-
-def _wait_for_orphans(job: Job) -> None:
-    """Wait for children whose supervisor was killed, which end by themselves; then insist.
-
-    Not at once: a worker that is asked a second time ends without its checkpoint.
-    """
-    for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
-        for item in job.state().processes:
-            if item.role != role or item.unit:
-                continue
-            if not process.wait_gone(item.pid, item.started, seconds):
-                process.send(item.pid, item.started)
-                process.wait_gone(item.pid, item.started, 30.0)
-
-
-def _stopped_units(job: Job) -> list[str]:
-    """One line a host: what its supervisor has stopped there, and what it could not."""
-    by_host: dict[tuple[str, bool], list[str]] = {}
-    for item in job.state().processes:
-        if item.unit:
-            by_host.setdefault((item.host, item.alive), []).append(item.name)
-    lines = []
-    for (host, alive), found in by_host.items():
-        names = ", ".join(found)
-        what = f"{names} could not be stopped and may still run" if alive else f"stopped {names}"
-        lines.append(f"[{'red]✗' if alive else 'green]✓'}[/] {host}: {what}")
-    return lines
-
-
-def _outcome(state: JobState) -> Outcome:
-    phase = state.phase if state.phase in ("done", "failed") else "interrupted"
-    return Outcome(phase, state.message, 0)

@@ -1,0 +1,123 @@
+"""A training job's files on one host: its directories and token, and what was started there.
+
+What was started is written down in ``units.json`` of the job's directory, so that stopping needs no more than
+that directory.
+"""
+
+import json
+import os
+import pwd
+import shutil
+from typing import Any, Dict, List
+
+from . import systemd
+from .command import CommandError, System
+
+RECORD = "units.json"
+HOME = "/var/lib/oeprov"
+_USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
+
+
+def prepare(system: System, directory: str, user: str, token: str, more: List[str]) -> None:
+    """The job's directories and token, which only the job's user (made when missing) may read."""
+    uid, gid = _user(system, user)
+    for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
+        _make(system, path, 0o755, 0, 0)
+    below = [os.path.join(directory, name) for name in ("", "ready", "metrics", "logs", "run", "checkpoints")]
+    for path in [directory] + below[1:]:
+        _make(system, path, 0o700, uid, gid)
+    for path in more:
+        # Directories between the mount point and this one are ours too: /mnt/pmem0/oeprov/JOB/server-0.
+        parent = os.path.dirname(path)
+        if not path.startswith(directory + "/"):
+            _make(system, os.path.dirname(parent), 0o755, 0, 0)
+        _make(system, parent, 0o700, uid, gid)
+        _make(system, path, 0o700, uid, gid)
+    if token:
+        path = os.path.join(directory, "token")
+        system.write(path, token.strip() + "\n", 0o600)
+        _own(system, path, 0o600, uid, gid)
+    if not system.exists(os.path.join(directory, RECORD)):
+        record(system, directory, [])
+
+
+def _user(system: System, name: str) -> Any:
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        nologin = system.which("nologin") or "/bin/false"
+        system.check(_USER_COMMAND + [nologin, name])
+        found = pwd.getpwnam(name)
+    return found.pw_uid, found.pw_gid
+
+
+def _make(system: System, path: str, mode: int, uid: int, gid: int) -> None:
+    try:
+        os.makedirs(system.path(path), 0o755, exist_ok=True)
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror))
+    _own(system, path, mode, uid, gid)
+
+
+def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
+    try:
+        os.chown(system.path(path), uid, gid)
+        os.chmod(system.path(path), mode)
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror))
+
+
+def record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
+    """Write down that these were started, beside what was before."""
+    kept = ("name", "role", "unit", "directories", "mount")
+    old = [item for item in recorded(system, directory) if item["unit"] not in [u["unit"] for u in units]]
+    new = old + [{key: item[key] for key in kept} for item in units]
+    system.write(os.path.join(directory, RECORD), json.dumps(new) + "\n", 0o600)
+
+
+def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
+    """What was started for the job on this host; units without a record are known by their names alone."""
+    try:
+        found: List[Dict[str, Any]] = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
+    except ValueError:
+        found = []
+    names = [item["unit"] for item in found]
+    job = os.path.basename(directory)
+    for unit in systemd.ours(system, job):
+        if unit not in names:
+            name = unit[len("oeprov-" + job + "-") : -len(".service")]
+            role = "worker" if name.startswith("worker-") else "parameter_server"
+            found.append({"name": name, "role": role, "unit": unit, "directories": [], "mount": ""})
+    return found
+
+
+def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
+    """Take away what these kept; the directory too when nothing else was started, unless it is to be kept.
+
+    That of a job whose run lies here (checkpoints!) is never removed.
+    """
+    for item in items:
+        remove_scratch(system, directory, item)
+    left = [item for item in recorded(system, directory) if item["unit"] not in [i["unit"] for i in items]]
+    path = os.path.join(directory, RECORD)
+    if left or keep:
+        if system.exists(directory):
+            system.write(path, json.dumps(left) + "\n", 0o600)
+    elif system.exists(path) and not system.list(os.path.join(directory, "run")):
+        shutil.rmtree(system.path(directory), ignore_errors=True)
+
+
+def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
+    """Directories of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME."""
+    job = os.path.basename(directory)
+    for path in item["directories"]:
+        if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
+            shutil.rmtree(system.path(path), ignore_errors=True)
+            _rmdir(system, os.path.dirname(path))
+
+
+def _rmdir(system: System, path: str) -> None:
+    try:
+        os.rmdir(system.path(path))
+    except OSError:
+        pass  # somebody else's files are there, or it is gone
