@@ -263,12 +263,12 @@ class Client:
     ) -> None:
         if summed:
             gradients, of_rows = [None] * len(gradients), gradients
-        rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
+        rates = _rates(learning_rate)
         of_ids, of_rows = (
             [None if part is None else np.ascontiguousarray(part) for part in parts]
             for parts in (gradients, of_rows)
         )
-        self._core.push(pulled, of_ids, of_rows, [float(rate) for rate in rates])
+        self._core.push(pulled, of_ids, of_rows, rates)
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.
@@ -404,6 +404,16 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
+
+
+def _rates(learning_rate: float | Sequence[float]) -> list[float]:
+    try:
+        rates = np.asarray(learning_rate, np.float64)
+    except (TypeError, ValueError):
+        rates = None
+    if rates is None or rates.ndim > 1 or isinstance(learning_rate, (str, type(None))):
+        raise SpecError(f"the learning rate must be a number, or one for each group, not {learning_rate!r}")
+    return [float(rate) for rate in np.atleast_1d(rates)]
 
 
 def _keys(array: NDArray[Any], what: str) -> NDArray[np.int64]:

@@ -121,6 +121,24 @@ TEST(AdmissionTest, CountsMoveToOtherNumbersOfServers) {
   }
 }
 
+// What lies in blocks of two servers was taken over by both of them: it must not count twice the next time.
+TEST(AdmissionTest, CountsThatMoveAgainAndAgainDoNotGrow) {
+  for (const AdmissionSpec& spec : {Counter(), Cbf(3000, 0.0001)}) {  // a block a part, on all servers
+    std::vector<std::unique_ptr<AdmissionFilter>> filters;
+    filters.push_back(AdmissionFilter::Create(spec, kParts, {}));
+    for (Key key = 0; key < 300; ++key) (void)filters[0]->Count(PartOf(key), key, 1);
+    for (const uint32_t servers : {3, 2, 5, 1}) {
+      std::vector<std::unique_ptr<AdmissionFilter>> next;
+      for (uint32_t i = 0; i < servers; ++i) {
+        next.push_back(AdmissionFilter::Create(spec, kParts, {i, servers}));
+        for (const auto& from : filters) ASSERT_TRUE(Add(next[i].get(), Written(*from), i, servers));
+      }
+      filters = std::move(next);
+    }
+    for (Key key = 0; key < 300; ++key) ASSERT_EQ(filters[0]->Count(PartOf(key), key, 0), 1U) << spec.name;
+  }
+}
+
 TEST(AdmissionTest, BytesOfAnotherFilterAreRefused) {
   const auto small = AdmissionFilter::Create(Cbf(1000, 0.01), kParts, {});
   const auto large = AdmissionFilter::Create(Cbf(1000000, 0.01), kParts, {});
