@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,8 @@ def test_verify_reads_every_row_of_pools(tmp_path, kind, capsys):
     for file in files:
         data = file.read_bytes()
         if "super" not in file.name:
-            slot = next(i for i in range(4096, len(data), 16) if any(data[i + 8 : i + 16]))
+            (rows_at,) = struct.unpack_from("<Q", data, 72)
+            slot = next(i for i in reversed(range(4096, rows_at, 16)) if any(data[i + 8 : i + 16]))
             file.write_bytes(data[:slot] + bytes([data[slot] ^ 1]) + data[slot + 1 :])
             assert str(file) in said(pool, 1, capsys)
             file.write_bytes(data[: slot + 8] + bytes(8) + data[slot + 16 :])  # as if it had never been
