@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core
 from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
-from oe_runtime.spec import StorageSpec, TableSpec, Worker
+from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
 __all__ = ["TRANSFERS", "Client", "Group", "Pairs", "Pulled"]
 
@@ -104,10 +105,17 @@ class Client:
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
-        """A client whose tables live in this process (in DRAM by default), with the same results."""
+        """A client whose tables live in this process (in DRAM by default), with the same results.
+
+        Warns where ``storage`` is for persistent memory and its directory is not on any.
+        """
         self = cls.__new__(cls)
         self._connect = None
-        self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
+        storage = storage or StorageSpec()
+        self._core = _core.Client.in_process(storage.to_json(), servers, threads)
+        is_pmem = json.loads(self._core.stats())[0]["is_pmem"]
+        if note := persistence_note(storage.type, storage.path, is_pmem):
+            warnings.warn(note, stacklevel=2)
         self._job = ""
         self._tables = 0
         self._pending = None

