@@ -13,7 +13,8 @@
 namespace oe {
 
 StorageError NoMemory(const std::string& what) {
-  return StorageError("no memory for " + what + "; use more servers, or a cbf with a smaller 'max_element_size'");
+  return StorageError("no memory for " + what +
+                      "; use more servers, or a cbf with a smaller 'max_element_size'");
 }
 
 namespace {

@@ -339,8 +339,9 @@ class PmemLibpmem final : public Storage, public Medium {
         for (const std::string& segment : names) {
           uint64_t of = 0;
           if (!ParsePoolName(segment, &of, &super) || super || of != uuid) continue;
-          throw StorageError(PathOf(name) + " is damaged: 'magic' is missing, but there is " + segment +
-                             "; move the pool away, or start without recovery, and restore from a checkpoint");
+          throw StorageError(
+              PathOf(name) + " is damaged: 'magic' is missing, but there is " + segment +
+              "; move the pool away, or start without recovery, and restore from a checkpoint");
         }
         Remove(name);
       } else {

@@ -78,8 +78,10 @@ class Verifier {
     if (!newest) return;
     for (uint64_t number = 0; number < newest->segments; ++number) {
       const std::string name = SegmentName(uuid_, number);
-      const bool there = std::find(files.segments.begin(), files.segments.end(), name) != files.segments.end();
-      if (!there) Say(PathOf(name), "is missing: the pool has " + std::to_string(newest->segments) + " segments");
+      const bool there =
+          std::find(files.segments.begin(), files.segments.end(), name) != files.segments.end();
+      if (!there)
+        Say(PathOf(name), "is missing: the pool has " + std::to_string(newest->segments) + " segments");
     }
     const KeptCheckpoint kept = newest->kept.empty() ? KeptCheckpoint{} : newest->kept.back();
     for (const std::string& name : files.segments) {
@@ -111,7 +113,8 @@ class Verifier {
     }
     const nlohmann::json identity = nlohmann::json::parse(text, nullptr, false);
     if (uuid != uuid_) Say(path, "is damaged: its 'uuid' is another file's");
-    const nlohmann::json row_bytes = identity.is_object() ? identity.value("row_bytes", nlohmann::json()) : identity;
+    const nlohmann::json row_bytes =
+        identity.is_object() ? identity.value("row_bytes", nlohmann::json()) : identity;
     row_bytes_ = row_bytes.is_number_unsigned() ? row_bytes.get<uint64_t>() : 0;
     if (row_bytes_ == 0) {
       Say(path, "is damaged: 'row_bytes' is missing in its description");
@@ -159,7 +162,8 @@ class Verifier {
     VerifyRows(region, header, layout, epoch);
   }
 
-  void VerifyRows(const Region& region, const SegmentHeader& header, const RowLayout& layout, uint64_t epoch) {
+  void VerifyRows(const Region& region, const SegmentHeader& header, const RowLayout& layout,
+                  uint64_t epoch) {
     const auto* metas = reinterpret_cast<const SlotMeta*>(region.data + kPoolPage);
     size_t wrong = 0;
     for (uint64_t slot = 0; slot < header.blocks * header.block_rows; ++slot) {
@@ -172,7 +176,8 @@ class Verifier {
                                  : SlotState(EpochOf(meta.state), meta.key, row, layout.row_bytes);
       Count(&meta);
       if (state == meta.state || ++wrong > kMostRowsNamed) continue;
-      Say(region.path, "is damaged: the checksum of the row of key " + std::to_string(meta.key) + " is wrong");
+      Say(region.path,
+          "is damaged: the checksum of the row of key " + std::to_string(meta.key) + " is wrong");
     }
     if (wrong > kMostRowsNamed) {
       Say(region.path, "is damaged: " + std::to_string(wrong) + " rows in all have a wrong checksum");
