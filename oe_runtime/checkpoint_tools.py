@@ -11,14 +11,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import _core, checkpoint
+from oe_runtime import _core, checkpoint, checkpoint_problems
+from oe_runtime.checkpoint_problems import fields
 from oe_runtime.errors import CheckpointError, OeError
 
 _MEMORY = 1024  # MiB that a comparison uses for rows
@@ -193,46 +194,24 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def verify(path: Path) -> list[str]:
-    """Every problem of a table file, a checkpoint, or all checkpoints of a run, a line each."""
+    """Every problem of a table file, a checkpoint, all checkpoints of a run, or pools, a line each.
+
+    Of pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
+    """
     if path.is_file():
-        return list(_failure(partial(_core.verify_table_file, str(path))))
-    problems: list[str] = []
-    for place in _places(path):
+        return list(checkpoint_problems.of_file(path))
+    places = _places(path)
+    if places == [path] and (problems := checkpoint_problems.of_pools(path)) is not None:
+        return problems
+    problems = []
+    for place in places:
         try:
             saved = Saved.open(place)
         except CheckpointError as error:
             problems.append(str(error))
             continue
-        problems += dict.fromkeys(_problems(saved))
+        problems += dict.fromkeys(checkpoint_problems.of_checkpoint(saved))
     return problems
-
-
-def _problems(saved: Saved) -> Iterable[str]:
-    listed: set[str] = set()
-    if saved.found is not None:
-        yield from checkpoint.problems(saved.found)
-        listed = set(saved.found.manifest["files"])
-        for file in sorted(saved.path.glob("*.oet")):
-            if file.name not in listed:
-                yield f"{file} is not in {checkpoint.MANIFEST}: files"
-    yield from saved.problems
-    for table, files in saved.files.items():
-        for info in files:
-            yield from _failure(partial(_core.verify_table_file, str(saved.path / info["file"])))
-        yield from _failure(partial(saved.chains, table))
-    if saved.found is not None:
-        tables = saved.found.manifest.get("tables", [])
-        for entry in tables if isinstance(tables, list) else [tables]:
-            name = entry.get("file") if isinstance(entry, dict) else entry
-            if not isinstance(name, str) or name not in listed:
-                yield f"{saved.path / checkpoint.MANIFEST}: tables: {name!r} is not in files"
-
-
-def _failure(work: Callable[[], object]) -> Iterable[str]:
-    try:
-        work()
-    except CheckpointError as error:
-        yield str(error)
 
 
 # ---- diff
@@ -247,7 +226,7 @@ def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, An
             tables[name] = {"only": "before" if name in left.files else "after"}
             continue
         rows = json.loads(_core.compare_tables(left.chains(name), right.chains(name), memory))
-        specs = [_fields(saved.files[name][0]["spec"]) for saved in (left, right)]
+        specs = [fields(saved.files[name][0]["spec"]) for saved in (left, right)]
         changed = {
             key: [spec.get(key) for spec in specs]
             for key in sorted({*specs[0], *specs[1]})
@@ -265,13 +244,6 @@ def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, An
 def _one(path: Path) -> Path:
     """The checkpoint itself, or the newest of a run."""
     return _places(path)[-1]
-
-
-def _fields(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in spec.items():
-        flat.update(_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
 
 
 def _files(left: Saved, right: Saved) -> list[str]:
@@ -356,7 +328,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
         command = commands.add_parser(name, help=words)
-        command.add_argument("path", type=Path, help="a checkpoint, a run's checkpoints, or one table file")
+        command.add_argument(
+            "path",
+            type=Path,
+            help="a checkpoint, a run's checkpoints, or one table file; verify: or a storage directory",
+        )
         command.add_argument("--json", action="store_true")
     command = commands.add_parser("diff", help="compare two checkpoints")
     command.add_argument("before", type=Path)

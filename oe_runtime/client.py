@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core
 from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
-from oe_runtime.spec import StorageSpec, TableSpec, Worker
+from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
 __all__ = ["TRANSFERS", "Client", "Group", "Pairs", "Pulled"]
 
@@ -104,10 +105,17 @@ class Client:
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
-        """A client whose tables live in this process (in DRAM by default), with the same results."""
+        """A client whose tables live in this process (in DRAM by default), with the same results.
+
+        Warns where ``storage`` is for persistent memory and its directory is not on any.
+        """
         self = cls.__new__(cls)
         self._connect = None
-        self._core = _core.Client.in_process((storage or StorageSpec()).to_json(), servers, threads)
+        storage = storage or StorageSpec()
+        self._core = _core.Client.in_process(storage.to_json(), servers, threads)
+        is_pmem = json.loads(self._core.stats())[0]["is_pmem"]
+        if note := persistence_note(storage.type, storage.path, is_pmem):
+            warnings.warn(note, stacklevel=2)
         self._job = ""
         self._tables = 0
         self._pending = None
@@ -263,12 +271,12 @@ class Client:
     ) -> None:
         if summed:
             gradients, of_rows = [None] * len(gradients), gradients
-        rates = [learning_rate] if isinstance(learning_rate, (int, float)) else list(learning_rate)
+        rates = _rates(learning_rate)
         of_ids, of_rows = (
             [None if part is None else np.ascontiguousarray(part) for part in parts]
             for parts in (gradients, of_rows)
         )
-        self._core.push(pulled, of_ids, of_rows, [float(rate) for rate in rates])
+        self._core.push(pulled, of_ids, of_rows, rates)
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
         """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.
@@ -404,6 +412,16 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
+
+
+def _rates(learning_rate: float | Sequence[float]) -> list[float]:
+    try:
+        rates = np.asarray(learning_rate, np.float64)
+    except (TypeError, ValueError):
+        rates = None
+    if rates is None or rates.ndim > 1 or isinstance(learning_rate, (str, type(None))):
+        raise SpecError(f"the learning rate must be a number, or one for each group, not {learning_rate!r}")
+    return [float(rate) for rate in np.atleast_1d(rates)]
 
 
 def _keys(array: NDArray[Any], what: str) -> NDArray[np.int64]:

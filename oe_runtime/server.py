@@ -64,7 +64,7 @@ from pathlib import Path
 
 from oe_runtime import _core, prometheus
 from oe_runtime.errors import OeError
-from oe_runtime.spec import STORAGES, TLS, StorageSpec
+from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
 
 METRICS_SECONDS = 5.0
 
@@ -239,18 +239,8 @@ def _run(options: argparse.Namespace) -> int:
         try:
             if options.metrics_port:
                 endpoint = prometheus.Endpoint(options.metrics_host, options.metrics_port, server.stats)
-            if options.storage == "pmem_memkind" and options.storage_path:
-                print(
-                    f"note: rows in {options.storage_path} under pmem_memkind are not persistent: they end "
-                    "with this process",
-                    file=sys.stderr,
-                )
-            elif options.storage_path and not server.is_pmem:
-                print(
-                    f"note: {options.storage_path} is not persistent memory; rows there work the same, but "
-                    "checkpoints wait for its disk",
-                    file=sys.stderr,
-                )
+            if note := persistence_note(options.storage, options.storage_path, server.is_pmem):
+                print(f"note: {note}", file=sys.stderr)
             if options.ready_file:
                 _write_atomically(options.ready_file, _ready(options, server))
             why = _serve(options, server, ending)

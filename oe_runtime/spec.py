@@ -7,6 +7,7 @@ The C++ core checks them (one home for the rules): a wrong field raises ``SpecEr
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,6 +32,29 @@ def _adagrad() -> Mapping[str, Any]:
 
 def _uniform() -> Mapping[str, Any]:
     return {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}
+
+
+def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    hint = f'; write {{"name": {json.dumps(value)}}}' if isinstance(value, str) else ""
+    raise SpecError(f"{where}: {field!r} must be a mapping with a 'name', not {value!r}{hint}")
+
+
+def _json(where: str, fields: Mapping[str, Any]) -> str:
+    """NumPy's numbers and paths are values too."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+            return value.item()
+        raise TypeError(f"{value!r} is no number, text or mapping")
+
+    try:
+        return json.dumps(fields, sort_keys=True, allow_nan=False, default=plain)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -79,24 +103,26 @@ class TableSpec:
 
     def to_json(self) -> str:
         """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
+        where = f"table {self.name!r}"
         fields: dict[str, Any] = {
             "name": self.name,
             "dim": self.dim,
             "index": self.index,
             "input_dim": self.input_dim,
             "dtype": self.dtype,
-            "optimizer": dict(self.optimizer),
-            "initializer": dict(self.initializer),
+            "optimizer": _mapping(where, "optimizer", self.optimizer),
+            "initializer": _mapping(where, "initializer", self.initializer),
             "nonfinite_gradients": self.nonfinite_gradients,
         }
         if self.admission is not None:
-            fields["admission"] = dict(self.admission)
+            fields["admission"] = _mapping(where, "admission", self.admission)
+        if self.eviction and (isinstance(self.eviction, str) or not isinstance(self.eviction, Sequence)):
+            raise SpecError(f"{where}: 'eviction' must be a list of mappings, not {self.eviction!r}")
         if self.eviction:
-            fields["eviction"] = [dict(policy) for policy in self.eviction]
-        try:
-            return json.dumps(fields, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"table {self.name!r}: {error}") from None
+            fields["eviction"] = [
+                _mapping(where, f"eviction[{i}]", policy) for i, policy in enumerate(self.eviction)
+            ]
+        return _json(where, fields)
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> TableSpec:
@@ -126,7 +152,7 @@ class StorageSpec:
     """
 
     type: str = "dram"
-    path: str = ""
+    path: str | os.PathLike[str] = ""
     capacity_bytes: int = 0
     recover: bool = False
     kept_checkpoints: int = 2
@@ -134,8 +160,19 @@ class StorageSpec:
     weights_only: bool = False
 
     def to_json(self) -> str:
-        """The storage as a JSON object."""
-        return json.dumps(asdict(self))
+        """The storage as a JSON object; ``SpecError`` if a value has no JSON form."""
+        return _json("storage", asdict(self))
+
+
+def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) -> str:
+    """What is to be said, once, where rows do not lie on persistent memory; empty where there is nothing."""
+    if not path:
+        return ""
+    if storage == "pmem_memkind":
+        return f"rows in {path} under pmem_memkind are not persistent: they end with this process"
+    if is_pmem:
+        return ""
+    return f"{path} is not persistent memory; rows there work the same, but checkpoints wait for its disk"
 
 
 @dataclass(frozen=True)
@@ -165,7 +202,4 @@ class Worker:
 
     def to_json(self) -> str:
         """The worker as a JSON object; ``SpecError`` if a value has no JSON form."""
-        try:
-            return json.dumps(asdict(self), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"worker {self.rank!r}: {error}") from None
+        return _json(f"worker {self.rank!r}", asdict(self))

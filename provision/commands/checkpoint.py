@@ -43,10 +43,16 @@ def inspect(path: Annotated[Path, typer.Argument(help=_PATH)], as_json: Json = F
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
-def verify(path: Annotated[Path, typer.Argument(help=_PATH)], as_json: Json = False) -> int:
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help=_PATH + " Or the storage directory of servers that do not run.")
+    ],
+    as_json: Json = False,
+) -> int:
     """Read everything and compare every checksum; each problem is a line that names file and field.
 
-    Exit code 1 when there is one.
+    Of a storage directory (pmem_libpmem, dram_pmem), or one above it on its host: every row in its pools,
+    of which a server that starts again reads the keys only. Exit code 1 when there is a problem.
     """
     return _tool("verify", *_json(as_json), "--", path)
 

@@ -95,3 +95,25 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
             np.testing.assert_allclose(rows, np.asarray(variable), rtol=0, atol=tolerance)
     assert rows.dtype == dtype
     assert not np.allclose(rows, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
+def test_every_dim_is_so_many_of_one(name, parameters, rate, dtype):
+    """To the bit: what the processor takes several numbers at a time for ends nowhere else than one by one."""
+    rule = {"name": NAMES.get(name, name.lower()), **parameters}
+    client = Client.in_process()
+    dims, keys = (1, 2, 8, 9, 16, 64, 65, 128), np.arange(3)
+    plain = {"dtype": dtype, "optimizer": rule, "initializer": {"name": "constant", "value": 0.25}}
+    one = client.create_table(TableSpec("one", 1, **plain))
+    tables = {dim: client.create_table(TableSpec(f"{dim}", dim, **plain)) for dim in dims}
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        gradient = rng.normal(size=(len(keys), max(dims))).astype(dtype)
+        pulled = client.pull([np.arange(gradient.size)], [(one, 0)])
+        client.push(pulled, [gradient.reshape(-1, 1)], rate)
+        pulled = client.pull([keys], [(table, 0) for table in tables.values()])
+        client.push(pulled, [np.ascontiguousarray(gradient[:, : g.dim]) for g in pulled.groups], rate)
+    wanted = client.pull_rows(one, np.arange(gradient.size)).reshape(gradient.shape)
+    for dim, table in tables.items():
+        assert np.array_equal(client.pull_rows(table, keys), wanted[:, :dim]), dim

@@ -24,6 +24,7 @@ struct ServerBatch {
   std::vector<std::byte*> values;       // per entry: where its rows go (pull), where its gradients are (push)
   std::vector<size_t> bytes;            // per entry: how many
   std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
+  bool skip = false;                    // of a push: nothing goes to this server
 };
 
 class Backend {

@@ -1,6 +1,7 @@
 #include "oe_runtime/core/client/client.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -50,16 +51,15 @@ void SumTable(const BatchPlan& plan, const PlannedGroup& group, size_t table, co
   }
 }
 
-// Asks what a server will ask of its own part, so that a push is refused before any of them takes it.
+// Asks what a server will ask of its own part, so that a push is refused before any of them takes it; notes
+// which are going to refuse theirs.
 void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const BatchPlan& plan,
-               const TableSpec& spec, const std::byte* sums) {
+               const TableSpec& spec, const std::byte* sums, std::vector<std::atomic<bool>>* refusing) {
   if (spec.nonfinite_gradients != "refuse") return;
   const ShardedKeys& keys = plan.keys[planned.keys];
   for (uint32_t server = 0; server < plan.servers; ++server) {
     const std::byte* of_server = sums + planned.offsets[server] * group.row_bytes();
-    const size_t n = keys.on(server);
-    if (AllFinite(spec, of_server, n)) continue;
-    throw Nonfinite(spec, keys.keys.data() + keys.bounds[server], n, of_server);
+    if (!AllFinite(spec, of_server, keys.on(server))) (*refusing)[server] = true;
   }
 }
 
@@ -292,6 +292,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     tables = tables_;
   }
+  std::vector<std::atomic<bool>> refusing(servers_);
   pool_.ParallelFor(work.size(), [&](size_t i) {
     const size_t g = work[i].group;
     const PlannedGroup& group = plan.groups[g];
@@ -299,10 +300,14 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
     uint8_t* const of_group = seen[g].empty() ? nullptr : seen[g].data();
     if (of_ids[g].given()) sum(plan, group, work[i].table, of_ids[g], !begun[g], places[g], of_group);
-    if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g]);
+    if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g], &refusing);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
+  // Those that refuse it get it all the same, alone: they say which gradient it was, and count it.
+  if (std::any_of(refusing.begin(), refusing.end(), [](const auto& one) { return one.load(); })) {
+    for (uint32_t server = 0; server < servers_; ++server) batches[server].skip = !refusing[server];
+  }
   const std::lock_guard<std::mutex> request(request_mutex_);
   backend_->Push(batches);
   pulled.pushed_as = ++pushes_;

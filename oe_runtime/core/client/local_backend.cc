@@ -53,6 +53,7 @@ class LocalBackend : public Backend {
     CheckOpen();
     std::exception_ptr error;
     for (size_t i = 0; i < stores_.size(); ++i) {
+      if (batches[i].skip) continue;
       try {
         stores_[i]->Push(PartsOf<const void>(batches[i]));
       } catch (const Error&) {

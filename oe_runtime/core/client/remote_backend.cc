@@ -125,6 +125,8 @@ class RemoteBackend : public Backend {
     std::vector<Buffer> heads(batches.size());
     std::vector<Call> calls(batches.size());
     for (size_t s = 0; s < batches.size(); ++s) {
+      calls[s].skip = batches[s].skip;
+      if (batches[s].skip) continue;
       // What the server keeps until other workers have pushed must be its own.
       const std::vector<BatchEntry> entries = Placed(batches[s], worker_.of > 1 ? 0 : peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
@@ -400,6 +402,7 @@ class RemoteBackend : public Backend {
     const Call* first = nullptr;
     std::string where;
     for (size_t i = 0; i < calls.size(); ++i) {
+      if (calls[i].skip) continue;
       if (!calls[i].failed) {
         done += (done.empty() ? "" : ", ") + peers_[i]->endpoint;
       } else if (first == nullptr) {

@@ -10,6 +10,7 @@ namespace oe {
 
 std::string NumberText(double value) {
   std::ostringstream text;
+  text.precision(10);
   text << value;
   return text.str();
 }
@@ -24,7 +25,7 @@ Params CompleteParams(const std::string& what, const Params& given, const Params
       throw SpecError(what + " does not support '" + name + "'; it supports " +
                       (known.empty() ? "no parameters" : known));
     }
-    if (!std::isfinite(value)) {
+    if (!std::isfinite(static_cast<float>(value))) {  // as float32: rows would begin with it
       throw SpecError(what + ": '" + name + "' must be a finite number, not " + NumberText(value));
     }
     found->second = value;

@@ -147,6 +147,9 @@ InitializerSpec Initializer::Complete(const InitializerSpec& spec) {
       throw SpecError(what + ": 'minval' (" + NumberText(params["minval"]) + ") is above 'maxval' (" +
                       NumberText(params["maxval"]) + ")");
     }
+    if (!std::isfinite(static_cast<float>(params["maxval"] - params["minval"]))) {
+      throw SpecError(what + ": 'minval' and 'maxval' are further apart than float32 holds");
+    }
     return {spec.name, params, spec.seed};
   }
   if (spec.name == "normal" || spec.name == "truncated_normal") {

@@ -49,6 +49,18 @@ OptimizerSpec Complete(const OptimizerSpec& spec) {
   return {spec.name, Find(spec.name).complete(spec.params)};
 }
 
+void CheckLearningRate(const OptimizerSpec& spec, double learning_rate) {
+  const auto rate = static_cast<float>(learning_rate);  // to be finite in every dtype
+  if (!std::isfinite(rate) || rate < 0) {
+    throw SpecError("the learning rate must be a finite number of at least 0, not " +
+                    NumberText(learning_rate));
+  }
+  if (rate == 0 && spec.name == "ftrl") {
+    throw SpecError("optimizer 'ftrl' divides by the learning rate, which must be above 0, not " +
+                    NumberText(learning_rate) + "; let its schedule end above 0");
+  }
+}
+
 template <typename T>
 std::unique_ptr<Optimizer<T>> Optimizer<T>::Create(const OptimizerSpec& spec, uint32_t dim) {
   const Entry& entry = Find(spec.name);

@@ -21,6 +21,9 @@ struct OptimizerSpec {
 // value out of range.
 OptimizerSpec Complete(const OptimizerSpec& spec);
 
+// Throws SpecError for a learning rate that the optimizer cannot be pushed with.
+void CheckLearningRate(const OptimizerSpec& spec, double learning_rate);
+
 // The rows of an update: for each i < n, the dim weights, the state and the gradient (dim) of a row.
 template <typename T>
 struct RowRefs {

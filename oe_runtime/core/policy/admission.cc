@@ -13,7 +13,8 @@
 namespace oe {
 
 StorageError NoMemory(const std::string& what) {
-  return StorageError("no memory for " + what + "; use more servers, or a smaller cbf");
+  return StorageError("no memory for " + what +
+                      "; use more servers, or a cbf with a smaller 'max_element_size'");
 }
 
 namespace {
@@ -209,10 +210,7 @@ bool BloomFilter::Add(const Source& source, uint64_t bytes, const PartOf& /*part
       if (block < first_ || block >= first_ + here_) continue;
       if (std::all_of(theirs.begin(), theirs.end(), [](uint8_t cell) { return cell == 0; })) continue;
       uint8_t* ours = Writable(part, block - first_);
-      for (uint64_t i = 0; i < kBlock; ++i) {
-        ours[i] = static_cast<uint8_t>(
-            std::min<uint32_t>(std::numeric_limits<uint8_t>::max(), uint32_t{ours[i]} + theirs[i]));
-      }
+      for (uint64_t i = 0; i < kBlock; ++i) ours[i] = std::max(ours[i], theirs[i]);
     }
   }
   return true;

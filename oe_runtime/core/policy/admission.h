@@ -85,8 +85,10 @@ class CounterFilter : public AdmissionFilter {
 // count; it is more with probability p when max_element_size keys have been counted. There are
 // m = max_element_size · -ln p / ln² 2 cells (Bloom 1970; as DeepRec's CBFFilter), in blocks of kBlock of
 // which a key has one. Blocks are in the order of the keys' hashes that chooses servers, so each server has
-// the blocks of its keys only, together m bytes and a few blocks, and counts add up cell by cell when servers
-// become more or fewer: the same as if there had been one.
+// the blocks of its keys only, together m bytes and a few blocks: those in which the keys of one server end
+// and the next one's begin are on both. When servers become more or fewer, cells are the largest of those of
+// all of them: never less than a key was counted, nor more than if there had been one server. (A sum would
+// count twice what both took over from the servers before.)
 class BloomFilter : public AdmissionFilter {
  public:
   static constexpr uint64_t kBlock = 4096;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -48,11 +47,7 @@ uint64_t ResidentBytes() {
 void CheckPush(const Table& table, const PushPart& part, const ShardInfo& shard, Executor* executor) {
   const TableSpec& spec = table.spec();
   table.CheckGradients(part.keys, part.size, part.values, executor);
-  if (!std::isfinite(static_cast<float>(part.learning_rate)) || part.learning_rate < 0) {
-    throw SpecError("table '" + spec.name +
-                    "': the learning rate must be a finite number of at least 0, not " +
-                    NumberText(part.learning_rate));
-  }
+  table.CheckLearningRate(part.learning_rate);
   const bool array = spec.index == "array";
   if (!array && shard.servers == 1) return;
   for (size_t i = 0; i < part.size; ++i) {

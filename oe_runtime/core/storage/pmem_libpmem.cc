@@ -332,10 +332,17 @@ class PmemLibpmem final : public Storage, public Medium {
       if (!ParsePoolName(name, &uuid, &super) || !super) continue;
       std::array<char, 8> magic{};
       const File file(::open(PathOf(name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-      if (!file.ok() || ::read(file.get(), magic.data(), magic.size()) < 0) {
-        throw StorageError("cannot read the pool file " + PathOf(name), errno);
-      }
-      if (magic == std::array<char, 8>{}) {
+      const ssize_t size = file.ok() ? ::read(file.get(), magic.data(), magic.size()) : -1;
+      if (size < 0) throw StorageError("cannot read the pool file " + PathOf(name), errno);
+      if (static_cast<size_t>(size) < magic.size() || magic == std::array<char, 8>{}) {
+        // Segments come when it is whole, so that those of one that is not were robbed of it.
+        for (const std::string& segment : names) {
+          uint64_t of = 0;
+          if (!ParsePoolName(segment, &of, &super) || super || of != uuid) continue;
+          throw StorageError(
+              PathOf(name) + " is damaged: 'magic' is missing, but there is " + segment +
+              "; move the pool away, or start without recovery, and restore from a checkpoint");
+        }
         Remove(name);
       } else {
         pools.insert(uuid);

@@ -93,6 +93,12 @@ uint64_t SlotState(uint64_t epoch, Key key, const std::byte* row, size_t row_byt
 uint64_t TombstoneState(uint64_t epoch, Key key);
 inline bool IsTombstone(uint64_t state) { return (state & kTombstone) != 0; }
 inline uint64_t EpochOf(uint64_t state) { return (state & ~kTombstone) >> 32; }
+// Whether a slot with state `left` is a newer one of its key than that with `right`. In an epoch in which a
+// key was erased and added again, the row is newer than the tombstone.
+inline bool Newer(uint64_t left, uint64_t right) {
+  if (EpochOf(left) != EpochOf(right)) return EpochOf(left) > EpochOf(right);
+  return !IsTombstone(left) && IsTombstone(right);
+}
 inline uint64_t SlotDigest(Key key, uint64_t state) { return Mix64(Mix64(key) ^ state); }
 
 // "oe-0123456789abcdef-super.pool", "oe-0123456789abcdef-000007.pool".

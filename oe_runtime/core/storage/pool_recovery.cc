@@ -38,13 +38,6 @@ void ForEach(uint32_t count, bool parallel, const Task& task) {
   if (failure) std::rethrow_exception(failure);
 }
 
-// Whether a slot with state `left` is a newer one of its key than that with `right`. In an epoch in which a
-// key was erased and added again, the row is newer than the tombstone.
-bool Newer(uint64_t left, uint64_t right) {
-  if (EpochOf(left) != EpochOf(right)) return EpochOf(left) > EpochOf(right);
-  return !IsTombstone(left) && IsTombstone(right);
-}
-
 }  // namespace
 
 // What recovery finds of one shard.

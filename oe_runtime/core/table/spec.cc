@@ -159,7 +159,8 @@ std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec&
     return pointer;
   };
   // Names first: their parameters differ as a consequence.
-  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name"}) {
+  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name",
+                            "/eviction/0/name", "/eviction/1/name", "/eviction/2/name", "/eviction/3/name"}) {
     const json value = left_fields.value(first, json());
     const json other = right_fields.value(first, json());
     if (value != other) return SpecDifference{field_name(first), value.dump(), other.dump()};

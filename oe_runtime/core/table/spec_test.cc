@@ -80,7 +80,7 @@ TEST(SpecTest, Policies) {
   EXPECT_EQ(difference(none, spec), "admission.name: null / \"cbf\"");
   TableSpec other = spec;
   other.eviction.pop_back();
-  EXPECT_EQ(difference(other, spec), "eviction.3.every_steps: null / 0.0");
+  EXPECT_EQ(difference(other, spec), "eviction.3.name: null / \"ttl\"");
   other = spec;
   other.eviction[0].params["max_rows"] = 99;
   EXPECT_EQ(difference(spec, other), "eviction.0.max_rows: 100.0 / 99.0");
@@ -108,7 +108,7 @@ TEST(SpecTest, Policies) {
   EXPECT_EQ(refusal(R"("eviction": [{"name": "old"}])"),
             "table 't': 'eviction.name' must be global_step, l2_weight, ttl or cap, not 'old'");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "global_step", "steps_to_live": 0}])"),
-            "table 't': 'eviction' global_step: 'steps_to_live' must be between 1 and 2.14748e+09, not 0");
+            "table 't': 'eviction' global_step: 'steps_to_live' must be between 1 and 2147483647, not 0");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "l2_weight", "threshold": 0}])"),
             "table 't': 'eviction' l2_weight: 'threshold' must be above 0, not 0");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "cap", "max_rows": 9, "max_bytes": 9}])"),

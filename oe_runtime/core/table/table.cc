@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/copy_row.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_ops.h"
@@ -269,6 +269,14 @@ void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executo
   throw Nonfinite(spec_, keys, n, grads);
 }
 
+void Table::CheckLearningRate(double learning_rate) const {
+  try {
+    oe::CheckLearningRate(spec_.optimizer, learning_rate);
+  } catch (const SpecError& error) {
+    throw SpecError("table '" + spec_.name + "': " + error.what());
+  }
+}
+
 // Leaves out the rows with gradients that are not finite.
 void Table::PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate,
                        Executor* executor, const uint32_t* counts) {
@@ -294,12 +302,7 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   if (spec_.nonfinite_gradients == "skip" && !AllFinite(spec_, grads, n, executor)) {
     return PushFinite(keys, n, grads, learning_rate, executor, counts);
   }
-  const auto rate = static_cast<float>(learning_rate);  // to be finite in every dtype
-  if (!std::isfinite(rate) || rate < 0) {
-    throw SpecError("table '" + spec_.name +
-                    "': the learning rate must be a finite number of at least 0, not " +
-                    NumberText(learning_rate));
-  }
+  CheckLearningRate(learning_rate);
   const Plan plan = MakePlan(keys, n);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
   std::array<uint64_t, kShards> moves{};

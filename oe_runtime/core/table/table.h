@@ -73,6 +73,9 @@ class Table {
   // several tables can ask them all before the first one changes.
   void CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor = nullptr) const;
 
+  // Throws SpecError for a learning rate that no push can have.
+  void CheckLearningRate(double learning_rate) const;
+
   // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing, unless a
   // policy of spec() refuses them. counts[i] is how often keys[i] was in the batch; without, once. Counts
   // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to

@@ -44,7 +44,11 @@ PoolSpec Table::CountsPoolSpec() const {
 void Table::NewFilter(Content* content, bool fresh) const {
   if (spec_.admission.name.empty() || storage_->spec().weights_only) return;
   if (!content->pool) {
-    content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
+    try {
+      content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
+    } catch (const StorageError& error) {
+      throw StorageError("table '" + spec_.name + "': " + error.what());
+    }
     return;
   }
   bool opened = false;
