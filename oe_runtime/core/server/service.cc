@@ -157,13 +157,26 @@ uint64_t IdOf(const json& request) {
   return id.get<uint64_t>();
 }
 
-void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
-  const json request = ObjectOf(body);
+bool WaitOf(const json& request) {
   const json wait = request.value("wait", json(false));
   if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
+  return wait.get<bool>();
+}
+
+void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  const bool wait = WaitOf(request);
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
+  session.job->store.Checkpoint(IdOf(request), wait);
   Put("{}", reply);
+}
+
+void ServeCheckpoints(const Session& session, Bytes body, Buffer* reply) {
+  if (body.size != 0 && WaitOf(ObjectOf(body))) {
+    const Fence::Hold hold = session.job->fence.Stay();
+    session.job->store.WaitDurable();
+  }
+  Put(json(session.job->store.Checkpoints()).dump(), reply);
 }
 
 Scratch* ScratchOf(const Session& session) {
@@ -322,7 +335,7 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kCheckpoint:
       return ServeCheckpoint(session, body, reply);
     case Op::kCheckpoints:
-      return Put(json(store->Checkpoints()).dump(), reply);
+      return ServeCheckpoints(session, body, reply);
     case Op::kRecover:
       GoBack(of_client, [&, id = IdOf(ObjectOf(body))] { store->Recover(id); });
       return Put("{}", reply);
