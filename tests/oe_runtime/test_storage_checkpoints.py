@@ -85,7 +85,7 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
 
 
 def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_path):
-    """A server that is slow to make one durable, and is then lost, lags behind by no more than what is kept."""
+    """A server that is slow to make one durable, and is then lost, is not too far behind the other one."""
     with running(tmp_path, "--storage-recover") as (servers, client):
         table = client.create_table(SPEC)
         push(client, table)
