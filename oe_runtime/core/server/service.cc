@@ -157,26 +157,18 @@ uint64_t IdOf(const json& request) {
   return id.get<uint64_t>();
 }
 
-bool WaitOf(const json& request) {
-  const json wait = request.value("wait", json(false));
-  if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
-  return wait.get<bool>();
-}
-
+// Without an id it is only waited for those that there are.
 void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
-  const bool wait = WaitOf(request);
+  const json wait = request.value("wait", json(false));
+  if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  session.job->store.Checkpoint(IdOf(request), wait);
-  Put("{}", reply);
-}
-
-void ServeCheckpoints(const Session& session, Bytes body, Buffer* reply) {
-  if (body.size != 0 && WaitOf(ObjectOf(body))) {
-    const Fence::Hold hold = session.job->fence.Stay();
+  if (wait.get<bool>() && !request.contains("id")) {
     session.job->store.WaitDurable();
+  } else {
+    session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
   }
-  Put(json(session.job->store.Checkpoints()).dump(), reply);
+  Put("{}", reply);
 }
 
 Scratch* ScratchOf(const Session& session) {
@@ -335,7 +327,7 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kCheckpoint:
       return ServeCheckpoint(session, body, reply);
     case Op::kCheckpoints:
-      return ServeCheckpoints(session, body, reply);
+      return Put(json(store->Checkpoints()).dump(), reply);
     case Op::kRecover:
       GoBack(of_client, [&, id = IdOf(ObjectOf(body))] { store->Recover(id); });
       return Put("{}", reply);
