@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,14 +59,16 @@ def publish(
     keep: int = 3,
     spare: Path | None = None,
     base: Path | None = None,
+    patience: float = 0,
 ) -> Path:
     """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
 
     `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
     The `keep` newest checkpoints stay, and `spare`, and those that they are increments on; older ones are
     removed. A second checkpoint of the same step is newer than the first. `base` is the checkpoint of the
-    same directory that this one is an increment on (``Client.save`` with ``since``).
-    Raises CheckpointError when the file system refuses or another process publishes there; what `write`
+    same directory that this one is an increment on (``Client.save`` with ``since``). Another process that
+    publishes there is waited for, up to `patience` seconds.
+    Raises CheckpointError when the file system refuses or another process still publishes there; what `write`
     raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
     """
     try:
@@ -74,7 +77,7 @@ def publish(
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock, patience)
         final = _publish(directory, step, write, base)
         for old in _unneeded(directory, keep, spare):
             _remove(old)
@@ -83,6 +86,17 @@ def publish(
         raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
     finally:
         os.close(lock)
+
+
+def _lock(file: int, patience: float) -> None:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.1)
 
 
 def _publish(

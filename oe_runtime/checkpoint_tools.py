@@ -23,6 +23,8 @@ from oe_runtime.checkpoint_problems import fields
 from oe_runtime.errors import CheckpointError, OeError
 
 _MEMORY = 1024  # MiB that a comparison uses for rows
+_PATIENCE = 600.0  # seconds that `reshard` waits for a run that publishes in the same directory
+MOST_SERVERS = 1024  # each has a file that is open while they are written
 _ALL = sys.maxsize  # how many checkpoints `reshard` keeps
 _ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "checksum", "spec")
 
@@ -52,6 +54,9 @@ class Saved:
                 problems.append(str(error))
                 continue
             files.setdefault(info["table"], []).append(info)
+        for name in {} if found is None else found.manifest["files"]:
+            if name.endswith(".oet") and not (path / name).exists():
+                problems.append(f"{path / name}: No such file or directory; the checkpoint is not whole")
         for of_table in files.values():
             of_table.sort(key=lambda info: int(info["server"]))
         return cls(path, found, dict(sorted(files.items())), problems)
@@ -67,6 +72,12 @@ class Saved:
         return _core.table_chains(self.directories, table)
 
     @property
+    def pool(self) -> Mapping[str, Any] | None:
+        """Of a run's checkpoint whose rows are in its servers' storage: where (oe_runtime.training)."""
+        pool = None if self.found is None else self.found.manifest.get("pool")
+        return pool if isinstance(pool, dict) else None
+
+    @property
     def others(self) -> dict[str, int]:
         """The files that are no table's, with their bytes, as the manifest has them."""
         listed = {} if self.found is None else self.found.manifest["files"]
@@ -79,6 +90,15 @@ class Saved:
         for problem in self.problems:
             raise CheckpointError(problem)
         return self
+
+    def require_rows(self) -> Saved:
+        """The same; CheckpointError too if its rows are elsewhere."""
+        if self.pool is not None:
+            raise CheckpointError(
+                f"{self.path} has its rows in {_storage(self.pool)}, not in files; with "
+                "training_export_checkpoints: N every Nth checkpoint of a job has them in files"
+            )
+        return self.require()
 
 
 def _places(path: Path) -> list[Path]:
@@ -112,6 +132,7 @@ def _summary(saved: Saved) -> dict[str, Any]:
         "step": manifest.get("step"),
         "format": manifest.get("format"),
         "base": base and base["name"],
+        "pool": saved.pool,
         "tables": [_table(name, files) for name, files in saved.files.items()],
         "other_files": saved.others,
         "problems": list(saved.problems),
@@ -149,6 +170,8 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
             size = sum(table["bytes"] for table in tables) + sum(item["other_files"].values())
             servers = ",".join(map(str, sorted({table["servers"] for table in tables})))
             note = f"increment on {item['base']}" if item["base"] else ""
+            if item["pool"]:
+                note = f"rows in {_storage(item['pool'])}"
             if item["problems"]:
                 note = "damaged: oeprov checkpoint verify says what"
             total = sum(table["rows"] for table in tables)
@@ -168,6 +191,20 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
         yield from _columns(rows)
         for name, size in found["other_files"].items():
             yield f"{name}: {size} bytes"
+        if pool := found["pool"]:
+            rows_of = pool.get("rows")
+            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if _counts(rows_of) else ""
+            yield f"rows in {_storage(pool)}{in_all}"
+
+
+def _storage(pool: Mapping[str, Any]) -> str:
+    servers = pool.get("servers")
+    several = "" if servers == 1 else "s"
+    return f"the storage of {servers} server{several} ({pool.get('storage')})"
+
+
+def _counts(rows: object) -> bool:
+    return isinstance(rows, dict) and all(isinstance(count, int) for count in rows.values())
 
 
 def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -219,7 +256,7 @@ def verify(path: Path) -> list[str]:
 
 def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, Any]:
     """What differs between two checkpoints, of any numbers of servers; as JSON has it."""
-    left, right = (Saved.open(_one(path)).require() for path in (before, after))
+    left, right = (Saved.open(_one(path)).require_rows() for path in (before, after))
     tables: dict[str, dict[str, Any]] = {}
     for name in sorted({*left.files, *right.files}):
         if name not in left.files or name not in right.files:
@@ -291,13 +328,16 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
     """Publish a checkpoint anew, its tables as `servers` servers would have saved them; its path.
 
     Under `output`, or beside the old one, as a newer checkpoint of the same step. Increments become whole.
-    The old checkpoint stays. Raises CheckpointError for one with problems, and then nothing is published.
+    The old checkpoint stays. Raises CheckpointError for one with problems or without rows, and then nothing
+    is published.
     """
+    if not 1 <= servers <= MOST_SERVERS:
+        raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")
     path = _one(path)
     if problems := verify(path):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}; nothing was written")
-    saved = Saved.open(path)
+    saved = Saved.open(path).require_rows()
     if saved.found is None:
         raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
     for base in saved.directories[:-1]:
@@ -317,7 +357,7 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
         return {**kept, "tables": tables}
 
     directory = output or path.resolve().parent
-    return checkpoint.publish(directory, saved.found.step, write, keep=_ALL)
+    return checkpoint.publish(directory, saved.found.step, write, keep=_ALL, patience=_PATIENCE)
 
 
 # ---- the command line
@@ -337,7 +377,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("diff", help="compare two checkpoints")
     command.add_argument("before", type=Path)
     command.add_argument("after", type=Path)
-    command.add_argument("--memory", type=int, default=_MEMORY, metavar="MIB", help="for rows")
+    command.add_argument("--memory", type=_positive, default=_MEMORY, metavar="MIB", help="for rows")
     command.add_argument("--json", action="store_true")
     command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
     command.add_argument("path", type=Path)
@@ -345,6 +385,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--output", type=Path)
     command.add_argument("--json", action="store_true")
     return parser
+
+
+def _positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.ranks import Alone, Ranks, asking
 from oe_runtime.training.run_directory import RunError
 
+_PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
 _POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
 _LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, the one before must be in all
 
@@ -238,7 +239,10 @@ class Checkpoints:
         )
         keep = self._options.keep_checkpoints
         step = pending.position.step
-        path = checkpoint.publish(self._directory, step, content, keep=keep, spare=spare, base=base)
+        # `oeprov reshard` may be publishing beside a run that goes on.
+        path = checkpoint.publish(
+            self._directory, step, content, keep=keep, spare=spare, base=base, patience=_PATIENCE
+        )
         if pending.pool is None:
             self._in_files = path
         return Saved(path, pending.position, pending.pool)

@@ -198,6 +198,38 @@ def test_what_is_no_checkpoint_is_a_clear_error(tmp_path, command):
         assert str(tmp_path / name) in tool(*command, tmp_path / name, expect=1)
 
 
+def test_rows_in_the_storage_of_servers_are_not_in_files(tmp_path):
+    pool = {"checkpoint": 5, "servers": 2, "storage": "dram_pmem", "rows": {"a": 3, "b": 4}}
+
+    def write(path: Path):
+        (path / "dense").write_bytes(b"weights")
+        return {"tables": [], "pool": pool}
+
+    path = checkpoint.publish(tmp_path, 5, write)
+    assert "rows in the storage of 2 servers (dram_pmem): 7 rows of 2 tables" in tool("inspect", path)
+    assert "rows in the storage of 2 servers (dram_pmem)" in tool("inspect", tmp_path)
+    assert json.loads(tool("inspect", path, "--json"))["pool"] == pool
+    for command in (("diff", SAMPLE, path), ("diff", path, path), ("reshard", path, "--servers", 3)):
+        said = tool(*command, expect=1)
+        assert f"{path} has its rows in the storage of 2 servers" in said
+        assert said.count("\n") == 1
+    assert checkpoint.published(tmp_path) == [path]
+
+
+@pytest.mark.parametrize("servers", [0, -1, 1025, 5_000_000_000])
+def test_reshard_for_so_many_servers_as_cannot_be(tmp_path, servers):
+    said = tool("reshard", SAMPLE, f"--servers={servers}", "--output", tmp_path / "new", expect=1)
+    assert said == f"error: {servers} servers are not between 1 and 1024\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_inspect_says_that_a_file_is_missing(tmp_path):
+    shutil.copytree(SAMPLE, tmp_path / SAMPLE.name)
+    (tmp_path / SAMPLE.name / "server-1-of-2.known.oet").unlink()
+    assert "server-1-of-2.known.oet: No such file" in tool("inspect", tmp_path / SAMPLE.name, expect=1)
+    assert "damaged: oeprov checkpoint verify" in tool("inspect", tmp_path)
+
+
 def test_diff_counts_rows_and_how_far_they_moved(run, tmp_path):
     with new_client(3) as client:  # the rows of checkpoint 2 on other servers, then one push
         client.restore(*checkpoint.chain(run / "checkpoints" / "step-0000000002"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +82,53 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
         table = client.create_table(SPEC)
         assert client.checkpoints() == []
         assert count(client, table) == 0
+
+
+def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_path):
+    """A server that is slow to make one durable, and is then lost, is not too far behind the other one."""
+    with running(tmp_path, "--storage-recover") as (servers, client):
+        table = client.create_table(SPEC)
+        push(client, table)
+        client.checkpoint(1, wait=True)
+        lost = []
+
+        def marks():
+            try:
+                for batch in range(2, 50):
+                    pulled = client.pull([many], [(table, 0)])
+                    client.push(pulled, [np.ones((len(many), 4), np.float32)], 1.0)
+                    client.checkpoint(batch)
+            except ServerLost as error:
+                lost.append(error)
+
+        many = np.arange(100_000, dtype=np.int64)
+        thread = threading.Thread(target=marks)
+        thread.start()
+        time.sleep(0.2)
+        servers.servers[1].process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)  # the other one does what it was asked
+        port = servers.servers[1].ready()["port"]
+        servers.servers[1].end()
+        thread.join()
+        assert lost
+        servers.servers[1].ready_file.unlink()
+        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+        servers.servers[1] = Server(tmp_path, *flags, "--port", str(port), index=1, count=2)
+        servers.servers[1].ready()
+        client.reconnect()
+        assert client.recover() >= 1
+
+
+def test_the_checkpoint_before_is_durable_in_all_tables_first(tmp_path):
+    with Client.in_process(StorageSpec("pmem_libpmem", str(tmp_path)), servers=2) as client:
+        large = client.create_table(TableSpec("large", 64))
+        client.create_table(TableSpec("small", 1))
+        keys = np.arange(20_000)
+        for batch in range(1, 6):
+            pulled = client.pull([keys], [(large, 0)])
+            client.push(pulled, [np.ones((len(keys), 64), np.float32)], 0.5)
+            client.checkpoint(batch)
+            assert batch == 1 or batch - 1 in client.checkpoints()
 
 
 def test_a_client_reconnects_to_a_server_that_came_back(tmp_path):

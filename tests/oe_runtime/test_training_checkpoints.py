@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,3 +320,13 @@ def test_rows_in_pools_in_between_make_no_increment_wrong(tmp_path: Path) -> Non
     assert client.recovered == [20], "the servers' rows are no longer those of a save"
     saved = saver.take_files(Position(25, 0, 25))
     assert (saved.path / "rows").read_text() == "rows"
+
+
+def test_a_run_waits_for_what_is_published_beside_it(tmp_path: Path) -> None:
+    saver, _ = made(tmp_path, Pools(), "--checkpoint-rows", "files")
+    saver.take(Position(5, 0, 5))
+    other = os.open(tmp_path / "checkpoints", os.O_RDONLY)  # `oeprov reshard`
+    fcntl.flock(other, fcntl.LOCK_EX)
+    threading.Timer(0.3, os.close, [other]).start()
+    saver.take(Position(10, 0, 10))
+    assert names(tmp_path) == ["step-0000000005", "step-0000000010"]

@@ -45,6 +45,7 @@ class Backend {
   virtual void Restore(const std::vector<std::string>& directories) = 0;
   virtual void ApplyIncrement(const std::string& directory) = 0;  // Store::ApplyIncrement
   // As Store's, on every server; Checkpoints() are those that all servers have.
+  virtual void WaitDurable() = 0;
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
   virtual void Recover(uint64_t id) = 0;

@@ -397,6 +397,9 @@ std::vector<Key> Client::Keys(uint32_t table) {
 void Client::Checkpoint(uint64_t id, bool wait) {
   const std::lock_guard<std::mutex> lock(request_mutex_);
   ++others_;
+  // Each table drops its oldest checkpoint when a new one is durable: where some are ahead of others, they
+  // might have none in common any more.
+  backend_->WaitDurable();
   backend_->Checkpoint(id, wait);
 }
 

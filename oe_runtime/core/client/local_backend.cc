@@ -94,6 +94,11 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) store->ApplyIncrement(directory);
   }
 
+  void WaitDurable() override {
+    CheckOpen();
+    for (const auto& store : stores_) store->WaitDurable();
+  }
+
   void Checkpoint(uint64_t id, bool wait) override {
     CheckOpen();
     for (const auto& store : stores_) store->Checkpoint(id, wait);

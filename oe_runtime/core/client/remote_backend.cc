@@ -201,6 +201,8 @@ class RemoteBackend : public Backend {
     throw SpecError("increments are applied in the tables of this process only; servers restore");
   }
 
+  void WaitDurable() override { AskAll(Op::kCheckpoint, json{{"wait", true}}.dump(), long_patience_); }
+
   void Checkpoint(uint64_t id, bool wait) override {
     AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), long_patience_);
   }

@@ -157,12 +157,17 @@ uint64_t IdOf(const json& request) {
   return id.get<uint64_t>();
 }
 
+// Without an id it is only waited for those that there are.
 void ServeCheckpoint(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   const json wait = request.value("wait", json(false));
   if (!wait.is_boolean()) throw ProtocolError("'wait' is neither true nor false");
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
+  if (wait.get<bool>() && !request.contains("id")) {
+    session.job->store.WaitDurable();
+  } else {
+    session.job->store.Checkpoint(IdOf(request), wait.get<bool>());
+  }
   Put("{}", reply);
 }
 

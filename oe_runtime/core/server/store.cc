@@ -314,8 +314,11 @@ void Store::ApplyIncrement(const std::string& directory) {
 void Store::Checkpoint(uint64_t id, bool wait) {
   const std::vector<Table*> tables = Tables();
   for (Table* table : tables) table->Checkpoint(id);
-  if (!wait) return;
-  for (const Table* table : tables) table->WaitDurable();
+  if (wait) WaitDurable();
+}
+
+void Store::WaitDurable() const {
+  for (const Table* table : Tables()) table->WaitDurable();
 }
 
 std::vector<uint64_t> Store::Checkpoints() const {

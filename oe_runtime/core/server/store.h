@@ -88,6 +88,8 @@ class Store {
   // meanwhile may be in the checkpoint of one table and not in that of another. With `wait`, durable at
   // return.
   void Checkpoint(uint64_t id, bool wait);
+  // Returns when all checkpoints so far are durable. Throws StorageError why one cannot be.
+  void WaitDurable() const;
   // The ids of the durable checkpoints that every table has, ascending.
   std::vector<uint64_t> Checkpoints() const;
   // All tables go back to a checkpoint that every one of them has. Throws CheckpointError before the first

@@ -42,7 +42,7 @@ enum class Op : uint16_t {
   kReadFile = 11,     // a chunk of a saved table file
   kWriteFile = 12,    // the next chunk of a file that was announced
   kDrop = 13,         // the server shall remove the table files of this client
-  kCheckpoint = 14,   // {"id", "wait"}: Store::Checkpoint
+  kCheckpoint = 14,   // {"id", "wait"}: Store::Checkpoint; {"wait": true} alone: Store::WaitDurable
   kCheckpoints = 15,  // Store::Checkpoints, a JSON array
   kRecover = 16,      // {"id"}: Store::Recover
   kEvict = 17,        // Store::Evict, a JSON number
