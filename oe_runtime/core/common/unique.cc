@@ -1,6 +1,7 @@
 #include "oe_runtime/core/common/unique.h"
 
 #include <algorithm>
+#include <array>
 
 #include "oe_runtime/core/common/prefetch.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 constexpr size_t kAhead = 16;  // ids hashed, and their slots fetched, before they are looked at
 constexpr size_t kMostSlots = size_t{4} << 20;  // that a thread keeps for its next batch
+constexpr unsigned kNearBits = 13;              // of the number of slots that lie in the first cache
+constexpr size_t kSample = 512;                 // keys that tell whether many are repeated
 
 template <typename T>
 struct Lanes {
@@ -75,6 +78,9 @@ void Sum(const T* gradients, const int32_t* rows, size_t n, size_t dim, size_t s
   }
 }
 
+// Multiplying spreads strided keys; the high bits are the good ones.
+size_t HomeOf(Key key, unsigned shift) { return static_cast<size_t>((key * 0x9E3779B97F4A7C15ULL) >> shift); }
+
 // Places in a list of distinct keys, found by key; -1 is an empty slot. A value, so that loops have it in
 // registers.
 struct Slots {
@@ -96,8 +102,7 @@ struct Slots {
       Find(keys[i], keys) = static_cast<int32_t>(i);
     }
   }
-  // Multiplying spreads strided keys; the high bits are the good ones.
-  size_t Home(Key key) const { return static_cast<size_t>((key * 0x9E3779B97F4A7C15ULL) >> shift); }
+  size_t Home(Key key) const { return HomeOf(key, shift); }
 };
 
 // What stays with the thread: new memory would cost as much as the search.
@@ -192,6 +197,33 @@ UniqueKeys FindUnique(const Key* ids, size_t n) {
   result.inverse.resize(n);
   result.keys = FindUnique(ids, n, result.inverse.data());
   return result;
+}
+
+// Of keys that meet in a slot the last one has it, and the others are taken for new when they come again:
+// nothing branches on whether a key came before, which cannot be foreseen.
+size_t LeaveOutRepeated(const Key* keys, size_t n, Key* distinct, uint16_t* which) {
+  std::array<uint16_t, size_t{1} << kNearBits> slots{};  // an empty one says 0, where the first key is
+  distinct[0] = keys[0];
+  which[0] = 0;
+  size_t count = 1;
+  for (size_t i = 1; i < n; ++i) {
+    const Key key = keys[i];
+    uint16_t& slot = slots[HomeOf(key, 64 - kNearBits)];
+    // With ?: GCC 12 branches.
+    const size_t again = distinct[slot] == key ? 1 : 0;
+    distinct[count] = key;
+    slot = static_cast<uint16_t>(count ^ ((count ^ slot) & (0 - again)));
+    which[i] = slot;
+    count += 1 - again;
+  }
+  return count;
+}
+
+bool RepeatMuch(const Key* keys, size_t n) {
+  if (n < kSample) return false;
+  std::array<Key, kSample> distinct;    // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<uint16_t, kSample> which;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  return LeaveOutRepeated(keys, kSample, distinct.data(), which.data()) < kSample - kSample / 8;
 }
 
 void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, std::vector<uint8_t>* common) {

@@ -18,6 +18,13 @@ struct UniqueKeys {
 std::vector<Key> FindUnique(const Key* ids, size_t n, int32_t* inverse);
 UniqueKeys FindUnique(const Key* ids, size_t n);
 
+// Leaves out most keys of keys[n] that came before, 0 < n <= 2^16, with no memory but the first cache's:
+// keys[i] is distinct[which[i]], of which there are as many as it returns, in the order of their first
+// occurrence. Some are there more than once all the same.
+size_t LeaveOutRepeated(const Key* keys, size_t n, Key* distinct, uint16_t* which);
+// Whether so many of keys[n] came before that it pays, as far as the first of them tell. False for few keys.
+bool RepeatMuch(const Key* keys, size_t n);
+
 // Sets (*common)[i], one byte a key, to 1 where keys[i] is among `others`. Either has each key once.
 void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, std::vector<uint8_t>* common);
 

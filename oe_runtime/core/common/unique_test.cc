@@ -63,6 +63,39 @@ TEST(UniqueTest, FewAndManyDistinctIds) {
   }
 }
 
+// Ids of few keys, skewed ones, each once, and keys that all meet in one slot.
+TEST(UniqueTest, MostRepeatedKeysAreLeftOut) {
+  std::mt19937_64 random(7);
+  const uint64_t inverse = 0xF1DE83E19937733DULL;  // of the factor that gives a key its slot
+  const auto check = [](const std::vector<Key>& keys, size_t most, bool much) {
+    std::vector<Key> distinct(keys.size());
+    std::vector<uint16_t> which(keys.size());
+    const size_t count = LeaveOutRepeated(keys.data(), keys.size(), distinct.data(), which.data());
+    std::set<Key> seen;
+    std::set<size_t> used;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ASSERT_LT(which[i], count);
+      ASSERT_EQ(distinct[which[i]], keys[i]);
+      used.insert(which[i]);
+      ASSERT_LE(which[i], used.size() - 1);  // in the order of the keys
+      seen.insert(keys[i]);
+    }
+    EXPECT_EQ(used.size(), count);
+    EXPECT_GE(count, seen.size());
+    EXPECT_LE(count, most);
+    EXPECT_EQ(RepeatMuch(keys.data(), keys.size()), much);
+  };
+  check({5}, 1, false);
+  check({0, 0, std::numeric_limits<Key>::max(), 0}, 2, false);  // too few to tell
+  std::vector<Key> keys(size_t{1} << 16);
+  for (Key& key : keys) key = random() % 10 == 0 ? random() : random() % 500;
+  check(keys, keys.size() * 2 / 10, true);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  check(keys, keys.size(), false);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = (i % 3 + 1) * inverse;
+  check(keys, keys.size(), false);
+}
+
 TEST(UniqueTest, MarksWhatBothHave) {
   std::vector<Key> keys(3000);
   std::vector<Key> others(500);

@@ -32,6 +32,8 @@ class RowMap {
 
   FairSharedMutex& mutex() const { return mutex_; }
 
+  // Whether the store counts the keys of Find(), so that each is to be looked up as often as it is asked for.
+  bool counts_reads() const noexcept { return cache_ != nullptr; }
   // rows[i] = the row of keys[i], or nullptr.
   void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
     std::array<uint32_t, RowCache::kMostReads> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/copy_row.h"
+#include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
@@ -214,11 +215,18 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const
 // n <= kPiece keys; how many come before the first that is to be refused, if there is one: then nothing was
 // written.
 size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
+  // Ids of who only reads come as they are, mostly of few keys, each of which is looked up once. With a cache
+  // all are, for it counts what is read often.
+  std::array<Key, kPiece> distinct;
+  std::array<uint16_t, kPiece> which;
+  const bool repeats = !content_->shards[0]->counts_reads() && RepeatMuch(keys, n);
+  const size_t count = repeats ? LeaveOutRepeated(keys, n, distinct.data(), which.data()) : n;
+  const Key* const wanted = repeats ? distinct.data() : keys;
   std::array<uint8_t, kPiece> shard_of;
   std::array<uint32_t, kShards + 1> begin{};
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t shard = InternalShard(keys[i]);
-    if (shard == kShards) return i;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t shard = InternalShard(wanted[i]);
+    if (shard == kShards) return static_cast<size_t>(std::find(keys, keys + n, wanted[i]) - keys);
     shard_of[i] = static_cast<uint8_t>(shard);
     ++begin[shard + 1];
   }
@@ -226,11 +234,15 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   std::array<Key, kPiece> sorted;
   std::array<uint16_t, kPiece> place;
   std::array<uint32_t, kShards + 1> next = begin;
-  for (size_t i = 0; i < n; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const uint32_t at = next[shard_of[i]]++;
-    sorted[at] = keys[i];
+    sorted[at] = wanted[i];
     place[i] = static_cast<uint16_t>(at);
   }
+  if (repeats) {
+    for (size_t i = 0; i < n; ++i) which[i] = place[which[i]];
+  }
+  const uint16_t* const places = repeats ? which.data() : place.data();
   std::array<const std::byte*, kPiece> rows;
   std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
   for (size_t shard = 0; shard < kShards; ++shard) {
@@ -244,12 +256,12 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
   const auto fetch = [&](size_t i) {
-    if (rows[place[i]] != nullptr) PrefetchRow(rows[place[i]], weights_bytes);
+    if (rows[places[i]] != nullptr) PrefetchRow(rows[places[i]], weights_bytes);
   };
   for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
   for (size_t i = 0; i < n; ++i, out += bytes) {
     if (i + kAhead < n) fetch(i + kAhead);
-    const std::byte* row = rows[place[i]];
+    const std::byte* row = rows[places[i]];
     if (row == nullptr) {
       FillMissing(keys[i], out);
     } else if (half) {

@@ -96,6 +96,42 @@ TEST_P(TableTest, PullDoesNotInsert) {
   EXPECT_EQ(table->bytes(), 0U);
 }
 
+// As ids come where a client only reads: many of few keys, with and without rows, of more than one piece.
+TEST_P(TableTest, RepeatedKeysGetTheRowsOfSingleOnes) {
+  const auto table = Table::Create(Spec(index()), StorageFor());
+  const std::vector<Key> pushed = Batch(1, 2000, array());
+  table->Push(pushed.data(), pushed.size(), Gradients(pushed, kDim, 1).data(), 0.1);
+  std::mt19937_64 random(3);
+  std::vector<Key> keys(20'000);
+  for (Key& key : keys) key = random() % 8 == 0 ? random() % kInputDim : pushed[random() % 100];
+  const CacheStats before = table->cache();
+  const std::vector<float> rows = Pull(*table, keys);
+  const CacheStats after = table->cache();
+  size_t present = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto row = rows.begin() + static_cast<std::ptrdiff_t>(i * kDim);
+    ASSERT_EQ(std::vector<float>(row, row + kDim), Pull(*table, {keys[i]})) << keys[i];
+    present += std::find(pushed.begin(), pushed.end(), keys[i]) == pushed.end() ? 0 : 1;
+  }
+  const bool cached = std::string(std::get<0>(GetParam())) == "dram_pmem";
+  EXPECT_EQ(after.hits + after.misses - before.hits - before.misses, cached ? present : 0);
+  EXPECT_EQ(table->rows(), pushed.size());
+}
+
+TEST_P(TableTest, TheFirstOfRepeatedKeysThatIsOutOfRangeIsNamed) {
+  if (!array()) GTEST_SKIP() << "every key is one of a hash table";
+  const auto table = Table::Create(Spec(index()), StorageFor());
+  std::vector<Key> keys(10'000, 3);
+  for (size_t i = 700; i < keys.size(); i += 100) keys[i] = kInputDim + 10'000 - i;
+  try {
+    Pull(*table, keys);
+    FAIL();
+  } catch (const KeyRangeError& error) {
+    EXPECT_NE(std::string(error.what()).find("key " + std::to_string(keys[700])), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_P(TableTest, PushUpdatesTheRowsOfItsKeys) {
   const auto table = Table::Create(Spec(index(), "sgd"), StorageFor());
   const std::vector<Key> keys = {7, 0, 4999};
