@@ -327,11 +327,25 @@ class Subject {
       const uint64_t before = maps_[i]->moved_ahead();
       if (random_() % 4 != 0) maps_[i]->MoveAhead();
       totals_->moved_ahead += maps_[i]->moved_ahead() - before;
+      CountOld(i);
     }
     if (cache_) {
       ASSERT_LE(cache_->bytes(), cache_->limit());
     }
     medium_.Step();
+  }
+
+  // Rows that a push would have to move are as many as their store says.
+  void CountOld(uint32_t shard) {
+    std::vector<Key> keys(maps_[shard]->size() + 1);
+    std::vector<uint32_t> numbers(keys.size());
+    uint64_t position = 0;
+    const size_t found = maps_[shard]->Scan(&position, keys.size(), keys.data(), numbers.data());
+    const SlotStore* slots = pool_->shard(shard);
+    const auto old =
+        std::count_if(numbers.begin(), numbers.begin() + static_cast<ptrdiff_t>(found),
+                      [&](uint32_t number) { return !slots->Writable(maps_[shard]->PlaceOf(number)); });
+    ASSERT_EQ(static_cast<uint64_t>(old), slots->old_rows());
   }
 
   void Push() {
@@ -512,7 +526,8 @@ TEST(PoolCrashTest, EveryCommittedRowSurvivesAnyCrash) {
   }
   std::printf(
       "%llu crashes (%llu in recovery, %llu in a checkpoint), %llu recoveries (%llu to an older one), "
-      "%llu rows and %llu counts compared, %llu erased, %llu times full, %llu moved ahead; caches: %llu hits, "
+      "%llu rows and %llu counts compared, %llu erased, %llu times full, %llu moved ahead; caches: %llu "
+      "hits, "
       "%llu misses, "
       "%llu evictions, "
       "%llu write-backs\n",

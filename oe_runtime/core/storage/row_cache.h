@@ -79,8 +79,6 @@ class RowCache {
   const uint32_t* WrittenOf(uint32_t number) const noexcept {
     return &(frames_.data() + number % kCopyBit)->written;
   }
-  // The slot of a copy's row. Without mutex(), too.
-  uint32_t SlotOf(uint32_t number) const noexcept { return frames_[number % kCopyBit].slot; }
 
   // What follows needs mutex(); numbers have kCopyBit.
   Frame& frame(uint32_t number) noexcept { return frames_[number % kCopyBit]; }

@@ -68,11 +68,6 @@ class SlotStore final : public RowStore {
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
   // Rows of earlier epochs: that may not be written where they are.
   uint64_t old_rows() const noexcept { return old_rows_; }
-  // Whether the row is one of these.
-  bool IsOld(uint32_t number) const noexcept {
-    const bool copy = cache_ != nullptr && (number & kCopyBit) != 0;
-    return !SlotIsNew(copy ? cache_->SlotOf(number) : number);
-  }
   // How many rows of earlier epochs got a slot in a later one since the store was made.
   uint64_t moved_rows() const noexcept { return moved_rows_; }
   // Whether n rows can be replaced without a new block, which a pool may have to grow for. May throw

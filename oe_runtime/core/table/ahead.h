@@ -13,7 +13,7 @@
 namespace oe {
 
 // Keys of rows of one internal shard that were pulled to be pushed and cannot be written where they are
-// (SlotStore::IsOld): what Upkeep() can move while the worker computes, so that the push need not. Forgets
+// (SlotStore::Writable): what Upkeep() can move while the worker computes, so that the push need not. Forgets
 // what does not fit, as the push moves what nobody has. Thread-safe.
 class KeysAhead {
  public:

@@ -190,7 +190,7 @@ class RowMap {
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
   // The number that a row keeps when it is taken into the cache or put out.
   uint32_t PlaceOf(uint32_t number) const noexcept {
-    return cache_ != nullptr && (number & kCopyBit) != 0 ? cache_->SlotOf(number) : number;
+    return cache_ != nullptr && (number & kCopyBit) != 0 ? cache_->frame(number).slot : number;
   }
   // As Index::Scan.
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
@@ -207,13 +207,21 @@ class RowMap {
     }
   }
 
+  // Not those with a copy in DRAM: a push gives these another slot without moving their content. Which rows
+  // have one, and which are old, is hard to predict for the processor, so nothing branches on it.
   void NoteAhead(const Key* keys, const uint32_t* numbers, size_t n) const noexcept {
-    std::array<Key, RowCache::kMostReads> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-    size_t count = 0;
+    std::array<uint32_t, RowCache::kMostReads> in_slots;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+    std::array<Key, RowCache::kMostReads> old;            // NOLINT(cppcoreguidelines-pro-type-member-init)
+    size_t slots = 0;
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] == kNoRow) continue;
+      in_slots[slots] = static_cast<uint32_t>(i);
+      slots += (numbers[i] & kCopyBit) == 0 ? 1 : 0;  // kNoRow has the bit, too
+    }
+    size_t count = 0;
+    for (size_t at = 0; at < slots; ++at) {
+      const uint32_t i = in_slots[at];
       old[count] = keys[i];
-      count += slots_->IsOld(numbers[i]) ? 1 : 0;
+      count += slots_->Writable(numbers[i]) ? 0 : 1;
     }
     ahead_.Add(old.data(), count);
   }
