@@ -8,6 +8,7 @@ vocabularies  WDL, DeepFM, DLRM at dims 9 and 64 and 40 k to 10 M ids a field, i
               samples/s and memory of stock Keras, of embeddings on a server, of OpenEmbedding; AUC of all
 auc           of the held-out rows over seeds: stock, stock that updates rows as tables do, served
 pipeline      input, pull, compute and push of a step, and what the pipeline hides
+checkpoints   what a checkpoint every so many steps costs, with rows on persistent memory
 workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
 torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch)
 serving       latency and lookups/s of exports with rows inside, and of rows at a server
@@ -18,6 +19,7 @@ from __future__ import annotations
 import sys
 
 import auc
+import checkpoints
 import pipeline
 import pytorch
 import serving
@@ -28,6 +30,7 @@ PARTS = {
     "vocabularies": vocabularies.main,
     "auc": auc.main,
     "pipeline": pipeline.main,
+    "checkpoints": checkpoints.main,
     "workers": workers.main,
     "torch": pytorch.main,
     "serving": serving.main,

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
 class Trained:
     """A model of the trainer's in this process, with its tables on one server, and generated rows."""
 
-    def __init__(self, options: argparse.Namespace, endpoint: str) -> None:
+    def __init__(self, options: argparse.Namespace, endpoint: str, flags: Sequence[str] = ()) -> None:
         from oe_runtime.client import Client
         from oe_runtime.data import Split, open_source, training_batches
         from oe_runtime.training.options import parse
@@ -84,24 +84,24 @@ class Trained:
         data = "generate:1000000000"
         command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]
         command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
-        parsed = parse(command)
-        self._client = Client([endpoint])
-        self.trainee = KerasTrainee(parsed, self._client, StopRequest(with_parent=False))
+        self.options = parse([*command, *flags])
+        self.client = Client([endpoint])
+        self.trainee = KerasTrainee(self.options, self.client, StopRequest(with_parent=False))
         self._clock = Clock()
         source, self._size = open_source(data, options.cap), options.batch_size
-        self._batches = training_batches(source, Split(parsed.holdout), self._size)
+        self.batches = training_batches(source, Split(self.options.holdout), self._size)
 
     def turn(self, mode: str, seconds: float) -> dict[str, float]:
         """See `turn`; in one of MODES."""
         ahead, staleness = MODES[mode]
         switch(self.trainee.model, self._clock, ahead=ahead, staleness=staleness)
-        return turn(self.trainee, self._clock, self._batches, self._size, seconds)
+        return turn(self.trainee, self._clock, self.batches, self._size, seconds)
 
     def __enter__(self) -> Trained:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.client.close()
 
 
 class Clock:

@@ -31,11 +31,11 @@ class Ended:
 class Server:
     """`python -m oe_runtime.server` on loopback; `peak` is its peak resident memory once it ended."""
 
-    def __init__(self, directory: Path, storage: str) -> None:
+    def __init__(self, directory: Path, storage: str, *flags: str) -> None:
         directory.mkdir(parents=True)
         ready = directory / "ready.json"
         command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
-        command += ["--storage", storage, "--ready-file", str(ready), "--exit-with-parent"]
+        command += ["--storage", storage, "--ready-file", str(ready), "--exit-with-parent", *flags]
         if storage != "dram":
             command += ["--storage-path", str(directory / "storage")]
             (directory / "storage").mkdir()
@@ -68,10 +68,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(storage: str, base: Path) -> Iterator[Server]:
-    """A server whose files lie in a fresh directory under `base`."""
+def server(storage: str, base: Path, *flags: str) -> Iterator[Server]:
+    """A server whose files lie in a fresh directory under `base`; `flags` are more of its command line's."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
-        running = Server(Path(directory) / "server", storage)
+        running = Server(Path(directory) / "server", storage, *flags)
         try:
             yield running
         finally:

@@ -85,7 +85,8 @@ void ServeCreateTable(const Session& session, const std::string& text, Buffer* r
   Put(json(id).dump(), reply);
 }
 
-void ServePull(const Session& session, Bytes body, Buffer* reply) {
+void ServePull(Session* of_client, Bytes body, Buffer* reply) {
+  const Session& session = *of_client;
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
@@ -98,10 +99,13 @@ void ServePull(const Session& session, Bytes body, Buffer* reply) {
     std::byte* const rows = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
   }
-  session.job->store.Pull(parts);
+  const bool to_push = session.pulls < kPullsOfATrainer;
+  if (to_push) ++of_client->pulls;
+  session.job->store.Pull(parts, to_push);
 }
 
-void ServePush(const Session& session, Buffer* body, Buffer* reply) {
+void ServePush(Session* of_client, Buffer* body, Buffer* reply) {
+  const Session& session = *of_client;
   Store* const store = &session.job->store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
   const size_t bytes = CountBytes(session, batch);
@@ -138,6 +142,7 @@ void ServePush(const Session& session, Buffer* body, Buffer* reply) {
     const Fence::Hold hold = session.job->fence.Change(session.seen);
     store->Push(parts);
   }
+  of_client->pulls = 0;
   reply->Resize(0);
 }
 
@@ -304,9 +309,9 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
   switch (op) {
     case Op::kPull:
       Sees(of_client);
-      return ServePull(session, body, reply);
+      return ServePull(of_client, body, reply);
     case Op::kPush:
-      return ServePush(session, request, reply);
+      return ServePush(of_client, request, reply);
     case Op::kCreateTable:
       return ServeCreateTable(session, TextOf(body), reply);
     case Op::kSave:

@@ -49,7 +49,8 @@ class Store {
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
 
-  void Pull(const std::vector<PullPart>& parts);
+  // With `to_push`, as Table::Pull.
+  void Pull(const std::vector<PullPart>& parts, bool to_push = false);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
   // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);

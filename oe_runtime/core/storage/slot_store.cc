@@ -68,6 +68,15 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   return first;
 }
 
+bool SlotStore::HasFree(size_t n) {
+  if (dropped_.size() + free_.size() >= n) return true;
+  const std::lock_guard<std::mutex> lock(given_mutex_);
+  // Those that were given last are taken first, as in TakeGiven().
+  free_.insert(free_.end(), given_.begin(), given_.end());
+  given_.clear();
+  return dropped_.size() + free_.size() >= n;
+}
+
 bool SlotStore::TakeGiven() {
   const std::lock_guard<std::mutex> lock(given_mutex_);
   if (free_.empty()) free_.swap(given_);
@@ -115,21 +124,25 @@ uint32_t SlotStore::Add(Key key) noexcept {
   return Take(key, true);
 }
 
+// A slot for a row whose present one stays as it is.
+uint32_t SlotStore::TakeInstead(Key key, uint32_t old_slot) noexcept {
+  changes_.retired.push_back(old_slot);
+  --old_rows_;
+  ++moved_rows_;
+  return Take(key, false);
+}
+
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
   if ((number & kCopyBit) != 0) {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
-    if (!SlotIsNew(frame.slot)) {
-      changes_.retired.push_back(frame.slot);
-      frame.slot = Take(key, false);
-    }
+    if (!SlotIsNew(frame.slot)) frame.slot = TakeInstead(key, frame.slot);
     frame.written = epoch_;
     return number;
   }
-  const uint32_t copy = Take(key, false);
+  const uint32_t copy = TakeInstead(key, number);
   std::memcpy(row(copy), row(number), layout().row_bytes);
-  changes_.retired.push_back(number);
   return copy;
 }
 
@@ -150,12 +163,14 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
+  --old_rows_;
   changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
   ++epoch_;
+  old_rows_ = size_;
   // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
   changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
   dropped_.clear();

@@ -66,6 +66,13 @@ class SlotStore final : public RowStore {
     Prefetch(place);
   }
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
+  // Rows of earlier epochs: that may not be written where they are.
+  uint64_t old_rows() const noexcept { return old_rows_; }
+  // How many rows of earlier epochs got a slot in a later one since the store was made.
+  uint64_t moved_rows() const noexcept { return moved_rows_; }
+  // Whether n rows can be replaced without a new block, which a pool may have to grow for. May throw
+  // std::bad_alloc.
+  bool HasFree(size_t n);
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
@@ -102,7 +109,7 @@ class SlotStore final : public RowStore {
   const SlotMeta& meta(uint32_t number) const noexcept {
     return metas_[number >> layout().shift][number & mask()];
   }
-  void SetSize(uint64_t size) noexcept { size_ = size; }
+  void SetSize(uint64_t size) noexcept { size_ = old_rows_ = size; }
 
  private:
   // Which of 32 slots were taken in `epoch`, and in no later one. Pushes ask for random slots, so these are
@@ -114,6 +121,7 @@ class SlotStore final : public RowStore {
   };
 
   uint32_t Take(Key key, bool added) noexcept;
+  uint32_t TakeInstead(Key key, uint32_t old_slot) noexcept;
   // Whether the slot was taken in the open epoch.
   bool SlotIsNew(uint32_t number) const noexcept {
     const Taken& group = taken_[number / kGroup];
@@ -125,6 +133,8 @@ class SlotStore final : public RowStore {
   Pool* const pool_;
   uint32_t epoch_;
   uint64_t size_ = 0;
+  uint64_t old_rows_ = 0;
+  uint64_t moved_rows_ = 0;
   std::vector<SlotMeta*> metas_;
   std::vector<Taken> taken_;
   std::vector<bool>
