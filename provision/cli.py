@@ -222,8 +222,8 @@ def destroy(
 
     Shows the plan and asks; refuses while a job runs. Checkpoints, rows in persistent memory and namespaces
     stay, unless --consent names the host and each of them as the plan does; what it names and is not there is
-    said. System packages and kernels stay too (oeprov rollback kernel), and what this machine keeps of jobs on
-    hosts (jobs in the state directory). Doing it twice does no harm.
+    said. System packages and kernels stay too (oeprov rollback kernel), and what this machine keeps of jobs
+    on hosts (jobs in the state directory). Doing it twice does no harm.
     """
     from provision import destroy as removing
 
