@@ -59,7 +59,8 @@ class SlotStore final : public RowStore {
     const Taken& group = taken_[copy ? 0 : number / kGroup];
     const uint32_t* epoch = copy ? cache_->WrittenOf(number) : &group.epoch;
     const uint32_t slots = copy ? ~0U : group.slots;
-    return (slots >> number % kGroup & (__atomic_load_n(epoch, __ATOMIC_RELAXED) == open_epoch() ? 1U : 0U)) != 0;
+    return (slots >> number % kGroup &
+            (__atomic_load_n(epoch, __ATOMIC_RELAXED) == open_epoch() ? 1U : 0U)) != 0;
   }
   void PrefetchWritable(uint32_t number) const noexcept {
     const void* place = taken_.data() + number % kCopyBit / kGroup;
