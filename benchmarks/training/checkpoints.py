@@ -47,6 +47,7 @@ def main() -> int:
             for line in pairs(options):
                 print(json.dumps(line), flush=True)
                 file.write(json.dumps(line) + "\n")
+                file.flush()
     return report(options.parts)
 
 

@@ -105,7 +105,7 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
     number = free_.back();
     free_.pop_back();
     Taken& group = taken_[number / kGroup];
-    if (group.epoch != epoch_) group = {epoch_, 0};
+    if (group.epoch != open_epoch()) group = {open_epoch(), 0};
     group.slots |= 1U << number % kGroup;
     changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
@@ -127,7 +127,7 @@ uint32_t SlotStore::Add(Key key) noexcept {
 // A slot for a row whose present one stays as it is.
 uint32_t SlotStore::TakeInstead(Key key, uint32_t old_slot) noexcept {
   changes_.retired.push_back(old_slot);
-  --old_rows_;
+  SetOldRows(old_rows() - 1);
   ++moved_rows_;
   return Take(key, false);
 }
@@ -138,7 +138,7 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
     if (!SlotIsNew(frame.slot)) frame.slot = TakeInstead(key, frame.slot);
-    frame.written = epoch_;
+    frame.written = open_epoch();
     return number;
   }
   const uint32_t copy = TakeInstead(key, number);
@@ -151,7 +151,7 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
   if ((number & kCopyBit) != 0) {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     const RowCache::Frame frame = cache_->frame(number);
-    if (frame.written != epoch_) cache_->WriteBack(number);
+    if (frame.written != open_epoch()) cache_->WriteBack(number);
     cache_->Free(number);
     number = frame.slot;
   }
@@ -163,14 +163,14 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
-  --old_rows_;
+  SetOldRows(old_rows() - 1);
   changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
-  ++epoch_;
-  old_rows_ = size_;
+  epoch_.store(open_epoch() + 1, std::memory_order_relaxed);
+  SetOldRows(size_);
   // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
   changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
   dropped_.clear();

@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_SLOT_STORE_H_
 #define OE_CORE_STORAGE_SLOT_STORE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,7 +59,8 @@ class SlotStore final : public RowStore {
     const Taken& group = taken_[copy ? 0 : number / kGroup];
     const uint32_t* epoch = copy ? cache_->WrittenOf(number) : &group.epoch;
     const uint32_t slots = copy ? ~0U : group.slots;
-    return (slots >> number % kGroup & (__atomic_load_n(epoch, __ATOMIC_RELAXED) == epoch_ ? 1U : 0U)) != 0;
+    return (slots >> number % kGroup &
+            (__atomic_load_n(epoch, __ATOMIC_RELAXED) == open_epoch() ? 1U : 0U)) != 0;
   }
   void PrefetchWritable(uint32_t number) const noexcept {
     const void* place = taken_.data() + number % kCopyBit / kGroup;
@@ -66,8 +68,9 @@ class SlotStore final : public RowStore {
     Prefetch(place);
   }
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
-  // Rows of earlier epochs: that may not be written where they are.
-  uint64_t old_rows() const noexcept { return old_rows_; }
+  // Rows of earlier epochs: that may not be written where they are. A pull beside a checkpoint, which has no
+  // lock of the shard, gets what was or what is, here and from Writable().
+  uint64_t old_rows() const noexcept { return old_rows_.load(std::memory_order_relaxed); }
   // How many rows of earlier epochs got a slot in a later one since the store was made.
   uint64_t moved_rows() const noexcept { return moved_rows_; }
   // Whether n rows can be replaced without a new block, which a pool may have to grow for. May throw
@@ -109,7 +112,10 @@ class SlotStore final : public RowStore {
   const SlotMeta& meta(uint32_t number) const noexcept {
     return metas_[number >> layout().shift][number & mask()];
   }
-  void SetSize(uint64_t size) noexcept { size_ = old_rows_ = size; }
+  void SetSize(uint64_t size) noexcept {
+    size_ = size;
+    SetOldRows(size);
+  }
 
  private:
   // Which of 32 slots were taken in `epoch`, and in no later one. Pushes ask for random slots, so these are
@@ -125,15 +131,18 @@ class SlotStore final : public RowStore {
   // Whether the slot was taken in the open epoch.
   bool SlotIsNew(uint32_t number) const noexcept {
     const Taken& group = taken_[number / kGroup];
-    return group.epoch == epoch_ && (group.slots >> number % kGroup & 1U) != 0;
+    return group.epoch == open_epoch() && (group.slots >> number % kGroup & 1U) != 0;
   }
   bool TakeGiven();
   void ReserveLists();
 
+  uint32_t open_epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
+  void SetOldRows(uint64_t rows) noexcept { old_rows_.store(rows, std::memory_order_relaxed); }
+
   Pool* const pool_;
-  uint32_t epoch_;
+  std::atomic<uint32_t> epoch_;
   uint64_t size_ = 0;
-  uint64_t old_rows_ = 0;
+  std::atomic<uint64_t> old_rows_{0};
   uint64_t moved_rows_ = 0;
   std::vector<SlotMeta*> metas_;
   std::vector<Taken> taken_;

@@ -397,9 +397,8 @@ void Table::Upkeep(Executor* executor) {
 bool Table::wants_upkeep() const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
   if (!content_lock || !content_->pool) return false;
-  return std::any_of(content_->shards.begin(), content_->shards.end(), [](const auto& map) {
-    return map->wants_upkeep() || map->wants_to_move();
-  });
+  return std::any_of(content_->shards.begin(), content_->shards.end(),
+                     [](const auto& map) { return map->wants_upkeep() || map->wants_to_move(); });
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {
