@@ -188,6 +188,31 @@ def test_verify_lists_every_problem(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
 
 
+def test_verify_compares_what_the_manifest_says_of_tables(tmp_path):
+    with Client.in_process(servers=2) as client:
+        client.create_table(TableSpec("t", 4, admission={"name": "counter", "filter_freq": 1}))
+        pulled = client.pull([np.arange(9)], [(0, 0)])
+        client.push(pulled, [np.ones((9, 4), np.float32)], 0.1)
+        path = checkpoint.publish(tmp_path, 1, lambda directory: {"tables": client.save(directory)})
+    assert "no problem" in tool("verify", path)
+    file = path / "manifest.json"
+    whole = file.read_text()
+    for before, after, words in (
+        ('"version": 1', '"version": 9', "server-0-of-2.t.oet: version is 9, but the file has 1"),
+        ('"dim": 4', '"dim": 5', "spec.dim is 5, but the file has 4"),
+        ('"name": "adagrad"', '"name": "adam"', "spec.optimizer.name is 'adam', but the file has 'adagrad'"),
+        ('"servers": 2', '"servers": 3', "servers is 3, but the file has 2"),
+        ('"rows": ', '"rows": 1', "rows is 1"),
+        ('of-2.t.oet.filter"\n', 'of-3.t.oet.filter"\n', "filter is {"),
+    ):
+        assert before in whole
+        at = whole.rindex(before) if "filter" in before else whole.index(before)
+        file.write_text(whole[:at] + after + whole[at + len(before) :])
+        said = tool("verify", path, expect=1)
+        assert f"{file}: tables: server-" in said
+        assert words in said
+
+
 @pytest.mark.parametrize("command", [["inspect"], ["verify"], ["diff", SAMPLE], ["reshard", "--servers=2"]])
 def test_what_is_no_checkpoint_is_a_clear_error(tmp_path, command):
     (tmp_path / "empty").mkdir()

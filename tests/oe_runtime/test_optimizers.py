@@ -100,7 +100,7 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
 def test_every_dim_is_so_many_of_one(name, parameters, rate, dtype):
-    """To the bit: what the processor takes several numbers at a time for ends nowhere else than one by one."""
+    """To the bit: numbers that the processor takes several at a time end where they do one by one."""
     rule = {"name": NAMES.get(name, name.lower()), **parameters}
     client = Client.in_process()
     dims, keys = (1, 2, 8, 9, 16, 64, 65, 128), np.arange(3)

@@ -159,17 +159,21 @@ std::optional<SpecDifference> Difference(const TableSpec& left, const TableSpec&
     return pointer;
   };
   // Names first: their parameters differ as a consequence.
-  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name",
-                            "/eviction/0/name", "/eviction/1/name", "/eviction/2/name", "/eviction/3/name"}) {
+  for (const char* first : {"/name", "/optimizer/name", "/initializer/name", "/admission/name"}) {
     const json value = left_fields.value(first, json());
     const json other = right_fields.value(first, json());
     if (value != other) return SpecDifference{field_name(first), value.dump(), other.dump()};
   }
   for (const json* fields : {&left_fields, &right_fields}) {
     for (const auto& [pointer, ignored] : fields->items()) {
-      const json value = left_fields.value(pointer, json());
-      const json other = right_fields.value(pointer, json());
-      if (value != other) return SpecDifference{field_name(pointer), value.dump(), other.dump()};
+      const auto differs = [&](const std::string& field) {
+        return left_fields.value(field, json()) != right_fields.value(field, json());
+      };
+      if (!differs(pointer)) continue;
+      const std::string name = pointer.substr(0, pointer.rfind('/')) + "/name";  // of a policy of eviction
+      const std::string field = differs(name) ? name : pointer;
+      return SpecDifference{field_name(field), left_fields.value(field, json()).dump(),
+                            right_fields.value(field, json()).dump()};
     }
   }
   return std::nullopt;
