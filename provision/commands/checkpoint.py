@@ -88,8 +88,9 @@ def reshard(
     """Rewrite a checkpoint for another number of servers: one file a table and server.
 
     Any number of servers can restore any checkpoint; from one of their own number each reads only its own
-    files. Everything is verified before and the old checkpoint stays. To go on with a job on other servers:
-    oeprov stop, then oeprov resume --servers N.
+    files. Everything is verified before and the old checkpoint stays. A job that trains there goes on, but
+    its next checkpoint waits until this one is written; with --output elsewhere it does not. To go on with a
+    job on other servers: oeprov stop, then oeprov resume --servers N.
     """
     where = [] if output is None else ["--output", output]
     return _tool("reshard", "--servers", servers, *where, *_json(as_json), "--", checkpoint)
