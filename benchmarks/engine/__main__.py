@@ -12,9 +12,12 @@ also hands a gradient for each id back and has the optimizer applied. Contenders
 their own that take turns, round after round, on the same ids and the same cores (1 core: client and
 server share it). Shown are the median speeds, and the median over rounds of our speed over the
 other's, which a busy machine disturbs least. Maps and the gather run on one thread and are timed in
-processor time. Peers are fetched from the package indexes and built into .cache/. Rows that miss
-their target say so. "socket" is what the system's loopback takes to carry the same bytes, and no
-engine: a program that sends and receives them and does nothing else.
+processor time. A "gather" only copies rows from places that are known; "with an index line" it also
+reads, for each row, a known line of a region as large as our index: those are the bytes that a pull
+reads, which has to find them. Ids are made unique for both, as in training, unless "repeated", as who
+only reads asks for them (Client.pull_rows). Peers are fetched from the package indexes and built into
+.cache/. Rows that miss their target say so. "socket" is what the system's loopback takes to carry the
+same bytes, and no engine: a program that sends and receives them and does nothing else.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ using oe::Key;
 
 constexpr size_t kBatch = size_t{4096} * 26;
 constexpr size_t kBatches = 8;
-constexpr size_t kAhead = 16;  // rows on their way
 constexpr uint32_t kShards = 16;
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -251,6 +250,8 @@ int main(int argc, char** argv) {
   (void)::madvise(memory.get(), rows * row_bytes, MADV_HUGEPAGE);
   std::fill_n(memory.get(), rows * stride, 0.5F);
   std::vector<float> out(kBatch * dim);
+  // Rows on their way, as suits the gathers best.
+  const size_t ahead = std::clamp<size_t>(4096 / (dim * sizeof(float)), 16, 64);
   const auto fetch = [&](const float* row) {
     for (size_t at = 0; at < dim; at += 16) __builtin_prefetch(row + at);
     __builtin_prefetch(row + dim - 1);
@@ -281,8 +282,7 @@ int main(int argc, char** argv) {
     const Contender gather{"gather", [&](const std::vector<Key>&) {
                              const std::vector<uint64_t>& batch = ranks[turn++ % ranks.size()];
                              for (size_t i = 0; i < batch.size(); ++i) {
-                               if (i + kAhead < batch.size())
-                                 fetch(memory.get() + batch[i + kAhead] * stride);
+                               if (i + ahead < batch.size()) fetch(memory.get() + batch[i + ahead] * stride);
                                std::memcpy(&out[i * dim], memory.get() + batch[i] * stride,
                                            dim * sizeof(float));
                              }
@@ -293,10 +293,10 @@ int main(int argc, char** argv) {
                                   const std::vector<uint64_t>& batch = ranks[number];
                                   const std::vector<uint32_t>& place = places[number];
                                   for (size_t i = 0; i < batch.size(); ++i) {
-                                    if (i + 2 * kAhead < batch.size())
-                                      __builtin_prefetch(&lines[place[i + 2 * kAhead]]);
-                                    if (i + kAhead < batch.size())
-                                      fetch(memory.get() + batch[i + kAhead] * stride);
+                                    if (i + 2 * ahead < batch.size())
+                                      __builtin_prefetch(&lines[place[i + 2 * ahead]]);
+                                    if (i + ahead < batch.size())
+                                      fetch(memory.get() + batch[i + ahead] * stride);
                                     sum += lines[place[i]].word;
                                     std::memcpy(&out[i * dim], memory.get() + batch[i] * stride,
                                                 dim * sizeof(float));

@@ -20,8 +20,10 @@
 namespace oe {
 namespace {
 
-constexpr size_t kPiece = 8192;  // keys of a pull that are looked up at once, at most
-constexpr size_t kAhead = 16;    // rows of a pull that are on their way
+constexpr size_t kPiece = 8192;       // keys of a pull that are looked up at once, at most
+constexpr size_t kAheadBytes = 8192;  // of rows of a pull that are on their way,
+constexpr size_t kLeastAhead = 16;    // but so many rows at least
+constexpr size_t kMostAhead = 64;     // and at most
 
 // Rows of a push that are updated at once.
 struct RowGroup {
@@ -258,9 +260,10 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool to_push)
   const auto fetch = [&](size_t i) {
     if (rows[places[i]] != nullptr) PrefetchRow(rows[places[i]], weights_bytes);
   };
-  for (size_t i = 0; i < std::min(n, kAhead); ++i) fetch(i);
+  const size_t ahead = std::clamp(kAheadBytes / weights_bytes, kLeastAhead, kMostAhead);
+  for (size_t i = 0; i < std::min(n, ahead); ++i) fetch(i);
   for (size_t i = 0; i < n; ++i, out += bytes) {
-    if (i + kAhead < n) fetch(i + kAhead);
+    if (i + ahead < n) fetch(i + ahead);
     const std::byte* row = rows[places[i]];
     if (row == nullptr) {
       FillMissing(keys[i], out);
