@@ -16,6 +16,9 @@ constexpr size_t kNotesAtOnce = 64;       // worked off under one lock
 constexpr size_t kLeastNotes = 4096;      // that are kept; with many frames, as many
 constexpr size_t kFramesAtOnce = 4096;    // looked at under one lock
 constexpr size_t kWriteBacksAtOnce = 64;  // done under one lock
+constexpr uint16_t kMissesToEnter = 3;    // of a row, where another one has to go for it; at most 4
+constexpr uint16_t kCountBits = 3;        // of missed_times_
+constexpr size_t kCountsAFrame = 4;       // as many places does missed_times_ have
 
 void Count(std::atomic<uint64_t>* counter, uint64_t n = 1) {
   counter->fetch_add(n, std::memory_order_relaxed);
@@ -35,7 +38,8 @@ RowCache::~RowCache() {
 
 // What a block of copies takes beside itself.
 size_t RowCache::counted_bytes() const noexcept {
-  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + sizeof(uint16_t));
+  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + kCountsAFrame * sizeof(uint16_t)) +
+         EpochMarks::BytesOf(layout_.block_rows());
 }
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
@@ -85,9 +89,10 @@ void RowCache::Upkeep(Index* index) noexcept {
     noted_.store(missed_.size(), std::memory_order_relaxed);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < n; ++i) Prefetch(MissesOf(Mix64(keys[i])));
   size_t wanted = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (!free_.empty() || Grow() || SeenBefore(keys[i])) keys[wanted++] = keys[i];
+    if (!free_.empty() || Grow() || MissedOften(keys[i])) keys[wanted++] = keys[i];
   }
   index->Find(keys.data(), wanted, numbers.data());
   for (size_t i = 0; i < wanted; ++i) {
@@ -135,12 +140,13 @@ void RowCache::WriteBack(uint32_t number) noexcept {
   Frame& of = frame(number);
   if (of.written == 0) return;
   std::memcpy(slots_->row(of.slot), slots_->row(number), layout_.row_bytes);
-  __atomic_store_n(&of.written, 0U, __ATOMIC_RELAXED);  // WrittenOf()
+  of.written = 0;
   Count(&write_backs_);
 }
 
 void RowCache::Free(uint32_t number) noexcept {
   frame(number) = {};
+  slots_->writable_copies().Clear(number % kCopyBit);
   free_.push_back(number % kCopyBit);  // has room for all
   rows_.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -163,10 +169,9 @@ bool RowCache::Grow() noexcept {
       frames_.reserve(capacity);
       read_.reserve(capacity);
       free_.reserve(capacity);
+      missed_times_.reserve(kCountsAFrame * capacity);
     }
-    size_t places = std::max<size_t>(seen_.size(), 64);
-    while (places < size) places *= 2;
-    if (places > seen_.size()) seen_.assign(places, 0);
+    slots_->writable_copies().Grow(size);
     blocks.push_back(block);
   } catch (const std::bad_alloc&) {
     memory_->Give(block, layout_.block_bytes, counted_bytes());
@@ -174,6 +179,7 @@ bool RowCache::Grow() noexcept {
   }
   frames_.resize(size);
   read_.resize(size);
+  missed_times_.resize(kCountsAFrame * size);
   for (uint32_t i = layout_.block_rows(); i > 0; --i) free_.push_back(first + i - 1);
   Count(&bytes_, layout_.block_bytes + counted_bytes());
   return true;
@@ -191,22 +197,29 @@ void RowCache::Shrink(Index* index) noexcept {
               free_.end());
   frames_.resize(first);
   read_.resize(first);
+  missed_times_.resize(kCountsAFrame * size_t{first});
   if (hand_ >= first) hand_ = 0;
   memory_->Give(blocks.back(), layout_.block_bytes, counted_bytes());
   blocks.pop_back();
   bytes_.fetch_sub(layout_.block_bytes + counted_bytes(), std::memory_order_relaxed);
 }
 
-// Whether the key was missed lately; from now on it was. A row that is read once and not again then costs no
-// copy and puts no other row out.
-bool RowCache::SeenBefore(Key key) noexcept {
-  if (seen_.empty()) return false;
+// Notes a miss of the key, and says whether it is that of a row that was missed kMissesToEnter times lately.
+// Rows that are read now and then cost no copy then, and put no other row out. Lately is until another key
+// that is missed has the same place, on average after as many misses as there are places: so old counts go by
+// themselves, and when other rows are read from some time on, these come in after a few misses each.
+// (Counting before admission is TinyLFU's: Einziger, Friedman and Manes, "TinyLFU: A Highly Efficient Cache
+// Admission Policy", ACM Transactions on Storage 13(4), 2017; what it compares with, the use of the row that
+// would go, is in CLOCK's hand.)
+bool RowCache::MissedOften(Key key) noexcept {
+  if (missed_times_.empty()) return false;
   const uint64_t hash = Mix64(key);
-  uint16_t& place = seen_[hash & (seen_.size() - 1)];
-  const auto fingerprint = static_cast<uint16_t>(hash >> 44 | 1);
-  if (place == fingerprint) return true;
-  place = fingerprint;
-  return false;
+  uint16_t& place = *MissesOf(hash);
+  const auto fingerprint = static_cast<uint16_t>(hash >> 44 & ~uint64_t{kCountBits});
+  const int before = (place & ~kCountBits) == fingerprint ? place & kCountBits : 0;
+  const bool often = before + 1 >= kMissesToEnter;
+  place = static_cast<uint16_t>(fingerprint | (often ? 0 : before + 1));
+  return often;
 }
 
 void RowCache::WriteBackUpTo(uint32_t epoch) noexcept {

@@ -59,9 +59,7 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   ReserveBlock();
   ReserveOne(&metas_);
   const size_t slots = first + layout().block_rows();
-  const size_t groups = (slots + kGroup - 1) / kGroup;
-  if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
-  taken_.resize(groups);
+  writable_[0].Grow(slots);
   added_.resize(slots, false);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
@@ -95,9 +93,7 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
   } else {
     number = free_.back();
     free_.pop_back();
-    Taken& group = taken_[number / kGroup];
-    if (group.epoch != epoch_) group = {epoch_, 0};
-    group.slots |= 1U << number % kGroup;
+    writable_[0].Set(number, epoch_);
     changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
       const uint32_t next = free_[free_.size() - kAhead];
@@ -120,11 +116,12 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
-    if (!SlotIsNew(frame.slot)) {
+    if (!Writable(frame.slot)) {
       changes_.retired.push_back(frame.slot);
       frame.slot = Take(key, false);
     }
     frame.written = epoch_;
+    writable_copies().Set(number % kCopyBit, epoch_);
     return number;
   }
   const uint32_t copy = Take(key, false);
@@ -142,7 +139,7 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     cache_->Free(number);
     number = frame.slot;
   }
-  if (SlotIsNew(number) && added_[number]) {
+  if (Writable(number) && added_[number]) {
     dropped_.push_back(number);
     return;
   }
