@@ -43,18 +43,19 @@ size_t RowCache::counted_bytes() const noexcept {
 }
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
-  // Whether a row is cached is hard to predict for the processor, so nothing branches on it.
+  // Whether a row is cached is hard to predict for the processor, so nothing branches on it; what looks like
+  // a choice, the compiler may make a branch of.
+  static_assert((kNoRow & kCopyBit) != 0 && (kNoRow + 1) % kCopyBit == 0);
   std::array<Key, kMostReads> missed;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  uint8_t nowhere = 1;
   size_t misses = 0;
   size_t absent = 0;
   for (size_t i = 0; i < n; ++i) {
-    const bool exists = numbers[i] != kNoRow;
-    const bool copy = exists && (numbers[i] & kCopyBit) != 0;
-    absent += exists ? 0 : 1;
+    const uint32_t number = numbers[i];
+    const uint32_t not_slot = number / kCopyBit;  // 0 or 1
+    absent += number == kNoRow ? 1 : 0;
     missed[misses] = keys[i];
-    misses += exists && !copy ? 1 : 0;
-    uint8_t* read = copy ? read_.data() + numbers[i] % kCopyBit : &nowhere;
+    misses += 1 - not_slot;
+    uint8_t* read = read_.data() + ((number + 1) % kCopyBit & (0 - not_slot));
     // Other pulls read it too: a line that need not be written stays in all caches.
     if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
   }
@@ -105,7 +106,7 @@ void RowCache::Upkeep(Index* index) noexcept {
     const uint32_t at = TakeFrame(index);
     if (at == kNoRow) return;
     frames_[at] = {keys[i], slot, 0};
-    __atomic_store_n(&read_[at], uint8_t{0}, __ATOMIC_RELAXED);
+    __atomic_store_n(&read_[at + 1], uint8_t{0}, __ATOMIC_RELAXED);
     std::memcpy(slots_->row(at | kCopyBit), slots_->row(slot), layout_.row_bytes);
     index->Set(keys[i], at | kCopyBit);
     ++moves_;
@@ -117,7 +118,7 @@ void RowCache::Upkeep(Index* index) noexcept {
 uint32_t RowCache::TakeFrame(Index* index) noexcept {
   if (free_.empty() && !Grow()) {
     if (frames_.empty()) return kNoRow;
-    while (__atomic_exchange_n(&read_[hand_], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
+    while (__atomic_exchange_n(&read_[hand_ + 1], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
       hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
     }
     Evict(hand_, index);
@@ -167,7 +168,7 @@ bool RowCache::Grow() noexcept {
     if (size > frames_.capacity()) {
       const size_t capacity = size + size / 4;
       frames_.reserve(capacity);
-      read_.reserve(capacity);
+      read_.reserve(capacity + 1);
       free_.reserve(capacity);
       missed_times_.reserve(kCountsAFrame * capacity);
     }
@@ -178,7 +179,7 @@ bool RowCache::Grow() noexcept {
     return false;
   }
   frames_.resize(size);
-  read_.resize(size);
+  read_.resize(size + 1);
   missed_times_.resize(kCountsAFrame * size);
   for (uint32_t i = layout_.block_rows(); i > 0; --i) free_.push_back(first + i - 1);
   Count(&bytes_, layout_.block_bytes + counted_bytes());
@@ -196,7 +197,7 @@ void RowCache::Shrink(Index* index) noexcept {
   free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
               free_.end());
   frames_.resize(first);
-  read_.resize(first);
+  read_.resize(first + 1);
   missed_times_.resize(kCountsAFrame * size_t{first});
   if (hand_ >= first) hand_ = 0;
   memory_->Give(blocks.back(), layout_.block_bytes, counted_bytes());

@@ -106,7 +106,9 @@ class RowCache {
   bool full_ = false;  // no block can be had; until the next Upkeep()
 
   std::vector<Frame> frames_;
-  std::vector<uint8_t> read_;   // of each frame: since the hand was here
+  // Of each frame, at its number plus 1: whether it was read since the hand was there. The first stands for
+  // rows without one, and is always 1.
+  std::vector<uint8_t> read_ = std::vector<uint8_t>(1, 1);
   std::vector<uint32_t> free_;  // frames
   // How often keys were missed lately: 14 bits of a key's hash and a count, at a place that the hash gives
   // too; 8 bytes for each frame.
