@@ -56,6 +56,8 @@ SECTIONS = {
         "pmem_tiers",
         (
             f"{ROWS} 64 1 0 300",
+            f"{ROWS} 16 1 0 300",
+            f"{ROWS} 9 1 0 300",
             f"{ROWS} 64 1 1 300",
             f"{ROWS} 64 1 6 300",
             f"{ROWS} 64 2 6 300",

@@ -16,6 +16,9 @@ constexpr size_t kNotesAtOnce = 64;       // worked off under one lock
 constexpr size_t kLeastNotes = 4096;      // that are kept; with many frames, as many
 constexpr size_t kFramesAtOnce = 4096;    // looked at under one lock
 constexpr size_t kWriteBacksAtOnce = 64;  // done under one lock
+constexpr uint16_t kMissesToEnter = 3;    // of a row, where another one has to go for it; at most 4
+constexpr uint16_t kCountBits = 3;        // of missed_times_
+constexpr size_t kCountsAFrame = 4;       // as many places does missed_times_ have
 
 void Count(std::atomic<uint64_t>* counter, uint64_t n = 1) {
   counter->fetch_add(n, std::memory_order_relaxed);
@@ -35,22 +38,24 @@ RowCache::~RowCache() {
 
 // What a block of copies takes beside itself.
 size_t RowCache::counted_bytes() const noexcept {
-  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + sizeof(uint16_t));
+  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + kCountsAFrame * sizeof(uint16_t)) +
+         EpochMarks::BytesOf(layout_.block_rows());
 }
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
-  // Whether a row is cached is hard to predict for the processor, so nothing branches on it.
+  // Whether a row is cached is hard to predict for the processor, so nothing branches on it; what looks like
+  // a choice, the compiler may make a branch of.
+  static_assert((kNoRow & kCopyBit) != 0 && (kNoRow + 1) % kCopyBit == 0);
   std::array<Key, kMostReads> missed;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  uint8_t nowhere = 1;
   size_t misses = 0;
   size_t absent = 0;
   for (size_t i = 0; i < n; ++i) {
-    const bool exists = numbers[i] != kNoRow;
-    const bool copy = exists && (numbers[i] & kCopyBit) != 0;
-    absent += exists ? 0 : 1;
+    const uint32_t number = numbers[i];
+    const uint32_t not_slot = number / kCopyBit;  // 0 or 1
+    absent += number == kNoRow ? 1 : 0;
     missed[misses] = keys[i];
-    misses += exists && !copy ? 1 : 0;
-    uint8_t* read = copy ? read_.data() + numbers[i] % kCopyBit : &nowhere;
+    misses += 1 - not_slot;
+    uint8_t* read = read_.data() + ((number + 1) % kCopyBit & (0 - not_slot));
     // Other pulls read it too: a line that need not be written stays in all caches.
     if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
   }
@@ -85,9 +90,10 @@ void RowCache::Upkeep(Index* index) noexcept {
     noted_.store(missed_.size(), std::memory_order_relaxed);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < n; ++i) Prefetch(MissesOf(Mix64(keys[i])));
   size_t wanted = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (!free_.empty() || Grow() || SeenBefore(keys[i])) keys[wanted++] = keys[i];
+    if (!free_.empty() || Grow() || MissedOften(keys[i])) keys[wanted++] = keys[i];
   }
   index->Find(keys.data(), wanted, numbers.data());
   for (size_t i = 0; i < wanted; ++i) {
@@ -100,7 +106,7 @@ void RowCache::Upkeep(Index* index) noexcept {
     const uint32_t at = TakeFrame(index);
     if (at == kNoRow) return;
     frames_[at] = {keys[i], slot, 0};
-    __atomic_store_n(&read_[at], uint8_t{0}, __ATOMIC_RELAXED);
+    __atomic_store_n(&read_[at + 1], uint8_t{0}, __ATOMIC_RELAXED);
     std::memcpy(slots_->row(at | kCopyBit), slots_->row(slot), layout_.row_bytes);
     index->Set(keys[i], at | kCopyBit);
     ++moves_;
@@ -112,7 +118,7 @@ void RowCache::Upkeep(Index* index) noexcept {
 uint32_t RowCache::TakeFrame(Index* index) noexcept {
   if (free_.empty() && !Grow()) {
     if (frames_.empty()) return kNoRow;
-    while (__atomic_exchange_n(&read_[hand_], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
+    while (__atomic_exchange_n(&read_[hand_ + 1], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
       hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
     }
     Evict(hand_, index);
@@ -135,12 +141,13 @@ void RowCache::WriteBack(uint32_t number) noexcept {
   Frame& of = frame(number);
   if (of.written == 0) return;
   std::memcpy(slots_->row(of.slot), slots_->row(number), layout_.row_bytes);
-  __atomic_store_n(&of.written, 0U, __ATOMIC_RELAXED);  // WrittenOf()
+  of.written = 0;
   Count(&write_backs_);
 }
 
 void RowCache::Free(uint32_t number) noexcept {
   frame(number) = {};
+  slots_->writable_copies().Clear(number % kCopyBit);
   free_.push_back(number % kCopyBit);  // has room for all
   rows_.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -161,19 +168,19 @@ bool RowCache::Grow() noexcept {
     if (size > frames_.capacity()) {
       const size_t capacity = size + size / 4;
       frames_.reserve(capacity);
-      read_.reserve(capacity);
+      read_.reserve(capacity + 1);
       free_.reserve(capacity);
+      missed_times_.reserve(kCountsAFrame * capacity);
     }
-    size_t places = std::max<size_t>(seen_.size(), 64);
-    while (places < size) places *= 2;
-    if (places > seen_.size()) seen_.assign(places, 0);
+    slots_->writable_copies().Grow(size);
     blocks.push_back(block);
   } catch (const std::bad_alloc&) {
     memory_->Give(block, layout_.block_bytes, counted_bytes());
     return false;
   }
   frames_.resize(size);
-  read_.resize(size);
+  read_.resize(size + 1);
+  missed_times_.resize(kCountsAFrame * size);
   for (uint32_t i = layout_.block_rows(); i > 0; --i) free_.push_back(first + i - 1);
   Count(&bytes_, layout_.block_bytes + counted_bytes());
   return true;
@@ -190,23 +197,30 @@ void RowCache::Shrink(Index* index) noexcept {
   free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
               free_.end());
   frames_.resize(first);
-  read_.resize(first);
+  read_.resize(first + 1);
+  missed_times_.resize(kCountsAFrame * size_t{first});
   if (hand_ >= first) hand_ = 0;
   memory_->Give(blocks.back(), layout_.block_bytes, counted_bytes());
   blocks.pop_back();
   bytes_.fetch_sub(layout_.block_bytes + counted_bytes(), std::memory_order_relaxed);
 }
 
-// Whether the key was missed lately; from now on it was. A row that is read once and not again then costs no
-// copy and puts no other row out.
-bool RowCache::SeenBefore(Key key) noexcept {
-  if (seen_.empty()) return false;
+// Notes a miss of the key, and says whether it is that of a row that was missed kMissesToEnter times lately.
+// Rows that are read now and then cost no copy then, and put no other row out. Lately is until another key
+// that is missed has the same place, on average after as many misses as there are places: so old counts go by
+// themselves, and when other rows are read from some time on, these come in after a few misses each.
+// (Counting before admission is TinyLFU's: Einziger, Friedman and Manes, "TinyLFU: A Highly Efficient Cache
+// Admission Policy", ACM Transactions on Storage 13(4), 2017; what it compares with, the use of the row that
+// would go, is in CLOCK's hand.)
+bool RowCache::MissedOften(Key key) noexcept {
+  if (missed_times_.empty()) return false;
   const uint64_t hash = Mix64(key);
-  uint16_t& place = seen_[hash & (seen_.size() - 1)];
-  const auto fingerprint = static_cast<uint16_t>(hash >> 44 | 1);
-  if (place == fingerprint) return true;
-  place = fingerprint;
-  return false;
+  uint16_t& place = *MissesOf(hash);
+  const auto fingerprint = static_cast<uint16_t>(hash >> 44 & ~uint64_t{kCountBits});
+  const int before = (place & ~kCountBits) == fingerprint ? place & kCountBits : 0;
+  const bool often = before + 1 >= kMissesToEnter;
+  place = static_cast<uint16_t>(fingerprint | (often ? 0 : before + 1));
+  return often;
 }
 
 void RowCache::WriteBackUpTo(uint32_t epoch) noexcept {

@@ -38,9 +38,9 @@ struct CacheStats {
 // Copies in DRAM of rows of one internal shard that are read often. Every row keeps its slot in the pool. The
 // index of the shard leads to the copy of a row that has one (numbers with kCopyBit), so a cached row costs a
 // pull what a row in DRAM does. Pulls only note what they missed; Upkeep(), after the reply, takes rows in
-// and puts others out: CLOCK, where a row that was missed once so far waits until it is missed again. Pushes
-// change copies, which are written to their slots when they are evicted or when a checkpoint needs them
-// (slot_store.h).
+// and puts others out: CLOCK, where a row waits until it was missed several times lately (MissedOften()).
+// Pushes change copies, which are written to their slots when they are evicted or when a checkpoint needs
+// them (slot_store.h).
 //
 // Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
 // where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that,
@@ -74,11 +74,6 @@ class RowCache {
     uint32_t slot = kNoRow;  // of the row; kNoRow: the frame is free
     uint32_t written = 0;    // the epoch in which the copy was changed and is not in its slot yet; 0: it is
   };
-  // Where `written` of a number is, to be read as an atomic. Without mutex(): whether it is the open epoch
-  // does not change.
-  const uint32_t* WrittenOf(uint32_t number) const noexcept {
-    return &(frames_.data() + number % kCopyBit)->written;
-  }
 
   // What follows needs mutex(); numbers have kCopyBit.
   Frame& frame(uint32_t number) noexcept { return frames_[number % kCopyBit]; }
@@ -98,7 +93,10 @@ class RowCache {
   bool Grow() noexcept;
   void Shrink(Index* index) noexcept;
   void Evict(uint32_t at, Index* index) noexcept;
-  bool SeenBefore(Key key) noexcept;
+  uint16_t* MissesOf(uint64_t hash) noexcept {
+    return missed_times_.data() + ((hash & 0xFFFFFFFFU) * missed_times_.size() >> 32);
+  }
+  bool MissedOften(Key key) noexcept;
   size_t counted_bytes() const noexcept;
 
   CacheMemory* const memory_;
@@ -108,10 +106,13 @@ class RowCache {
   bool full_ = false;  // no block can be had; until the next Upkeep()
 
   std::vector<Frame> frames_;
-  std::vector<uint8_t> read_;   // of each frame: since the hand was here
+  // Of each frame, at its number plus 1: whether it was read since the hand was there. The first stands for
+  // rows without one, and is always 1.
+  std::vector<uint8_t> read_ = std::vector<uint8_t>(1, 1);
   std::vector<uint32_t> free_;  // frames
-  std::vector<uint16_t>
-      seen_;  // fingerprints of keys that were missed once, at a place that their hash gives
+  // How often keys were missed lately: 14 bits of a key's hash and a count, at a place that the hash gives
+  // too; 8 bytes for each frame.
+  std::vector<uint16_t> missed_times_;
   uint32_t hand_ = 0;
   uint64_t moves_ = 0;
   mutable std::mutex mutex_;

@@ -59,9 +59,7 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   ReserveBlock();
   ReserveOne(&metas_);
   const size_t slots = first + layout().block_rows();
-  const size_t groups = (slots + kGroup - 1) / kGroup;
-  if (groups > taken_.capacity()) taken_.reserve(groups + groups / 2);
-  taken_.resize(groups);
+  writable_[0].Grow(slots);
   added_.resize(slots, false);
   metas_.push_back(block.metas);
   AddBlock(block.rows);
@@ -104,9 +102,7 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
   } else {
     number = free_.back();
     free_.pop_back();
-    Taken& group = taken_[number / kGroup];
-    if (group.epoch != open_epoch()) group = {open_epoch(), 0};
-    group.slots |= 1U << number % kGroup;
+    writable_[0].Set(number, open_epoch());
     changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
       const uint32_t next = free_[free_.size() - kAhead];
@@ -137,8 +133,9 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
-    if (!SlotIsNew(frame.slot)) frame.slot = TakeInstead(key, frame.slot);
+    if (!Writable(frame.slot)) frame.slot = TakeInstead(key, frame.slot);
     frame.written = open_epoch();
+    writable_copies().Set(number % kCopyBit, open_epoch());
     return number;
   }
   const uint32_t copy = TakeInstead(key, number);
@@ -155,7 +152,7 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     cache_->Free(number);
     number = frame.slot;
   }
-  if (SlotIsNew(number) && added_[number]) {
+  if (Writable(number) && added_[number]) {
     dropped_.push_back(number);
     return;
   }

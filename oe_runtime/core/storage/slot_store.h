@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_SLOT_STORE_H_
 #define OE_CORE_STORAGE_SLOT_STORE_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "oe_runtime/core/common/prefetch.h"
+#include "oe_runtime/core/storage/epoch_marks.h"
 #include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/row_store.h"
 
@@ -53,19 +55,10 @@ class SlotStore final : public RowStore {
   // Whether the row belongs to the open epoch and so may be written. Numbers of copies count as rows here, in
   // Replace() and in Erase().
   bool Writable(uint32_t number) const noexcept {
-    if (cache_ == nullptr) return SlotIsNew(number);
-    // Copy or slot is hard to predict for the processor, so nothing branches on it.
-    const bool copy = (number & kCopyBit) != 0;
-    const Taken& group = taken_[copy ? 0 : number / kGroup];
-    const uint32_t* epoch = copy ? cache_->WrittenOf(number) : &group.epoch;
-    const uint32_t slots = copy ? ~0U : group.slots;
-    return (slots >> number % kGroup &
-            (__atomic_load_n(epoch, __ATOMIC_RELAXED) == open_epoch() ? 1U : 0U)) != 0;
+    return writable_[number / kCopyBit].Has(number % kCopyBit, open_epoch());
   }
   void PrefetchWritable(uint32_t number) const noexcept {
-    const void* place = taken_.data() + number % kCopyBit / kGroup;
-    if (cache_ != nullptr) place = (number & kCopyBit) != 0 ? cache_->WrittenOf(number) : place;
-    Prefetch(place);
+    writable_[number / kCopyBit].Fetch(number % kCopyBit);
   }
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
   // Rows of earlier epochs: that may not be written where they are. A pull beside a checkpoint, which has no
@@ -101,8 +94,9 @@ class SlotStore final : public RowStore {
   void WriteBackUpTo(uint32_t epoch) noexcept {
     if (cache_) cache_->WriteBackUpTo(epoch);
   }
-  // For the cache: the blocks of its frames.
+  // For the cache: the blocks of its frames, and which copies were changed in the open epoch.
   std::vector<std::byte*>& copy_blocks() noexcept { return copies(); }
+  EpochMarks& writable_copies() noexcept { return writable_[1]; }
 
   // Takes slots back that no checkpoint needs; the last are taken first. Thread-safe.
   void Give(const std::vector<uint32_t>& numbers);
@@ -118,21 +112,8 @@ class SlotStore final : public RowStore {
   }
 
  private:
-  // Which of 32 slots were taken in `epoch`, and in no later one. Pushes ask for random slots, so these are
-  // small enough to stay in the processor's caches, and nothing needs to be cleared when an epoch ends.
-  static constexpr uint32_t kGroup = 32;
-  struct Taken {
-    uint32_t epoch = 0;
-    uint32_t slots = 0;
-  };
-
   uint32_t Take(Key key, bool added) noexcept;
   uint32_t TakeInstead(Key key, uint32_t old_slot) noexcept;
-  // Whether the slot was taken in the open epoch.
-  bool SlotIsNew(uint32_t number) const noexcept {
-    const Taken& group = taken_[number / kGroup];
-    return group.epoch == open_epoch() && (group.slots >> number % kGroup & 1U) != 0;
-  }
   bool TakeGiven();
   void ReserveLists();
 
@@ -145,7 +126,9 @@ class SlotStore final : public RowStore {
   std::atomic<uint64_t> old_rows_{0};
   uint64_t moved_rows_ = 0;
   std::vector<SlotMeta*> metas_;
-  std::vector<Taken> taken_;
+  // Slots that were taken, and copies that were changed. Which of the two a row is in is hard to predict for
+  // the processor, so nothing branches on it.
+  std::array<EpochMarks, 2> writable_;
   std::vector<bool>
       added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
   std::vector<uint32_t> free_;
