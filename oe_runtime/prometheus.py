@@ -69,17 +69,6 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
             page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])
-    if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
-        page.add(
-            "oe_moved_rows_total",
-            "counter",
-            "Rows that got another place because a checkpoint needs them where they were.",
-            [
-                ({**_labels(t), "when": when}, t["moved_rows"][field])
-                for t in tables
-                for when, field in (("push", "in_pushes"), ("upkeep", "in_upkeep"))
-            ],
-        )
     page.add(
         "oe_memory_bytes",
         "gauge",

@@ -25,10 +25,7 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
                         cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
                         elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
-                        written to the pool);
-                        moved_rows (storage that keeps checkpoints): in_pushes and in_upkeep, rows that got
-                        another place because a checkpoint needs them where they were, within pushes
-                        and beside them
+                        written to the pool)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, sharing_memory (so many clients on this host have rows and

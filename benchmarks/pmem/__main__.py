@@ -106,8 +106,8 @@ SECTIONS = {
         "pmem_loopback",
         (
             "dram_pmem 200000 64 1 200 0 90",
-            "dram_pmem 200000 64 1 200 5 200",
-            "pmem_libpmem 200000 64 1 200 5 200",
+            "dram_pmem 200000 64 1 200 5 120",
+            "pmem_libpmem 200000 64 1 200 5 120",
         ),
     ),
     "recovery": Section(

@@ -99,7 +99,7 @@ class Turns:
 
     def take(self, checkpoint: bool, steps: int) -> dict[str, Any]:
         """Milliseconds a step: of all, and the mean of the medians of every ten; processor time of both."""
-        moved, processor, times, pending = self._moved(), self._processor(), [], checkpoint
+        processor, times, pending = self._processor(), [], checkpoint
         for i in range(steps):
             began = time.perf_counter()
             if checkpoint and i == 0:
@@ -115,23 +115,16 @@ class Turns:
         while pending and not self._checkpoints.settle():
             time.sleep(0.1)
         tens = [statistics.median(times[at : at + 10]) for at in range(0, steps - 9, 10)]
-        moved = [after - before for after, before in zip(self._moved(), moved, strict=True)]
         return {
             "checkpoint": checkpoint,
             "all": sum(times) / steps,
             "medians": statistics.fmean(tens),
             "longest": max(times),
             "processor": processor,
-            "moved_in_pushes": moved[0],
-            "moved_in_upkeep": moved[1],
         }
 
     def _processor(self) -> float:
         return time.process_time() + self._server.cpu_seconds()
-
-    def _moved(self) -> list[int]:
-        tables = self._trained.client.stats()["servers"][0]["tables"].values()
-        return [sum(t["moved_rows"][when] for t in tables) for when in ("in_pushes", "in_upkeep")]
 
 
 def more(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, float, float]:
@@ -168,14 +161,12 @@ def report(parts: Path) -> int:
             texts[field] = f"{middle:+.2f} % ({low:+.2f} to {high:+.2f})"
             missed |= field != "processor" and middle > TARGET
         steps = [f"{statistics.median(values(kind, 'medians')):.2f}" for kind in kinds]
-        moved = [statistics.median(values("with", f"moved_in_{place}")) for place in ("pushes", "upkeep")]
         loads = sorted(one["load"] for one in found)
         when = f"{found[-1]['day']}, load {loads[0]:.1f} to {loads[-1]:.1f}"
         name = f"{model}, dim {dim}, {26 * cap:,} ids, every {every}"
         rows.append([name, *steps, *(f"**{texts[f]}**" for f in ("medians", "all")), texts["processor"]])
-        rows[-1] += [str(len(found)), " / ".join(f"{m:,.0f}" for m in moved), when]
-    columns = ["", "without, ms", "with, ms", "slower", "slower, all", "more processor time", "pairs"]
-    columns += ["moved in pushes / upkeep", "measured"]
+        rows[-1] += [str(len(found)), when]
+    columns = ["", "without, ms", "with, ms", "slower", "slower, all", "more processor time", "pairs", "measured"]
     text = header("What a checkpoint costs training")
     text += f"""\
 The trainer's pipeline with one `dram_pmem` server over loopback on the same cores (a pool in memory, tmpfs
@@ -184,8 +175,7 @@ generated rows: turns of so many steps with a checkpoint of rows and dense weigh
 turns without. A step is all that the training loop does for it. *Slower* compares the means of the medians
 of every ten steps, *all* the means of all steps, in which the one that writes dense weights to disk is, too;
 pair by pair, median and interval of 95 %. Processor time is that of worker and server, with the thread that
-makes checkpoints durable. Rows that were moved for a checkpoint: within pushes, and ahead, while the worker
-computes. Asked: at most {TARGET:g} % slower.
+makes checkpoints durable. Asked: at most {TARGET:g} % slower.
 
 """
     target = parts.with_suffix(".md")

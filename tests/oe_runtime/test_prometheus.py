@@ -93,9 +93,6 @@ def test_the_page_tells_what_the_server_did(tmp_path, storage):
             assert samples["oe_table_rows", labels] == table["rows"]
             if storage == "dram":
                 continue
-            for when, field in (("push", "in_pushes"), ("upkeep", "in_upkeep")):
-                moved = samples["oe_moved_rows_total", labels | {("when", when)}]
-                assert moved == table["moved_rows"][field]
             reads = [samples[f"oe_cache_{what}_total", labels] for what in ("hits", "misses")]
             assert reads == [table["cache"]["hits"], table["cache"]["misses"]]
         if storage == "dram_pmem":

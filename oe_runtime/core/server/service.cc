@@ -85,8 +85,7 @@ void ServeCreateTable(const Session& session, const std::string& text, Buffer* r
   Put(json(id).dump(), reply);
 }
 
-void ServePull(Session* of_client, Bytes body, Buffer* reply) {
-  const Session& session = *of_client;
+void ServePull(const Session& session, Bytes body, Buffer* reply) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
@@ -99,13 +98,10 @@ void ServePull(Session* of_client, Bytes body, Buffer* reply) {
     std::byte* const rows = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
   }
-  const bool to_push = session.pulls < kPullsOfATrainer;
-  if (to_push) ++of_client->pulls;
-  session.job->store.Pull(parts, to_push);
+  session.job->store.Pull(parts);
 }
 
-void ServePush(Session* of_client, Buffer* body, Buffer* reply) {
-  const Session& session = *of_client;
+void ServePush(const Session& session, Buffer* body, Buffer* reply) {
   Store* const store = &session.job->store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
   const size_t bytes = CountBytes(session, batch);
@@ -142,7 +138,6 @@ void ServePush(Session* of_client, Buffer* body, Buffer* reply) {
     const Fence::Hold hold = session.job->fence.Change(session.seen);
     store->Push(parts);
   }
-  of_client->pulls = 0;
   reply->Resize(0);
 }
 
@@ -309,9 +304,9 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
   switch (op) {
     case Op::kPull:
       Sees(of_client);
-      return ServePull(of_client, body, reply);
+      return ServePull(session, body, reply);
     case Op::kPush:
-      return ServePush(of_client, request, reply);
+      return ServePush(session, request, reply);
     case Op::kCreateTable:
       return ServeCreateTable(session, TextOf(body), reply);
     case Op::kSave:

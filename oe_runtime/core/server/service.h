@@ -8,10 +8,6 @@
 
 namespace oe {
 
-// A client that trains pulls at most so often between two pushes: ahead, the rows of the next batch, and then
-// those of them again that a push has changed. After more it evaluates.
-constexpr uint32_t kPullsOfATrainer = 2;
-
 // What a request is served with.
 struct Session {
   Job* job = nullptr;
@@ -20,8 +16,6 @@ struct Session {
   uint64_t seen = 0;           // Fence::Change; at first the same number
   bool worker = false;         // whether the client is one of the job's workers
   bool reads_only = false;     // whether it said so in its hello
-  // Pulls since its last push; at first, as if there had been many.
-  uint32_t pulls = kPullsOfATrainer;
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
   size_t shared_size = 0;

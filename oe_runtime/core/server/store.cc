@@ -169,16 +169,15 @@ uint64_t Store::Evict() {
   return evicted;
 }
 
-void Store::Pull(const std::vector<PullPart>& parts, bool to_push) {
+void Store::Pull(const std::vector<PullPart>& parts) {
   std::vector<const Table*> tables(parts.size());
   uint64_t keys = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     tables[i] = &Get(parts[i].table);
     keys += parts[i].size;
   }
-  pool_->ParallelFor(parts.size(), [&](size_t i) {
-    tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_, to_push);
-  });
+  pool_->ParallelFor(
+      parts.size(), [&](size_t i) { tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_); });
   pulls_.fetch_add(1, std::memory_order_relaxed);
   pulled_keys_.fetch_add(keys, std::memory_order_relaxed);
 }
@@ -220,10 +219,9 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
 }
 
 void Store::Upkeep() noexcept {
+  if (storage_->spec().cache_bytes == 0) return;
   try {
-    std::vector<Table*> tables = Tables();
-    const auto has_nothing = [](const Table* table) { return !table->wants_upkeep(); };
-    tables.erase(std::remove_if(tables.begin(), tables.end(), has_nothing), tables.end());
+    const std::vector<Table*> tables = Tables();
     pool_->ParallelFor(tables.size(), [&](size_t i) { tables[i]->Upkeep(pool_); });
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next push does it
   }
@@ -367,7 +365,6 @@ nlohmann::json Store::Stats() const {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
     const CacheStats cache = table->cache();
-    const Table::MovedRows moved = table->moved_rows();
     rows_bytes += of_rows;
     cache_bytes += cache.bytes;
     index_bytes += of_index;
@@ -386,7 +383,6 @@ nlohmann::json Store::Stats() const {
                         {"bytes", cache.bytes},
                         {"evictions", cache.evictions},
                         {"write_backs", cache.write_backs}}},
-                      {"moved_rows", {{"in_pushes", moved.in_pushes}, {"in_upkeep", moved.in_upkeep}}},
                       {"pushes_at_risk", table->pushes_at_risk()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
     AddPolicies(*table, &tables.back());

@@ -49,8 +49,7 @@ class Store {
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
 
-  // With `to_push`, as Table::Pull.
-  void Pull(const std::vector<PullPart>& parts, bool to_push = false);
+  void Pull(const std::vector<PullPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
   // the way can leave some tables pushed and others not; the error says so.
   void Push(const std::vector<PushPart>& parts);

@@ -146,46 +146,6 @@ TEST(StoreCheckpointTest, SeveralServersInOneProcessShareADirectory) {
       << message;
 }
 
-TEST(StoreCheckpointTest, RowsAreMovedAheadForWhoTrainsOnly) {
-  const TestDirectory directory;
-  PoolCluster cluster(directory.path(), 1, false);
-  const uint32_t table = cluster.client->CreateTable(Spec("t", 4, "sgd"));
-  std::vector<Key> ids(300);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = i;
-  const auto pull = [&](Client* client) { return client->Pull({{ids.data(), 100}}, {{table, 0}}); };
-  const auto moved = [&](const char* when) {
-    // Served after the upkeep of the pull before it.
-    (void)cluster.client->Stats();
-    return cluster.servers[0]->Stats()["tables"][0]["moved_rows"][when].get<uint64_t>();
-  };
-  const auto push = [&] {
-    const auto pulled = cluster.client->Pull({{ids.data(), ids.size()}}, {{table, 0}});
-    const std::vector<float> gradients(ids.size() * 4, 1.0F);
-    cluster.client->Push(*pulled, {{gradients.data(), ids.size(), 4}}, {0.5});
-  };
-  push();
-  cluster.client->Checkpoint(1, true);
-  RemoteOptions other;
-  other.endpoints.push_back("127.0.0.1:" + std::to_string(cluster.servers[0]->port()));
-  const auto evaluating = Client::Connect(other, 1);
-  (void)evaluating->CreateTable(Spec("t", 4, "sgd"));
-  (void)pull(evaluating.get());
-  (void)evaluating->Stats();
-  EXPECT_EQ(moved("in_upkeep"), 0U);
-  (void)pull(cluster.client.get());
-  EXPECT_EQ(moved("in_upkeep"), 100U);
-  push();
-  EXPECT_EQ(moved("in_upkeep"), 300U);
-  EXPECT_EQ(moved("in_pushes"), 0U);
-  // Two batches after a push, of which one may be ahead; from then on it evaluates.
-  cluster.client->Checkpoint(2, true);
-  for (int i = 0; i < 2; ++i) (void)pull(cluster.client.get());
-  EXPECT_EQ(moved("in_upkeep"), 400U);
-  cluster.client->Checkpoint(3, true);
-  (void)pull(cluster.client.get());
-  EXPECT_EQ(moved("in_upkeep"), 400U);
-}
-
 TEST(StoreCheckpointTest, DramServersSayThatTheyKeepNone) {
   const auto client = Client::InProcess(StorageSpec{}, 2, 1);
   (void)Train(client.get(), 1);

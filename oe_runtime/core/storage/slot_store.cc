@@ -66,15 +66,6 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   return first;
 }
 
-bool SlotStore::HasFree(size_t n) {
-  if (dropped_.size() + free_.size() >= n) return true;
-  const std::lock_guard<std::mutex> lock(given_mutex_);
-  // Those that were given last are taken first, as in TakeGiven().
-  free_.insert(free_.end(), given_.begin(), given_.end());
-  given_.clear();
-  return dropped_.size() + free_.size() >= n;
-}
-
 bool SlotStore::TakeGiven() {
   const std::lock_guard<std::mutex> lock(given_mutex_);
   if (free_.empty()) free_.swap(given_);
@@ -102,7 +93,7 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
   } else {
     number = free_.back();
     free_.pop_back();
-    writable_[0].Set(number, open_epoch());
+    writable_[0].Set(number, epoch_);
     changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
       const uint32_t next = free_[free_.size() - kAhead];
@@ -120,26 +111,22 @@ uint32_t SlotStore::Add(Key key) noexcept {
   return Take(key, true);
 }
 
-// A slot for a row whose present one stays as it is.
-uint32_t SlotStore::TakeInstead(Key key, uint32_t old_slot) noexcept {
-  changes_.retired.push_back(old_slot);
-  SetOldRows(old_rows() - 1);
-  ++moved_rows_;
-  return Take(key, false);
-}
-
 uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
   if ((number & kCopyBit) != 0) {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
-    if (!Writable(frame.slot)) frame.slot = TakeInstead(key, frame.slot);
-    frame.written = open_epoch();
-    writable_copies().Set(number % kCopyBit, open_epoch());
+    if (!Writable(frame.slot)) {
+      changes_.retired.push_back(frame.slot);
+      frame.slot = Take(key, false);
+    }
+    frame.written = epoch_;
+    writable_copies().Set(number % kCopyBit, epoch_);
     return number;
   }
-  const uint32_t copy = TakeInstead(key, number);
+  const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
+  changes_.retired.push_back(number);
   return copy;
 }
 
@@ -148,7 +135,7 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
   if ((number & kCopyBit) != 0) {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     const RowCache::Frame frame = cache_->frame(number);
-    if (frame.written != open_epoch()) cache_->WriteBack(number);
+    if (frame.written != epoch_) cache_->WriteBack(number);
     cache_->Free(number);
     number = frame.slot;
   }
@@ -160,14 +147,12 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
-  SetOldRows(old_rows() - 1);
   changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
-  epoch_.store(open_epoch() + 1, std::memory_order_relaxed);
-  SetOldRows(size_);
+  ++epoch_;
   // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
   changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
   dropped_.clear();

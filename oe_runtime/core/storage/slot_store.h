@@ -2,7 +2,6 @@
 #define OE_CORE_STORAGE_SLOT_STORE_H_
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,20 +54,12 @@ class SlotStore final : public RowStore {
   // Whether the row belongs to the open epoch and so may be written. Numbers of copies count as rows here, in
   // Replace() and in Erase().
   bool Writable(uint32_t number) const noexcept {
-    return writable_[number / kCopyBit].Has(number % kCopyBit, open_epoch());
+    return writable_[number / kCopyBit].Has(number % kCopyBit, epoch_);
   }
   void PrefetchWritable(uint32_t number) const noexcept {
     writable_[number / kCopyBit].Fetch(number % kCopyBit);
   }
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
-  // Rows of earlier epochs: that may not be written where they are. A pull beside a checkpoint, which has no
-  // lock of the shard, gets what was or what is, here and from Writable().
-  uint64_t old_rows() const noexcept { return old_rows_.load(std::memory_order_relaxed); }
-  // How many rows of earlier epochs got a slot in a later one since the store was made.
-  uint64_t moved_rows() const noexcept { return moved_rows_; }
-  // Whether n rows can be replaced without a new block, which a pool may have to grow for. May throw
-  // std::bad_alloc.
-  bool HasFree(size_t n);
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
@@ -106,25 +97,16 @@ class SlotStore final : public RowStore {
   const SlotMeta& meta(uint32_t number) const noexcept {
     return metas_[number >> layout().shift][number & mask()];
   }
-  void SetSize(uint64_t size) noexcept {
-    size_ = size;
-    SetOldRows(size);
-  }
+  void SetSize(uint64_t size) noexcept { size_ = size; }
 
  private:
   uint32_t Take(Key key, bool added) noexcept;
-  uint32_t TakeInstead(Key key, uint32_t old_slot) noexcept;
   bool TakeGiven();
   void ReserveLists();
 
-  uint32_t open_epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
-  void SetOldRows(uint64_t rows) noexcept { old_rows_.store(rows, std::memory_order_relaxed); }
-
   Pool* const pool_;
-  std::atomic<uint32_t> epoch_;
+  uint32_t epoch_;
   uint64_t size_ = 0;
-  std::atomic<uint64_t> old_rows_{0};
-  uint64_t moved_rows_ = 0;
   std::vector<SlotMeta*> metas_;
   // Slots that were taken, and copies that were changed. Which of the two a row is in is hard to predict for
   // the processor, so nothing branches on it.

@@ -71,8 +71,7 @@ std::unique_ptr<Table> Open(const std::string& directory, bool cached, const std
   while (true) {
     const uint64_t step = table->version() + 1;
     const std::vector<Key> keys = Batch(step);
-    table->Pull(keys.data(), keys.size(), rows.data(), nullptr, true);
-    if (step % 2 == 0) table->Upkeep();
+    table->Pull(keys.data(), keys.size(), rows.data());
     table->Push(keys.data(), keys.size(), grads.data(), 1.0);
     if (step % 5 != 0) continue;
     progress->called = step;

@@ -15,7 +15,6 @@
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/slot_store.h"
-#include "oe_runtime/core/table/ahead.h"
 #include "oe_runtime/core/table/change_log.h"
 
 namespace oe {
@@ -35,15 +34,13 @@ class RowMap {
 
   // Whether the store counts the keys of Find(), so that each is to be looked up as often as it is asked for.
   bool counts_reads() const noexcept { return cache_ != nullptr; }
-  // rows[i] = the row of keys[i], or nullptr. What is found to be pushed soon, MoveAhead() can prepare.
-  void Find(const Key* keys, size_t n, const std::byte** rows, bool to_push = false) const noexcept {
-    to_push = to_push && slots_ != nullptr && slots_->old_rows() > 0;
+  // rows[i] = the row of keys[i], or nullptr.
+  void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
     std::array<uint32_t, RowCache::kMostReads> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     for (size_t begin = 0; begin < n; begin += numbers.size()) {
       const size_t size = std::min(numbers.size(), n - begin);
       index_->Find(keys + begin, size, numbers.data());
       if (cache_ != nullptr) cache_->NoteReads(keys + begin, numbers.data(), size);
-      if (to_push) NoteAhead(keys + begin, numbers.data(), size);
       for (size_t i = 0; i < size; ++i) {
         rows[begin + i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
       }
@@ -124,42 +121,12 @@ class RowMap {
 
   // Lets the cache of the store, if it has one, take in what was read (row_cache.h). The caller does not hold
   // mutex().
-  bool wants_upkeep() const noexcept { return cache_ != nullptr && cache_->wants_upkeep(); }
   void Upkeep() noexcept {
-    while (wants_upkeep()) {
+    while (cache_ != nullptr && cache_->wants_upkeep()) {
       const std::unique_lock<FairSharedMutex> lock(mutex_);
       cache_->Upkeep(index_.get());
     }
   }
-  // Whether MoveAhead() has something to do. Without mutex().
-  bool wants_to_move() const noexcept { return ahead_.any(); }
-  // Moves rows that were found to be pushed, as a push would that changes nothing, a few at a time: the next
-  // push then writes them where they are. Leaves to the push what the storage would have to grow for. The
-  // caller does not hold mutex(), and excludes checkpoints.
-  void MoveAhead() noexcept {
-    std::array<Key, kAtOnce> keys{};
-    std::array<uint32_t, kAtOnce> old{};
-    std::array<uint32_t, kAtOnce> numbers{};
-    while (ahead_.any()) {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
-      const size_t n = ahead_.Take(keys.data(), keys.size());
-      index_->Find(keys.data(), n, numbers.data());
-      for (size_t i = 0; i < n; ++i) old[i] = numbers[i] == kNoRow ? kNoRow : PlaceOf(numbers[i]);
-      const uint64_t before = slots_->moved_rows();
-      try {
-        if (slots_->HasFree(n)) MakeWritable(keys.data(), n, numbers.data());
-      } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for lists
-      }
-      moved_ahead_ += slots_->moved_rows() - before;
-      // They were not written now, but what had been written since the last save still was.
-      for (size_t i = 0; i < n; ++i) {
-        if (old[i] != kNoRow && changes_.Has(old[i])) Changed(&numbers[i], 1);
-      }
-    }
-  }
-  // Rows that MoveAhead() moved since the map was made, and all that were moved for a checkpoint.
-  uint64_t moved_ahead() const noexcept { return moved_ahead_; }
-  uint64_t moved() const noexcept { return slots_ == nullptr ? 0 : slots_->moved_rows(); }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
   uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
   // The numbers that the rows of keys[n] have now, which were made writable since the last checkpoint; kNoRow
@@ -207,25 +174,6 @@ class RowMap {
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
     }
-  }
-
-  // Not those with a copy in DRAM: a push gives these another slot without moving their content. Which rows
-  // have one, and which are old, is hard to predict for the processor, so nothing branches on it.
-  void NoteAhead(const Key* keys, const uint32_t* numbers, size_t n) const noexcept {
-    std::array<uint32_t, RowCache::kMostReads> in_slots;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-    std::array<Key, RowCache::kMostReads> old;            // NOLINT(cppcoreguidelines-pro-type-member-init)
-    size_t slots = 0;
-    for (size_t i = 0; i < n; ++i) {
-      in_slots[slots] = static_cast<uint32_t>(i);
-      slots += (numbers[i] & kCopyBit) == 0 ? 1 : 0;  // kNoRow has the bit, too
-    }
-    size_t count = 0;
-    for (size_t at = 0; at < slots; ++at) {
-      const uint32_t i = in_slots[at];
-      old[count] = keys[i];
-      count += slots_->Writable(numbers[i]) ? 0 : 1;
-    }
-    ahead_.Add(old.data(), count);
   }
 
   void Reserve(Key key) {
@@ -276,8 +224,6 @@ class RowMap {
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
   ChangeLog changes_;
-  mutable KeysAhead ahead_;
-  uint64_t moved_ahead_ = 0;
   SlotStore* const slots_;  // store_, if its rows must be asked for before they are written
   RowCache* const cache_;   // of slots_, if it has one
 };

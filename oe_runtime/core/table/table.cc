@@ -192,15 +192,15 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
 
 // Keys are looked up by internal shard, a piece of the batch at a time, and the rows copied in the order of
 // the keys: what is written is then written in order.
-void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, bool to_push) const {
+void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const {
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
   std::atomic<size_t> refused{n};
   const size_t pieces = (n + kPiece - 1) / kPiece;
   const auto pull = [&](size_t piece) {
     const size_t begin = n * piece / pieces;
     const size_t size = n * (piece + 1) / pieces - begin;
-    std::byte* const rows = static_cast<std::byte*>(out) + begin * ops_->format().value_bytes();
-    const size_t good = PullPiece(keys + begin, size, rows, to_push);
+    const size_t good =
+        PullPiece(keys + begin, size, static_cast<std::byte*>(out) + begin * ops_->format().value_bytes());
     if (good == size) return;
     size_t first = refused.load();
     while (begin + good < first && !refused.compare_exchange_weak(first, begin + good)) {
@@ -216,7 +216,7 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, bool 
 
 // n <= kPiece keys; how many come before the first that is to be refused, if there is one: then nothing was
 // written.
-size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool to_push) const {
+size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   // Ids of who only reads come as they are, mostly of few keys, each of which is looked up once. With a cache
   // all are, for it counts what is read often.
   std::array<Key, kPiece> distinct;
@@ -252,7 +252,7 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out, bool to_push)
     if (size == 0) continue;
     const RowMap& map = *content_->shards[shard];
     locks[shard] = std::shared_lock(map.mutex());
-    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]], to_push);
+    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]]);
   }
   const size_t bytes = ops_->format().value_bytes();
   const size_t weights_bytes = ops_->format().state_at;
@@ -389,19 +389,9 @@ void Table::Upkeep(Executor* executor) {
   if (!push_lock) return;
   const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
   if (!content_lock || !content_->pool) return;
-  const auto run = [&](size_t shard) {
-    content_->shards[shard]->Upkeep();
-    content_->shards[shard]->MoveAhead();  // a copy in DRAM needs only another slot
-  };
+  const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
   if (executor != nullptr) return executor->ParallelFor(kShards, run);
   for (size_t shard = 0; shard < kShards; ++shard) run(shard);
-}
-
-bool Table::wants_upkeep() const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
-  if (!content_lock || !content_->pool) return false;
-  return std::any_of(content_->shards.begin(), content_->shards.end(),
-                     [](const auto& map) { return map->wants_upkeep() || map->wants_to_move(); });
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {
@@ -462,17 +452,6 @@ uint64_t Table::index_bytes() const {
 CacheStats Table::cache() const {
   const std::shared_lock<std::shared_mutex> lock(content_mutex_);
   return content_->pool ? content_->pool->cache_stats() : CacheStats{};
-}
-
-Table::MovedRows Table::moved_rows() const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
-  MovedRows moved;
-  for (const auto& map : content_->shards) {
-    const std::shared_lock<FairSharedMutex> lock(map->mutex());
-    moved.in_upkeep += map->moved_ahead();
-    moved.in_pushes += map->moved() - map->moved_ahead();
-  }
-  return moved;
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }

@@ -65,9 +65,8 @@ class Table {
 
   // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
   // without a row reads its initializer's value, or the default_value of spec().admission. Throws
-  // KeyRangeError (array) and SpecError for a key of another server. With `to_push`, the next Upkeep() gets
-  // the rows ready for a push of these keys.
-  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr, bool to_push = false) const;
+  // KeyRangeError (array) and SpecError for a key of another server.
+  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr) const;
 
   // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
   // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
@@ -97,13 +96,9 @@ class Table {
   // The clock of ttl, in Unix seconds; another one before the first push, for tests.
   void UseClock(std::function<uint64_t()> seconds) { clock_ = std::move(seconds); }
 
-  // For dram_pmem: takes rows that were read into the cache, and puts others out. For all that keep
-  // checkpoints: moves rows that were pulled to be pushed, if a checkpoint needs them where they are. To be
-  // called when a pull has been answered, so that nobody waits for it; what it has not done is done in the
-  // next push.
+  // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
+  // has been answered, so that nobody waits for it; what it has not done is done in the next push.
   void Upkeep(Executor* executor = nullptr);
-  // Whether that has something to do.
-  bool wants_upkeep() const;
 
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
@@ -118,12 +113,6 @@ class Table {
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem; otherwise all 0
-  // Rows that were moved since a checkpoint needed them where they were.
-  struct MovedRows {
-    uint64_t in_pushes = 0;
-    uint64_t in_upkeep = 0;
-  };
-  MovedRows moved_rows() const;
   // Of a saved row: weights, optimizer's state, facts of policies.
   size_t row_bytes() const { return row_bytes_; }
 
@@ -185,7 +174,7 @@ class Table {
   Pool& RequirePool() const;
   void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;
-  size_t PullPiece(const Key* keys, size_t n, std::byte* out, bool to_push) const;
+  size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
   void PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate, Executor* executor,

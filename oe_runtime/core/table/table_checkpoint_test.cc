@@ -43,7 +43,7 @@ void Push(Table* table, uint64_t step) {
   std::vector<float> grads(keys.size() * table->spec().dim);
   for (size_t i = 0; i < grads.size(); ++i) grads[i] = static_cast<float>((i * 7 + step) % 31) / 31.0F - 0.4F;
   std::vector<float> rows(grads.size());
-  table->Pull(keys.data(), keys.size(), rows.data(), nullptr, step % 2 == 0);
+  table->Pull(keys.data(), keys.size(), rows.data());
   table->Upkeep();
   table->Push(keys.data(), keys.size(), grads.data(), 0.05);
 }

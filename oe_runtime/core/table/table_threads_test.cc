@@ -141,7 +141,7 @@ TEST_P(TableThreadsTest, CheckpointsHoldWholePushes) {
         continue;
       }
       table->Push(keys.data(), keys.size(), grads.data(), 1.0, thread == 1 ? &executor : nullptr);
-      table->Pull(keys.data(), keys.size(), out.data(), thread == 1 ? &executor : nullptr, true);
+      table->Pull(keys.data(), keys.size(), out.data(), thread == 1 ? &executor : nullptr);
       if (thread != 2) table->Upkeep();
       for (size_t i = 0; i < kKeys; ++i) {
         for (uint32_t d = 1; d < kDim; ++d) mixed += out[i * kDim + d] != out[i * kDim] ? 1 : 0;
