@@ -166,7 +166,16 @@ def report(parts: Path) -> int:
         name = f"{model}, dim {dim}, {26 * cap:,} ids, every {every}"
         rows.append([name, *steps, *(f"**{texts[f]}**" for f in ("medians", "all")), texts["processor"]])
         rows[-1] += [str(len(found)), when]
-    columns = ["", "without, ms", "with, ms", "slower", "slower, all", "more processor time", "pairs", "measured"]
+    columns = [
+        "",
+        "without, ms",
+        "with, ms",
+        "slower",
+        "slower, all",
+        "more processor time",
+        "pairs",
+        "measured",
+    ]
     text = header("What a checkpoint costs training")
     text += f"""\
 The trainer's pipeline with one `dram_pmem` server over loopback on the same cores (a pool in memory, tmpfs
