@@ -1,9 +1,8 @@
 // What checkpoints cost a user's step: a client pulls and pushes the batches of workload.h at a server of
 // this process over loopback, in turns of so many batches with a checkpoint at their beginning and without
 // (with, without, without, with, …), as pmem_checkpoints.cc does without the wire.
-//   pmem_loopback DIRECTORY STORAGE ROWS DIM THREADS EVERY BETWEEN SECONDS
-// THREADS each has the client and has the server. BETWEEN the pull and the push the client rests for so many
-// milliseconds, as if it computed elsewhere; they are no part of a step. Prints lines of Markdown tables.
+//   pmem_loopback DIRECTORY STORAGE ROWS DIM THREADS EVERY SECONDS
+// THREADS each has the client and has the server. Prints lines of Markdown tables.
 
 #include <array>
 #include <cstdlib>
@@ -27,16 +26,15 @@ struct Kind {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 9) {
-    std::fprintf(stderr, "pmem_loopback DIRECTORY STORAGE ROWS DIM THREADS EVERY BETWEEN SECONDS\n");
+  if (argc != 8) {
+    std::fprintf(stderr, "pmem_loopback DIRECTORY STORAGE ROWS DIM THREADS EVERY SECONDS\n");
     return 2;
   }
   const uint64_t rows = std::strtoull(argv[3], nullptr, 10);
   const auto dim = static_cast<uint32_t>(std::strtoul(argv[4], nullptr, 10));
   const auto threads = static_cast<unsigned>(std::strtoul(argv[5], nullptr, 10));
   const int every = std::atoi(argv[6]);
-  const auto between = std::chrono::milliseconds(std::atoi(argv[7]));
-  const double seconds = std::strtod(argv[8], nullptr);
+  const double seconds = std::strtod(argv[7], nullptr);
   const auto began = oe::Clock::now();
 
   oe::ServerOptions options;
@@ -52,12 +50,10 @@ int main(int argc, char** argv) {
   const std::vector<float> grads(oe::kIds * dim, 0.01F);
   oe::Workload workload(rows);
   double pull = 0;
-  // Milliseconds of its two parts.
   const auto step = [&](const std::vector<oe::Key>& ids) {
     std::shared_ptr<oe::PulledBatch> batch;
     pull = oe::Milliseconds([&] { batch = client->Pull({{ids.data(), ids.size()}}, {{table, 0}}); });
-    if (between.count() > 0) std::this_thread::sleep_for(between);
-    return pull + oe::Milliseconds([&] { client->Push(*batch, {{grads.data(), ids.size(), dim}}, {0.01}); });
+    client->Push(*batch, {{grads.data(), ids.size(), dim}}, {0.01});
   };
   oe::ForAllRows(rows, step);
 
@@ -69,9 +65,10 @@ int main(int argc, char** argv) {
     const double before = oe::ProcessorTime(CLOCK_PROCESS_CPUTIME_ID);
     for (int i = 0; i < batches; ++i) {
       const std::vector<oe::Key> ids = workload.Next();
-      double call = 0;
-      if (i == 0 && checkpoint) call = oe::Milliseconds([&] { client->Checkpoint(++id, false); });
-      steps.push_back(call + step(ids));
+      steps.push_back(oe::Milliseconds([&] {
+        if (i == 0 && checkpoint) client->Checkpoint(++id, false);
+        step(ids);
+      }));
       if (counts) kind.pulls.push_back(pull);
     }
     while (checkpoint && (client->Checkpoints().empty() || client->Checkpoints().back() != id)) {
@@ -90,10 +87,9 @@ int main(int argc, char** argv) {
   }
 
   const auto& [with, without] = kinds;
-  std::printf("| `%s` | %llu | %u | %u | %d | %.2f | %.2f | **%s** | **%s** | %zu |", argv[2],
-              static_cast<unsigned long long>(rows), dim, threads, static_cast<int>(between.count()),
-              oe::Quantile(without.turns, 0.5), oe::Quantile(with.turns, 0.5),
-              oe::More(with.turns, without.turns, 0).c_str(),
+  std::printf("| `%s` | %llu | %u | %u | %.2f | %.2f | **%s** | **%s** | %zu |", argv[2],
+              static_cast<unsigned long long>(rows), dim, threads, oe::Quantile(without.turns, 0.5),
+              oe::Quantile(with.turns, 0.5), oe::More(with.turns, without.turns, 0).c_str(),
               oe::More(with.processor, without.processor, 0).c_str(), with.turns.size());
   for (const Kind* kind : {&without, &with}) {
     std::printf(" %.2f / %.2f / %.2f |", oe::Quantile(kind->pulls, 0.5), oe::Quantile(kind->pulls, 0.99),
