@@ -53,6 +53,8 @@ test-jax: setup
 
 test-hosts: setup
 	@tools/setup.sh test
+	@[ "$$(id -u)" -ne 0 ] || command -v systemd-nspawn >/dev/null || \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd-container >/dev/null
 	$(BIN)/python -m pytest -m 'hosts and slow' tests/hosts
 
 test-lab: setup

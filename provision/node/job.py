@@ -27,8 +27,9 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
     (files that must be there), files (to write: name in the job's directory -> text), address and port (of a
     server; port 0: any, which it keeps when systemd starts it again), fresh (what an earlier run left in its
-    directories goes first). Gives ``servers``, the ready files' content with each server's name. CommandError
-    says why not; then nothing of them is left behind.
+    directories goes first), forget_events (so does the trainer's metrics.jsonl). Gives ``servers``, the ready
+    files' content with each server's name, and ``workers``, their pids by name. CommandError says why not;
+    then nothing of them is left behind.
     """
     with _alone(system):
         return _start(system, args)
@@ -45,10 +46,15 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         for item in units:
             if item.get("fresh"):
                 jobfiles.remove_scratch(system, directory, item)
+            if item.get("forget_events"):
+                system.remove(_events(directory))
         more = [path for item in units for path in item["directories"]]
         jobfiles.prepare(system, directory, args["user"], args["token"], more)
         jobfiles.record(system, directory, units)
-        return {"servers": _start_units(system, args), "boot": boot_id(system)}
+        servers = _start_units(system, args)
+        workers = {item["unit"]: item["name"] for item in units if item["role"] == "worker"}
+        pids = {workers[unit.name]: unit.pid for unit in systemd.show(system, list(workers)).values()}
+        return {"servers": servers, "workers": pids, "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
         _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": again})
@@ -297,7 +303,7 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         "boot": boot_id(system),
         "processes": found,
         "cpuless": memory.cpuless(system),
-        "events": _tail(system, os.path.join(directory, "run", "metrics.jsonl"), args.get("offset", -1)),
+        "events": _tail(system, _events(directory), args.get("offset", -1)),
     }
 
 
@@ -307,6 +313,10 @@ def send(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     unit = "oeprov-{}-{}.service".format(job, args["name"])
     system.check(["systemctl", "kill", "--kill-who=main", "--signal=" + args["signal"], unit])
     return {}
+
+
+def _events(directory: str) -> str:
+    return os.path.join(directory, "run", "metrics.jsonl")
 
 
 def _json(system: System, path: str) -> Dict[str, Any]:

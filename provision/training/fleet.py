@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import HostError
 from provision.training import errand, units
 from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
+from provision.training.metrics import last_word
 from provision.training.placement import CHECKPOINT_SECONDS, restored, worker_start
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ START_SECONDS = 120
 POLL_SECONDS = 2.0  # between looks at a worker on another host
 SILENCE_SECONDS = 120.0  # that such a host may be out of reach before the run is given up
 
+_EXIT_CODES = {"end": 0, "interrupted": units.INTERRUPTED, "error": 1}  # of the trainer, by its last event
 Answer = dict[str, Any]
 
 
@@ -87,16 +89,30 @@ class Fleet:
             if os.fstat(file.fileno()).st_size == offset:
                 file.write(answer["events"].encode())
 
-    def start_worker(self, spec: ProcessSpec, argv: list[str]) -> None:
-        """Start the worker's unit; HostError says why it did not begin."""
+    def take_events(self) -> None:
+        """Mirror all that the worker has written on its host by now; HostError when that cannot be known."""
+        while self.worker is not None:
+            offset = self.mirrored
+            answer = errand.run(
+                self.hosts[self.worker.host], "look", {**self.args(), "offset": offset}, LOOK_SECONDS
+            )
+            self.mirror(answer, offset)
+            if not answer["events"]:
+                return
+
+    def start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Answer:
+        """Start the worker's unit; what its host says of it. HostError says why it did not begin.
+
+        ``fresh``: events that an earlier attempt left on the host are of no use.
+        """
         args = {
             **self.args(),
             "user": units.USER,
             "token": "",
             "seconds": START_SECONDS,
-            "units": [worker_start(self.job.id, spec, argv)],
+            "units": [{**worker_start(self.job.id, spec, argv), "forget_events": fresh}],
         }
-        errand.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
+        return errand.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
 
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
         """End the units of one role on every host and take them away; their last words are kept here.
@@ -198,13 +214,20 @@ class HostServer:
 
 
 class HostWorker:
-    """The worker as a unit on another host, looked at every few seconds."""
+    """The worker as a unit on another host, looked at every few seconds.
+
+    Its end is what the trainer says in its events: systemd unloads a unit that ended well, or as it was told
+    to, and then knows no more of it than of one that never ran.
+    """
 
     def __init__(self, fleet: Fleet, spec: ProcessSpec) -> None:
         self.fleet = fleet
         self.spec = spec
         self.pid = 0
+        self.boot = ""
         self.endpoint = ""
+        self.first = fleet.worker is not None and fleet.worker.name == spec.name  # who writes the events
+        self._since = 0  # where the events of its run begin
         self.exit_code: int | None = None
         self.how = ""
         self.silent = False  # its host cannot be reached: it may still run
@@ -213,8 +236,16 @@ class HostWorker:
 
     @property
     def label(self) -> str:
-        """Name, host and pid, for messages."""
-        return f"{self.spec.name} on {self.spec.host} (pid {self.pid})"
+        """Name, host and pid as far as it is known, for messages."""
+        return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
+
+    def start(self, argv: list[str], *, fresh: bool) -> None:
+        """Start its unit; HostError says why it did not begin."""
+        if self.first and not fresh:
+            self.fleet.take_events()
+            self._since = self.fleet.mirrored
+        answer = self.fleet.start_worker(self.spec, argv, fresh=fresh and self.first)
+        self.boot, self.pid = answer["boot"], int(answer["workers"].get(self.spec.name, 0))
 
     def poll(self) -> int | None:
         """Look at it, unless that was just done; the exit code once it has ended or is out of reach."""
@@ -231,15 +262,35 @@ class HostWorker:
         else:
             self._seen = time.monotonic()
             self.fleet.mirror(answer, offset)
-            found = answer["processes"].get(self.spec.name)
-            if found is None:
-                self.exit_code, self.how = 1, "is gone: its unit was taken away"
-            else:
-                self.pid = found["pid"] or self.pid
-                if not found["up"] and found["active"] != "deactivating":
-                    self.exit_code, self.how = int(found["exit_code"] or 0), found["how"]
+            found = answer["processes"].get(self.spec.name, {})
+            self.pid = found.get("pid") or self.pid
+            if not found.get("up") and found.get("active") != "deactivating":
+                self._ended(found, answer["boot"])
         self._next = time.monotonic() + POLL_SECONDS
         return self.exit_code
+
+    def _ended(self, found: Mapping[str, Any], boot: str) -> None:
+        """Take over how it ended; what its host does not know any more, its events do."""
+        code, how = int(found.get("exit_code") or 0), str(found.get("how") or "")
+        if self.first and not code:
+            try:
+                self.fleet.take_events()
+            except HostError:
+                return  # asked again soon
+            word = last_word(self.fleet.job.metrics_file, self._since)
+            if word is not None:
+                self.exit_code = _EXIT_CODES[word["event"]]
+                self.how = f"ended with an error: {word.get('message')}" if self.exit_code == 1 else "ended"
+                return
+        if self.boot and boot != self.boot:
+            self.exit_code, self.how = -signal.SIGKILL, "is gone: its host was booted again"
+        elif not found:
+            self.exit_code, self.how = 1, "is gone: its unit was taken away"
+        elif self.first and not code:
+            self.exit_code, self.how = -signal.SIGTERM, "was ended before it could say how far it was"
+        else:
+            self.exit_code = code
+            self.how = how[3:] if how.startswith("it ") else f"is gone: {how}"
 
     def send(self, number: int) -> None:
         """SIGTERM: finish the step and write a checkpoint; SIGKILL: end at once."""
@@ -268,6 +319,7 @@ class HostWorker:
             pid=self.pid,
             started=0,
             unit=self.spec.unit,
+            boot=self.boot,
             exit_code=None if self.silent else self.exit_code,
         )
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.errors import TrainingError
 from provision.node import process
-from provision.training.metrics import summary
+from provision.training.metrics import last_word, summary
 
 # In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
 # this machine at which its workers will.
@@ -31,6 +31,7 @@ SERVERS, WORKERS = "{servers}", "{workers}"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
+DONE = "training is done"
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
 
 
@@ -164,12 +165,17 @@ class Job:
         write_json(self.state_file, state.model_dump(mode="json"))
 
     def state(self) -> JobState:
-        """The supervisor's last word, put right when the supervisor is gone: then it was interrupted."""
+        """The supervisor's last word, put right when the supervisor is gone: then it was interrupted.
+
+        Unless the trainer, which goes on alone for a moment or on another host, came to its end.
+        """
         try:
             state = JobState.model_validate_json(self.state_file.read_bytes())
         except (OSError, ValidationError):
             return JobState(phase="interrupted", message="it never began")
         if state.phase in ACTIVE and not state.supervised:
+            if self.is_done():
+                return state.model_copy(update={"phase": "done", "message": DONE})
             return state.model_copy(
                 update={
                     "phase": "interrupted",
@@ -177,6 +183,10 @@ class Job:
                 }
             )
         return state
+
+    def is_done(self) -> bool:
+        """Whether the trainer has come to its end, as far as is known here."""
+        return (last_word(self.metrics_file) or {}).get("event") == "end"
 
     def checkpoint(self) -> tuple[int, Path] | None:
         """Step and path of the newest published checkpoint."""
@@ -189,8 +199,9 @@ class Job:
 
     def pool_servers(self) -> int | None:
         """How many servers' pools have the rows of the newest checkpoint; None: files have them."""
-        if (newest := self.checkpoint()) is None:
-            return None
+        if (newest := self.checkpoint()) is None:  # or it is on the worker's host
+            far = summary(self.metrics_file).checkpoint_rows == "pool"
+            return sum(item.role == "parameter_server" for item in self.spec().processes) if far else None
         try:
             pool = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8")).get("pool")
             return None if pool is None else int(pool["servers"])

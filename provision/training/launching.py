@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from provision import flavors, playbook
-from provision.errors import TrainingError
+from provision.errors import HostError, TrainingError
 from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
@@ -127,8 +127,15 @@ def _old(
         wait_for_orphans(job)
     # What was written down on another host since its launcher ended is of this run too.
     known = Fleet(job, spec)
-    if known.worker is not None:
-        known.look()
+    try:
+        known.take_events()
+    except HostError as error:
+        # It may have a checkpoint that is not known here, whose rows are in the servers' pools.
+        raise TrainingError(f"{error}; nothing was started") from None
+    if job.is_done():
+        left = [item for item in state.processes if item.unit and item.alive]
+        and_stop = f"; to take its servers away: oeprov stop {job.id}" if left else ""
+        raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
     saved = job.saved()
     if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")

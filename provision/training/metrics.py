@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
 
 
 @dataclass
@@ -47,6 +48,24 @@ def parse_event(line: bytes) -> Event | None:
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
+def last_word(path: Path, since: int = 0) -> Event | None:
+    """How the trainer said that its run ended: an ``end``, ``interrupted`` or ``error`` event.
+
+    None while it has said nothing of the kind since its last start; bytes before ``since`` do not count.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(since, os.fstat(file.fileno()).st_size - _WINDOW))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines):
+        event = parse_event(line)
+        if event is not None and event["event"] in ("end", "interrupted", "error", "start", "resume"):
+            return None if event["event"] in ("start", "resume") else event
+    return None
+
+
 @dataclass(frozen=True)
 class Summary:
     """How far a run is, from the newest events of its ``metrics.jsonl``; None: not known yet."""
@@ -62,6 +81,7 @@ class Summary:
     error: str | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
+    checkpoint_rows: str | None = None  # "files", or "pool" where the servers' storage has them
     waiting: str | None = None  # for which server, and why
 
 
@@ -73,9 +93,6 @@ class Course:
     loss: list[float | None]
     samples_per_s: list[float | None]
     checkpoints: list[Event]
-
-
-_WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long runs
 
 
 def summary(path: Path) -> Summary:
@@ -107,6 +124,7 @@ def summary(path: Path) -> Summary:
         error=last.get("error", {}).get("message"),
         checkpoint=saved.get("path"),
         checkpoint_step=saved.get("step"),
+        checkpoint_rows=last.get("checkpoint", {}).get("rows"),
         waiting=last.get("server_gone", {}).get("message"),
     )
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from provision.errors import TrainingError
+from provision.errors import HostError, TrainingError
 from provision.node import process
 from provision.training import fleet, jobs
 from provision.training.child import TICK
 from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
-from provision.training.jobs import ACTIVE, Job, JobState
+from provision.training.jobs import ACTIVE, DONE, Job, JobState, Phase
+from provision.training.metrics import last_word
 from provision.training.supervisor import Outcome
 
 
@@ -61,18 +62,39 @@ def _stop_orphans(job: Job) -> list[str]:
     if not any(item.unit and item.alive for item in state.processes):
         return []
     hosts, lines, told = Fleet(job, job.spec()), [], {}
+    keep = True
     for role in ("worker", "parameter_server"):
-        answers = hosts.stop(role, keep_pools=job.saved())
+        answers = hosts.stop(role, keep_pools=keep)
         told.update(answers)
         lines += fleet.describe(answers)
+        if role == "worker":
+            try:
+                hosts.take_events()
+                keep = job.saved() and not job.is_done()
+            except HostError as error:
+                lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
         names = {item.name for item in state.processes if item.role == role}
         ended = fleet.ended([item for item in state.processes if item.name in names], answers)
         others = [item for item in state.processes if item.name not in names]
         state = state.model_copy(update={"processes": [*others, *ended]})
-    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message)
+    phase, message = _end(job) or (
+        state.phase,
+        re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message),
+    )
     left = fleet.message_of(told)
-    job.write_state(state.model_copy(update={"message": f"{earlier}; {left}" if left else earlier}))
+    message = f"{message}; {left}" if left else message
+    job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines
+
+
+def _end(job: Job) -> tuple[Phase, str] | None:
+    """Phase and message of a job whose worker told its end when nobody listened any more."""
+    word = last_word(job.metrics_file) or {}
+    if word.get("event") == "end":
+        return "done", DONE
+    if word.get("event") == "interrupted" and word.get("path"):
+        return "interrupted", f"stopped at step {word.get('step')}, which is saved"
+    return None
 
 
 def wait_for_orphans(job: Job) -> None:

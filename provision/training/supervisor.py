@@ -21,7 +21,17 @@ from provision.node import process
 from provision.training import worker_group
 from provision.training.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
 from provision.training.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
-from provision.training.jobs import SERVERS, WORKERS, Job, JobSpec, JobState, Phase, ProcessSpec, ProcessState
+from provision.training.jobs import (
+    DONE,
+    SERVERS,
+    WORKERS,
+    Job,
+    JobSpec,
+    JobState,
+    Phase,
+    ProcessSpec,
+    ProcessState,
+)
 from provision.training.metrics import Event, MetricsTail
 from provision.training.units import WORKER_LOST
 from provision.training.worker_group import Worker
@@ -94,8 +104,13 @@ class Supervisor:
         except Stopped:
             outcome = Outcome("interrupted", "stopped before training began", 130)
         finally:
-            keep = outcome.phase != "done" and self.job.saved()
-            left = self._stop_all(outcome.message, keep_pools=keep)
+            left = self._stop_workers(outcome.message)
+            if self._is_over() and outcome.phase != "done":
+                outcome = Outcome("done", DONE, 0)  # a host that had been out of reach has said so now
+            # Rows in persistent memory go with the end of training alone. Where nobody can know whether the
+            # trainer has written a checkpoint, one of them may need these rows.
+            keep = outcome.phase != "done" and (bool(left) or self.job.saved())
+            left = "; ".join(words for words in (left, self._stop_servers(outcome.message, keep)) if words)
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
                 outcome = replace(outcome, message=message)
@@ -140,11 +155,11 @@ class Supervisor:
         words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.group))}
         everyone = [item for item in self.spec.processes if item.role == "worker"]
         for spec, argv in zip(self.group, worker_group.commands(self.group, everyone, words), strict=True):
-            worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv)
+            worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv, fresh=not resume)
             self._emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
         self._write("running")
 
-    def _start_worker(self, spec: ProcessSpec, argv: list[str]) -> Worker:
+    def _start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Worker:
         if not spec.unit:
             child = start(self.job, spec, argv)
             self.workers.append(child)
@@ -154,7 +169,7 @@ class Supervisor:
         worker = HostWorker(self.fleet, spec)
         self.workers.append(worker)  # from now on it may be there, and must be stopped
         try:
-            self.fleet.start_worker(spec, argv)
+            worker.start(argv, fresh=fresh)
         except HostError as error:
             raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
         return worker
@@ -255,9 +270,12 @@ class Supervisor:
                 self._signal(worker, signal.SIGTERM)  # they would go on by themselves
         deaf = self._wait_for(self.workers, self.limits.loss if failed else self.limits.checkpoint)
         self._events()
-        if all(worker.poll() == 0 for worker in self.workers):
+        if "end" in self.last:
             by = f" by {self.warning}" if self.warning else ""
-            return Outcome("done", f"training is done{by}", 0)
+            return Outcome("done", DONE + by, 0)
+        if all(worker.poll() == 0 for worker in self.workers):
+            first = self.workers[0]
+            return Outcome("failed", f"{first.label} ended, but {self.job.metrics_file} has no end event", 1)
         failed += [w for w in self.workers if w not in failed and worker_group.failed(w)]
         if not all(worker in deaf for worker in failed):
             failed = [worker for worker in failed if worker not in deaf]
@@ -302,6 +320,13 @@ class Supervisor:
             if isinstance(worker, Child):
                 worker.popen.wait()
         return self.deaf
+
+    def _is_over(self) -> bool:
+        """Whether training came to its end, whatever became of processes since.
+
+        Only our own trainer can tell: programs of others may end well though they have lost a server.
+        """
+        return "end" in self.last and not any(spec.adapted for spec in self.spec.processes)
 
     def _ask_hosts(self) -> None:
         """Let the hosts say which of their servers are not what was started."""
@@ -371,6 +396,8 @@ class Supervisor:
             self._events()
             time.sleep(TICK)
         self._events()
+        if self._is_over():
+            return Outcome("done", DONE, 0)
         message = f"{server.label}, listening on {server.endpoint}, {server.how_it_ended()}"
         if isinstance(server, Child) and server.restarts:
             message += f" (it was started again {server.restarts} times before)"
@@ -410,18 +437,27 @@ class Supervisor:
         )
         self._write(self.phase)
 
-    def _stop_all(self, said: str, *, keep_pools: bool) -> str:
-        """End what still runs, the worker first; what of it could not be reached, as far as not yet said.
-
-        ``keep_pools``: rows in persistent memory stay for whoever goes on.
-        """
-        left = []
-        far = self._far_workers()
+    def _stop_workers(self, said: str) -> str:
+        """End workers that still run and read their last events; hosts out of reach, unless ``said``."""
+        for worker in self.workers:
+            if isinstance(worker, Child):
+                worker.end(self.limits.server)
+        left, far = "", self._far_workers()
         if far:
             answers = self.fleet.stop("worker")
-            left.append(message_of(answers, said))
-            for worker in far if not left[0] else ():
+            left = message_of(answers, said)
+            for worker in far if not left else ():
                 worker.end()
+            try:
+                self.fleet.take_events()
+            except (HostError, OSError) as error:
+                left = left or str(error)
+        for event in self.tail.read() if self.workers else ():
+            self.last[event["event"]] = event  # not shown: a broken view must not keep servers running
+        return left
+
+    def _stop_servers(self, said: str, keep_pools: bool) -> str:
+        """End all servers; hosts out of reach. ``keep_pools``: their rows stay for a resumed job."""
         for child in reversed(self.children):
             child.end(self.limits.server)
             if not keep_pools:
@@ -430,8 +466,7 @@ class Supervisor:
         self.stopped = {item.name: item for item in ended([unit.state() for unit in self.units], answers)}
         for line in describe(answers):
             self._emit({"event": "host_stopped", "line": line})
-        left.append(message_of(answers, said))
-        return "; ".join(words for words in left if words)
+        return message_of(answers, said)
 
     def _events(self) -> None:
         for event in self.tail.read():

@@ -1,13 +1,54 @@
 # One throw-away host: what runs inside its namespaces (network, mounts, names, IPC). Commands come on standard
 # input, one a line (start, stop); the end of input, also by a crash of whoever wrote there, ends the host.
-# Arguments: directory of the host, its name, a directory of files to lay over its root (may be empty).
+# Arguments: directory of the host, its name, a directory of files to lay over its root (may be empty), and the
+# program systemd-nspawn where a systemd is to run there (empty: sshd alone). Then stop is a power cut, and start
+# the next boot.
 set -eu
-directory=$1 name=$2 layer=$3
-sshd=
+directory=$1 name=$2 layer=$3 nspawn=$4
+sshd= groups=
 
 stop() {
     [ -z "$sshd" ] || { kill -KILL "$sshd" && wait "$sshd"; } 2>/dev/null || :
     sshd=
+    for group in $groups; do
+        until find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || [ ! -d "$group" ]; do sleep 0.05; done
+    done
+    groups=
+}
+
+# Its systemd starts sshd, and units that tests enable; nothing of what this machine would start.
+prepare_systemd() {
+    rm -rf root/etc/systemd/system root/etc/rc?.d root/etc/fstab root/etc/systemd/system.conf.d
+    mkdir -p root/etc/systemd/system/multi-user.target.wants root/etc/systemd/journald.conf.d
+    for unit in systemd-logind.service getty.target systemd-networkd.service systemd-resolved.service; do
+        ln -s /dev/null "root/etc/systemd/system/$unit"
+    done
+    printf '[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\n' >root/etc/systemd/journald.conf.d/oeprov-test.conf
+    printf '%s\n' '[Service]' 'RuntimeDirectory=sshd' \
+        'ExecStart=/usr/sbin/sshd -D -f /etc/oeprov-test/sshd_config' 'KillMode=process' \
+        >root/etc/systemd/system/oeprov-test-sshd.service
+    ln -s ../oeprov-test-sshd.service root/etc/systemd/system/multi-user.target.wants/
+    od -An -N16 -tx1 /dev/urandom | tr -d ' ' >root/etc/machine-id
+    mount -t tmpfs -o mode=755 run /run
+    mkdir -p /run/systemd/nspawn
+}
+
+# A control group of its own for each host: systemd manages what is below it.
+start_systemd() {
+    hierarchies=/sys/fs/cgroup
+    [ ! -d /sys/fs/cgroup/systemd ] || hierarchies="/sys/fs/cgroup/systemd /sys/fs/cgroup/unified"
+    for hierarchy in $hierarchies; do
+        [ -d "$hierarchy" ] || continue
+        groups="$groups $hierarchy/oeprov-test-$$"
+        mkdir "$hierarchy/oeprov-test-$$"
+    done
+    (
+        for group in $groups; do echo 0 >"$group/cgroup.procs"; done
+        exec unshare --pid --fork --kill-child=KILL --mount-proc "$nspawn" --quiet --register=no --keep-unit \
+            --machine="$name" --directory=root --resolv-conf=off --timezone=off --link-journal=no \
+            --console=pipe --boot </dev/null >>"$directory/sshd.log" 2>&1
+    ) &
+    sshd=$!
 }
 trap stop EXIT
 
@@ -17,12 +58,17 @@ mount -t tmpfs -o size=64m,mode=755 oeprov-host "$directory/disk"
 cd "$directory/disk"
 mkdir upper work root
 mount -t overlay -o "lowerdir=/,upperdir=upper,workdir=work" oeprov-root root
-mount -t tmpfs -o mode=755 run root/run
-mount -t tmpfs -o mode=1777 tmp root/tmp
-mount --rbind /dev root/dev
+if [ -z "$nspawn" ]; then
+    mount -t tmpfs -o mode=755 run root/run
+    mount -t tmpfs -o mode=1777 tmp root/tmp
+    mount --rbind /dev root/dev
+    mount -t sysfs sys root/sys
+    mkdir -p root/run/sshd
+else
+    prepare_systemd
+fi
 mount -t tmpfs -o mode=700 home root/root
-mount -t sysfs sys root/sys
-mkdir -p root/run/sshd root/etc/oeprov-test
+mkdir -p root/etc/oeprov-test
 cp "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
 [ -z "$layer" ] || cp -a "$layer/." root/
 echo "$name" >root/etc/hostname
@@ -32,6 +78,7 @@ cp root/etc/oeprov-test/host_key.pub "$directory/"
 while read -r command; do
     case $command in
     start)
+        [ -z "$nspawn" ] || { start_systemd; echo "$command"; continue; }
         # A process namespace a run: its end takes every login with it.
         unshare --pid --fork --kill-child=KILL --mount-proc="$PWD/root/proc" \
             chroot root /usr/sbin/sshd -D -f /etc/oeprov-test/sshd_config </dev/null 2>>"$directory/sshd.log" &

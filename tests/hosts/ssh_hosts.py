@@ -63,6 +63,20 @@ def why_not() -> str:
     return f"namespaces or overlays cannot be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
+def why_no_systemd() -> str:
+    """Why such hosts cannot have a systemd of their own here; empty when they can."""
+    if reason := why_not():
+        return reason
+    if not shutil.which("systemd-nspawn"):
+        return "hosts with a systemd of their own need systemd-nspawn (Debian's package systemd-container)"
+    groups = Path("/sys/fs/cgroup")
+    if not any(os.access(path / "cgroup.procs", os.W_OK) for path in (groups, groups / "systemd")):
+        return (
+            f"hosts with a systemd of their own need a control group each, and {groups} has none to write to"
+        )
+    return ""
+
+
 @dataclass
 class SshHost:
     """One host; ``name`` is its host name and the name in inventories."""
@@ -158,16 +172,23 @@ class SshHosts:
     """``count`` running hosts; a context manager. ``directory`` gets keys and logs, on this machine's disk.
 
     ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what
-    a test needs there.
+    a test needs there. With ``systemd`` its own one runs on each of them (see ``why_no_systemd``).
     """
 
     def __init__(
-        self, directory: Path, count: int, *, layer: Path | None = None, prefix: str = "node"
+        self,
+        directory: Path,
+        count: int,
+        *,
+        layer: Path | None = None,
+        prefix: str = "node",
+        systemd: bool = False,
     ) -> None:
         self.directory = directory
         self.key = directory / "id_ed25519"
         self.known_hosts = directory / "known_hosts"
         self._layer = str(layer or "")
+        self._nspawn = (shutil.which("systemd-nspawn") or "") if systemd else ""
         self._switch: subprocess.Popen[str] | None = None
         self._interface = f"oep{os.getpid()}.{next(_COUNTER)}"[-15:]
         self._hosts: list[SshHost] = []
@@ -255,7 +276,7 @@ class SshHosts:
         argv = ["unshare", "--net", "--mount", "--uts", "--ipc"]
         with (directory / "host.log").open("w") as log:
             process = subprocess.Popen(
-                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._layer],
+                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._layer, self._nspawn],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

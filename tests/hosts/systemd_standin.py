@@ -36,6 +36,11 @@ def write(name, **changes):
     os.rename(path(name, "new"), path(name, "json"))
 
 
+def wanted(name):
+    """What an enabled unit has: through it the manager keeps the unit loaded."""
+    return os.path.join(UNITS, "multi-user.target.wants", name)
+
+
 def say(name, text):
     with open(path(name, "manager"), "a") as file:
         file.write(f"{name}: {text}\n")
@@ -126,6 +131,8 @@ def stop(name):
 
 def show(name):
     found = state(name)
+    if found["active"] == "inactive" and not os.path.lexists(wanted(name)):
+        found = IDLE  # systemd unloads such a unit, and with it the exit status
     print(f"Id={name}")
     print("ActiveState={active}\nSubState=x\nMainPID={pid}\nResult={result}".format(**found))
     print("ExecMainCode={code}\nExecMainStatus={status}\nNRestarts={restarts}\n".format(**found))
@@ -148,7 +155,7 @@ def systemctl(words):
                 write(name, active="inactive")
     elif verb in ("enable", "disable"):
         for name in names:
-            link = os.path.join(UNITS, "multi-user.target.wants", name)
+            link = wanted(name)
             os.makedirs(os.path.dirname(link), exist_ok=True)
             if verb == "enable":
                 assert "WantedBy" in settings(name)

@@ -110,12 +110,18 @@ LOCAL_WORKER = (
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    layer = tmp_path_factory.mktemp("layer")
+    layer = runtime_layer(tmp_path_factory.mktemp("layer"))
     for name in ("systemctl", "journalctl"):
         path = layer / "usr" / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "systemd_standin.py", path)
         path.chmod(0o755)
+    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
+        yield found
+
+
+def runtime_layer(layer: Path) -> Path:
+    """Files of a host on which bootstrap has put a runtime: a stand-in for servers and workers."""
     python = layer / "opt" / "oeprov" / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(SERVER)
@@ -123,8 +129,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
     end_with_parent = next(line for line in WORKER.splitlines() if "os.read(0, 1)" in line)
     (layer / "opt" / "oeprov" / "worker.py").write_text(WORKER.replace(end_with_parent, ""))
     layer.chmod(0o755)
-    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
-        yield found
+    return layer
 
 
 class Cluster:

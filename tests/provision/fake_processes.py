@@ -103,6 +103,10 @@ for step in range(first + 1, 9):
 say("eval", rows=80, loss=0.4, auc=0.75)
 say("export", path=os.path.join(run, "export"))
 say("end", steps=8, seconds=0.1, samples_per_s=1234.0)
+if behaviour == "ends-slowly":
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    open(os.path.join(run, "waiting"), "w").close()
+    time.sleep(60)
 """
 
 FOLLOWER = """

@@ -18,7 +18,7 @@ from provision.training.background import start_detached
 from provision.training.child import StopRequest
 from provision.training.ending import last_screen
 from provision.training.fleet import Fleet, HostServer, HostWorker
-from provision.training.jobs import Job, ProcessSpec
+from provision.training.jobs import Job, JobState, ProcessSpec
 from provision.training.jobview import status
 from provision.training.metrics import Event
 from provision.training.progress import describe
@@ -365,6 +365,44 @@ def test_stop_drains_and_resume_goes_on(tmp_path: Path) -> None:
     assert outcome.phase == "done"
     assert [event["step"] for event in events if event["event"] == "step"] == [4, 5, 6, 7, 8]
     assert next(event for event in events if event["event"] == "resume")["step"] == 3
+
+
+def test_a_stop_in_the_last_second_leaves_the_job_done(tmp_path: Path) -> None:
+    """The trainer has told its end and the interpreter is about to exit: SIGTERM kills it then."""
+    job, stop = make_job(tmp_path, worker="ends-slowly"), StopRequest()
+    thread = ask_when(job.run_dir / "waiting", stop)
+    outcome, _ = supervise(job, stop=stop)
+    thread.join()
+    assert (outcome.phase, outcome.message) == ("done", "training is done")
+    assert job.state().processes[-1].exit_code == -signal.SIGTERM
+    assert_nothing_left(job)
+
+
+def test_a_worker_that_ended_without_a_word_is_not_done(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    spec = job.spec()
+    silent = spec.processes[1].model_copy(update={"argv": [sys.executable, "-ISc", ""]})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], silent]}))
+    outcome, _ = supervise(job)
+    assert outcome.phase == "failed"
+    assert outcome.message.endswith(f"ended, but {job.metrics_file} has no end event")
+
+
+def test_a_job_that_ended_after_its_launcher_is_done(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.write_state(JobState(phase="running"))
+    for event, phase in (("start", "interrupted"), ("end", "done"), ("resume", "interrupted")):
+        with job.metrics_file.open("a") as file:
+            file.write(json.dumps({"event": event}) + "\n")
+        assert job.state().phase == phase
+
+
+def test_the_pools_of_a_checkpoint_on_another_host_are_known(tmp_path: Path) -> None:
+    job = make_job(tmp_path, servers=2)
+    for rows, servers in (("pool", 2), ("files", None)):
+        event = {"event": "checkpoint", "step": 2, "path": "/elsewhere/step-0000000002", "rows": rows}
+        job.metrics_file.write_text(json.dumps(event) + "\n")
+        assert job.pool_servers() == servers
 
 
 def test_second_stop_ends_a_deaf_worker(tmp_path: Path) -> None:

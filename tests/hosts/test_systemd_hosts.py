@@ -1,0 +1,120 @@
+"""How jobs end on hosts with a real systemd, which forgets how units ended; the runtime is a stand-in."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ssh_hosts import SshHosts, why_no_systemd
+from test_training_hosts import Cluster, runtime_layer, wait_for
+
+from provision.look import Look
+from provision.node.state import Mount, State
+from provision.training import jobs, launching, stopping
+from provision.training.jobs import Job
+
+WHY_NOT = why_no_systemd()
+pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+FSDAX = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    layer = runtime_layer(tmp_path_factory.mktemp("layer"))
+    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer, systemd=True) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A server on the first host, with rows in persistent memory (a tmpfs), and the worker on the second."""
+    monkeypatch.chdir(tmp_path)
+    found = Cluster(hosts, tmp_path)
+    one, two = hosts
+    found.servers = [one]
+    found.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    found.tell(one, "mkdir -p /mnt/pmem0; mountpoint -q /mnt/pmem0 || mount -t tmpfs none /mnt/pmem0")
+    found.states[one.name] = FSDAX
+    found.more[one.name] = "pmem_mode: fsdax"
+    monkeypatch.setattr(launching, "look", lambda inventory: Look(states=found.states))
+    yield found
+    for job in jobs.all_jobs(found.state_dir):
+        if any(item.alive for item in job.state().processes):
+            stopping.stop(found.state_dir, job.id)
+        found.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
+
+
+def begin(cluster: Cluster) -> Job:
+    """A job in the background whose worker has written a checkpoint of step 2 and waits at step 3."""
+    assert cluster.launch(detach=True) == 0
+    job = cluster.job()
+    wait_for(lambda: "waiting" in cluster.tell(cluster.hosts[1], f"ls /var/lib/oeprov/jobs/{job.id}/run"))
+    return job
+
+
+def rows(cluster: Cluster, job: Job) -> str:
+    """What persistent memory has of the job."""
+    return cluster.tell(cluster.hosts[0], f"ls /mnt/pmem0/oeprov/{job.id}/server-0 2>/dev/null || :").strip()
+
+
+def goes_on_from(step: int, cluster: Cluster, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rows(cluster, job) == "scratch", "the rows of the checkpoint are there"
+    capsys.readouterr()
+    assert cluster.launch(resume=job.id) == 0
+    shown = capsys.readouterr().out
+    assert f"goes on from step {step}" in shown
+    assert f"{job.id} is done" in shown
+    assert job.state().message == "training is done"
+    assert rows(cluster, job) == "", "nobody needs them after the end"
+    for host in cluster.hosts:
+        assert cluster.tell(host, "ls /etc/systemd/system | grep ^oeprov-fake || :") == ""
+
+
+def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    job = begin(cluster)
+    assert stopping.stop(cluster.state_dir, None) == 0
+    state = job.state()
+    assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
+    assert [item.exit_code for item in state.processes] == [0, 130]
+    assert state.processes[-1].pid > 0
+    goes_on_from(3, cluster, job, capsys)
+
+
+@pytest.mark.slow
+def test_a_job_whose_launcher_was_killed_goes_on(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = begin(cluster)
+    os.kill(job.state().supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: not job.state().supervised)
+    job.metrics_file.unlink()  # nothing of the run was read before
+    assert stopping.stop(cluster.state_dir, None) == 0
+    state = job.state()
+    assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
+    goes_on_from(3, cluster, job, capsys)
+
+
+def test_a_job_whose_worker_lost_power_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    job, two = begin(cluster), cluster.hosts[1]
+    two.stop()
+    two.start()
+    wait_for(lambda: job.state().phase not in jobs.ACTIVE, 60)
+    state = job.state()
+    assert state.phase == "failed"
+    assert state.message.startswith(f"worker-0 on {two.name} (pid ")
+    assert "is gone: its host was booted again" in state.message
+    goes_on_from(2, cluster, job, capsys)
+
+
+@pytest.mark.slow
+def test_a_server_comes_back_after_a_power_cut(cluster: Cluster) -> None:
+    one = cluster.hosts[0]
+    cluster.more[one.name] = "pmem_mode: none"  # what stands for persistent memory does not last
+    job = begin(cluster)
+    one.stop()
+    one.start()
+    unit = f"oeprov-{job.id}-server-0.service"
+    wait_for(lambda: cluster.tell(one, f"systemctl is-active {unit} || :").strip() == "active")
+    assert stopping.stop(cluster.state_dir, None) == 0
+    assert job.state().message == "stopped at step 3, which is saved"
