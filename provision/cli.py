@@ -37,7 +37,7 @@ from provision.commands.options import (
     changes_hosts,
     open_inventory,
 )
-from provision.errors import OeprovError
+from provision.errors import Interrupted, OeprovError
 from provision.node.command import CommandError
 
 app = typer.Typer(
@@ -272,6 +272,9 @@ def run(arguments: list[str] | None = None) -> int:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
         sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
+    except Interrupted as error:
+        _fail(str(error))
+        return 130
     except OeprovError as error:
         return _fail(str(error))
     except CommandError as error:

@@ -42,6 +42,10 @@ class TrainingError(OeprovError):
     """A training job could not be started, found or stopped."""
 
 
+class Interrupted(TrainingError):
+    """The user stopped the command before training began (exit 130)."""
+
+
 class LabError(OeprovError):
     """The lab's virtual machines cannot be made, started or reached; the message says what to do."""
 

@@ -46,15 +46,16 @@ def elevated(host: Host, command: str) -> str:
 
 
 def run(
-    host: Host, command: str, text: str | bytes, connect_timeout: int, timeout: int
+    host: Host, command: str, text: str | bytes, connect_timeout: int, timeout: int, *, apart: bool = False
 ) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
     ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
-    HostError when the host cannot be reached, refuses us, or is not the host that it was.
+    HostError when the host cannot be reached, refuses us, or is not the host that it was. ``apart``: it is
+    not ended by Ctrl-C at the terminal.
     """
     given = text.encode() if isinstance(text, str) else text
-    process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE)
+    process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
     try:
         out, err = process.communicate(given, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -96,9 +97,17 @@ def _lines(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> I
         raise HostError(host.name, f"the command ended with {_last_line(said) or f'exit status {code}'}")
 
 
-def _start(host: Host, command: list[str], stderr: int | IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    host: Host, command: list[str], stderr: int | IO[bytes], *, apart: bool = False
+) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=apart,
+        )
     except FileNotFoundError:
         raise HostError(
             host.name, "there is no ssh on this machine; install OpenSSH's client (openssh-client)"

@@ -24,7 +24,9 @@ def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> di
     """What the function gave; HostError when the host cannot be reached, refuses, or the errand failed."""
     command = remote.elevated(host, shlex.join(carry.command(host.python)))
     given = carry.payload("job", {"errand": errand, "args": args})
-    code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout)
+    # Ctrl-C reaches all that runs in the terminal: a stop that it asks for must not be broken off by it too.
+    apart = errand != "look"
+    code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout, apart=apart)
     for line in reversed(out.splitlines()):
         if line.startswith(MARKER):
             answer = json.loads(line[len(MARKER) :])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from provision import flavors, playbook
-from provision.errors import HostError, TrainingError
+from provision.errors import HostError, Interrupted, TrainingError
 from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
@@ -41,19 +41,25 @@ if TYPE_CHECKING:
 def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     """Run a new job, or go on with one (``options.resume``); returns the exit code.
 
-    0 done (or started, with ``detach``), 1 failed, 130 stopped by the user. TrainingError when it is refused,
-    in which case nothing was made.
+    0 done (or started, with ``detach``), 1 failed, 130 stopped by the user, in whatever phase. TrainingError
+    when it is refused, in which case nothing was made.
     """
     console = Console(stderr=True) if options.as_json else Console()
     wish = StopRequest()
     with wish.on_signals():
-        with cluster_lock(state_dir, inventory.cluster):
-            if options.resume is None:
-                job, placed = _new(inventory, options, state_dir)
-                resume = False
-            else:
-                job, placed, resume = _old(inventory, options, state_dir, console)
-            _prepare(job, inventory, placed, state_dir, console, wish, fresh=options.resume is None)
+        try:
+            with cluster_lock(state_dir, inventory.cluster):
+                if options.resume is None:
+                    job, placed = _new(inventory, options, state_dir)
+                    resume = False
+                else:
+                    job, placed, resume = _old(inventory, options, state_dir, console, wish)
+                _prepare(job, inventory, placed, state_dir, console, wish, fresh=options.resume is None)
+        except TrainingError as error:
+            if wish.count and not isinstance(error, Interrupted):
+                # Ctrl-C ends ssh too, which then looks like a host that is lost.
+                raise Interrupted(f"stopped before training began ({error})") from None
+            raise
         if options.detach:
             start_detached(job, resume)
             return _detached(job, state_dir, console, wish, as_json=options.as_json)
@@ -62,7 +68,7 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     last_screen(job, outcome, state_dir, console)
     if options.as_json:
         print(json.dumps(result(job)))
-    return outcome.exit_code
+    return 130 if wish.count else outcome.exit_code
 
 
 def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple[Job, Placement]:
@@ -78,7 +84,7 @@ def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple
 
 
 def _old(
-    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console
+    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console, wish: StopRequest
 ) -> tuple[Job, Placement, bool]:
     """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
@@ -124,7 +130,7 @@ def _old(
         wanted = replace(wanted, servers=servers)
     states = _check(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
-        wait_for_orphans(job)
+        wait_for_orphans(job, wish)
     # What was written down on another host since its launcher ended is of this run too.
     known = Fleet(job, spec)
     try:
@@ -267,7 +273,7 @@ def _prepare(
     words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
     left = _take_back(job, console, fresh=fresh)
     if run.outcome == "canceled":
-        raise TrainingError(f"stopped before training began; nothing was started{left}")
+        raise Interrupted(f"stopped before training began; nothing was started{left}")
     raise TrainingError(f"the hosts could not be prepared: {words} (log: {run.log}){left}")
 
 
@@ -323,7 +329,8 @@ def _detached(job: Job, state_dir: Path, console: Console, wish: StopRequest, *,
         wish.wait(TICK)
         state = job.state()
     if wish.count and state.phase in ACTIVE:
-        return stop(state_dir, job.id, as_json=as_json) or 130
+        stop(state_dir, job.id, as_json=as_json)
+        return 130
     if state.phase in ("failed", "interrupted"):
         last_screen(job, Outcome(state.phase, state.message, 1), state_dir, console)
     else:

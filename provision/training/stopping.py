@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from provision.errors import HostError, TrainingError
+from provision.errors import HostError, Interrupted, TrainingError
 from provision.node import process
 from provision.training import fleet, jobs
-from provision.training.child import TICK
+from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, DONE, Job, JobState, Phase
@@ -97,16 +97,23 @@ def _end(job: Job) -> tuple[Phase, str] | None:
     return None
 
 
-def wait_for_orphans(job: Job) -> None:
+def wait_for_orphans(job: Job, stop: StopRequest | None = None) -> None:
     """Wait for children whose supervisor was killed, which end by themselves; then insist.
 
-    Not at once: a worker that is asked a second time ends without its checkpoint.
+    Not at once: a worker that is asked a second time ends without its checkpoint. Interrupted when asked to
+    ``stop`` meanwhile.
     """
     for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
         for item in job.state().processes:
             if item.role != role or item.unit:
                 continue
-            if not process.wait_gone(item.pid, item.started, seconds):
+            deadline = time.monotonic() + seconds
+            while not (gone := process.wait_gone(item.pid, item.started, TICK)):
+                if stop is not None and stop.count:
+                    raise Interrupted(f"stopped; {item.name} of job {job.id} (pid {item.pid}) still ends")
+                if time.monotonic() > deadline:
+                    break
+            if not gone:
                 process.send(item.pid, item.started)
                 process.wait_gone(item.pid, item.started, 30.0)
 

@@ -132,6 +132,8 @@ class Supervisor:
                 self._write(self.phase)
         for child in list(self.children):
             self._wait_ready(child)
+        if self.stop.count:
+            raise Stopped
         found = {server.spec.name: server.endpoint for server in self.servers}
         endpoints = ",".join(found[spec.name] for spec in servers)
         restarts = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ssh_hosts import SshHosts, why_no_systemd
-from test_training_hosts import Cluster, runtime_layer, wait_for
+from test_training_hosts import Cluster, launch_apart, runtime_layer, wait_for
 
 from provision.look import Look
 from provision.node.state import Mount, State
@@ -48,9 +48,12 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def begin(cluster: Cluster) -> Job:
     """A job in the background whose worker has written a checkpoint of step 2 and waits at step 3."""
     assert cluster.launch(detach=True) == 0
-    job = cluster.job()
-    wait_for(lambda: "waiting" in cluster.tell(cluster.hosts[1], f"ls /var/lib/oeprov/jobs/{job.id}/run"))
-    return job
+    wait_for_worker(cluster)
+    return cluster.job()
+
+
+def wait_for_worker(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.tell(cluster.hosts[1], "ls /var/lib/oeprov/jobs/*/run/waiting || :") != "", 60)
 
 
 def rows(cluster: Cluster, job: Job) -> str:
@@ -78,6 +81,18 @@ def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[s
     assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
     assert [item.exit_code for item in state.processes] == [0, 130]
     assert state.processes[-1].pid > 0
+    goes_on_from(3, cluster, job, capsys)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_training_is_a_stop(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    pid = launch_apart(cluster)
+    wait_for_worker(cluster)
+    os.killpg(pid, signal.SIGINT)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    job = cluster.job()
+    assert (job.state().phase, job.state().message) == ("interrupted", "stopped at step 3, which is saved")
     goes_on_from(3, cluster, job, capsys)
 
 

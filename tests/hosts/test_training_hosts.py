@@ -18,7 +18,7 @@ from fake_processes import WORKER, make_environment
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
-from provision.errors import TrainingError
+from provision.errors import Interrupted, TrainingError
 from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.look import Look
@@ -467,15 +467,11 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     """Asked to stop it takes back what it began; killed, `oeprov stop` does."""
     two = cluster.hosts[1]
     cluster.tell(two, "touch /run/slow")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            cluster.launch()
-        finally:
-            os._exit(3)
+    pid = launch_apart(cluster)
     wait_for(lambda: "server-1" in cluster.tell(two, "ls /etc/systemd/system"), 60)
-    os.kill(pid, number)
-    os.waitpid(pid, 0)
+    os.killpg(pid, number)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (130 if number == signal.SIGINT else -number)
     cluster.tell(two, "rm /run/slow")
     if number == signal.SIGKILL:
         job = cluster.job()
@@ -485,6 +481,21 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     else:
         assert jobs.all_jobs(cluster.state_dir) == []
     cluster.assert_clean()
+
+
+def launch_apart(cluster: Cluster) -> int:
+    """Launch in the foreground of a process group of its own, as in a terminal; its process id."""
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            os.setpgid(0, 0)
+            code = cluster.launch()
+        except Interrupted:
+            code = 130
+        finally:
+            os._exit(code)
+    return pid
 
 
 def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from provision import cli, share
+from provision.errors import Interrupted
 
 COMMANDS = [
     ["plan"],
@@ -229,6 +230,16 @@ def test_ctrl_c_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: i
     found = run("plan", "-i", LOCAL)
     assert (found.code, found.out) == (130, "")
     assert "Traceback" not in found.err
+
+
+def test_a_launch_that_is_stopped_early_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    def stopped(*_: object, **__: object) -> int:
+        raise Interrupted("stopped before training began; nothing was started")
+
+    monkeypatch.setattr("provision.training.launching.launch", stopped)
+    found = run("launch-training", "-i", LOCAL)
+    assert (found.code, found.out) == (130, "")
+    assert found.err == "error: stopped before training began; nothing was started\n"
 
 
 def test_the_program_itself(tmp_path: Path) -> None:
