@@ -16,7 +16,7 @@ from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.journal import Journal, cluster_lock
 from provision.look import Look
-from provision.node import process
+from provision.node import numa, process
 from provision.node.state import State
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
@@ -327,6 +327,21 @@ def test_steps_are_journalled_before_and_after(state_dir: Path) -> None:
         ("end", False),
     ]
     assert out.getvalue() == "✗ one: make /data (1.2 s)\n"
+
+
+def test_a_finished_step_prints_what_it_found(state_dir: Path) -> None:
+    [step] = numa.plan_memkind(State(), [], ["dax0.0"])
+    assert step.what == "memory nodes: <node of the new memory>"
+    out = io.StringIO()
+    view = StepView(Console(file=out, width=120), Journal(state_dir / "journal.jsonl", "run-1"), {})
+    done = {"id": step.id, "what": step.what, "ok": True, "message": "memory nodes: 1", "seconds": 0.1}
+    failed = {**done, "ok": False, "message": "memkind can have no memory nodes"}
+    for item in (done, failed):
+        view.result(TaskResult("one", "pmem", "Bring …", "ok", {"steps": [item]}, 0.1))
+    assert out.getvalue().splitlines() == [
+        "✓ one: memory nodes: 1 (0.1 s)",
+        "✗ one: memory nodes: <node of the new memory> (0.1 s)",
+    ]
 
 
 @pytest.mark.process
