@@ -170,16 +170,22 @@ def pmem_mode(
         str, typer.Argument(help="fsdax, system-ram, memory, or on kind local directory.", metavar="MODE")
     ],
     change: Change,
+    write_inventory: Annotated[
+        bool,
+        typer.Option("--write-inventory", help="Write MODE into the inventory afterwards; shows the change."),
+    ] = False,
 ) -> int:
     """Switch how hosts use their persistent memory.
 
     fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
     CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE says why.
+
+    At the end it shows what the inventory would have to say, and asks whether to write that.
     """
     from provision import converge, planning
 
     planning.check_mode(mode)
-    return converge.pmem_mode(change.open(), mode, **change.how)
+    return converge.pmem_mode(change.open(), mode, write_inventory=write_inventory, **change.how)
 
 
 class Rollback(str, Enum):

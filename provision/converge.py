@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from provision import monitoring, past, planview, playbook, rolling
-from provision.errors import ConvergeError
+from provision import inventory_edit, monitoring, past, planview, playbook, rolling
+from provision.errors import ConvergeError, InventoryError
 from provision.journal import Interrupted, Journal, cluster_lock
 from provision.look import Look, look
 from provision.node.roles import role_of
@@ -78,10 +79,12 @@ def pmem_mode(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
+    write_inventory: bool = False,
 ) -> int:
     """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
 
-    Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out.
+    Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out. With
+    ``write_inventory`` the inventory asks for ``mode`` afterwards; else a person at a terminal is asked.
     """
     able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
     for name, host in inventory.hosts.items():
@@ -91,15 +94,47 @@ def pmem_mode(
     changed = with_mode(inventory, mode, state_dir)
     run = _Run(changed, "pmem_mode", state_dir, consent, as_json)
     code = run.run(check=check)
-    kept = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
-    if code == 0 and kept:
-        run.console.print(
-            f"note: {inventory.path} still says otherwise for {', '.join(kept)}: set pmem_mode: {mode} "
-            "there, or the next bootstrap plans the way back",
-            highlight=False,
-            soft_wrap=True,
-        )
+    if code == 0 or (check and code == 2):
+        return _offer_mode(inventory, mode, run, check=check, wanted=write_inventory) or code
     return code
+
+
+def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, wanted: bool) -> int:
+    """Write the mode that hosts have now into the inventory, if the user wants it; 1 when that failed."""
+
+    def say(words: str) -> None:
+        run.console.print(words, highlight=False, soft_wrap=True)
+
+    hosts = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
+    if not hosts or (check and not wanted):
+        return 0
+    path = inventory.path
+    if not check:
+        said = f"note: {escape(str(path))} still says otherwise for {', '.join(hosts)}"
+        say(f"{said}: the next bootstrap would plan the way back")
+    try:
+        edits = inventory_edit.edits_for(path, hosts, "pmem_mode", mode, alike=inventory.hosts)
+        for line in [line for edit in edits for line in edit.diff()]:
+            say(f"  {escape(line)}")
+        if check:
+            return 0
+        ask = not wanted and not run.as_json and not run.consent.yes and sys.stdin.isatty()
+        if wanted or (ask and _agrees(run.console, "Write this into the inventory?")):
+            for edit in edits:
+                edit.write()
+                say(f"[green]✓[/] wrote {escape(str(edit.path))}")
+        elif not ask:
+            say(f"to write it: oeprov pmem-mode {mode} -i {shlex.quote(str(path))} --write-inventory")
+    except InventoryError as error:
+        say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
+        return 1 if wanted else 0
+    return 0
+
+
+def _agrees(console: Console, question: str) -> bool:
+    """The answer at the terminal; no unless it is yes."""
+    answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
+    return answer.strip().lower() in ("y", "yes")
 
 
 def kernel_only(
@@ -270,8 +305,7 @@ class _Run:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("there is nobody to ask: add --yes to agree to these steps")
-        answer = self.console.input("Apply these steps? [y/N] ")
-        return answer.strip().lower() in ("y", "yes")
+        return _agrees(self.console, "Apply these steps?")
 
     def _apply(self, found: Look, number: int) -> tuple[str, Path]:
         self.applied = True

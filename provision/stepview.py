@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from provision.journal import Journal
 from provision.node.roles import steps_of
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
+
+_GAP = re.compile(r"<[^<>]+>")  # of a plan: what nobody knew yet
 
 
 class StepView:
@@ -39,9 +42,10 @@ class StepView:
             ok, message = bool(item["ok"]), str(item.get("message", ""))
             self.journal.end(result.host, item["id"], ok=ok, message=message)
             self.done.append({"host": result.host, **item})
+            what = message if ok and message and _GAP.search(str(item["what"])) else str(item["what"])
             mark = "[green]✓[/]" if ok else "[red]✗[/]"
             self.console.print(
-                f"{mark} {result.host}: {escape(str(item['what']))} ({item['seconds']:.1f} s)",
+                f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -33,6 +33,9 @@ class Flavor(Protocol):
     def storage(self, mode: str, settings: RuntimeSettings) -> str:
         """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``."""
 
+    def keeps_rows(self, host: Host) -> bool:
+        """Whether processes on the host keep rows, so that its persistent memory must fit their storage."""
+
     def desired(self, host: Host) -> dict[str, Any]:
         """What the planner is told of the environment beyond the settings themselves."""
 

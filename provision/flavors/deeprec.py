@@ -84,6 +84,11 @@ def storage(mode: str, _settings: RuntimeSettings) -> str:
     return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
 
 
+def keeps_rows(host: Host) -> bool:
+    """See ``Flavor``."""
+    return host.is_worker
+
+
 def desired(_host: Host) -> dict[str, Any]:
     """See ``Flavor``."""
     return {"runtime_extra": "", "runtime_requirements": []}

@@ -30,6 +30,11 @@ def storage(mode: str, _settings: RuntimeSettings) -> str:
     return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
 
 
+def keeps_rows(host: Host) -> bool:
+    """See ``Flavor``."""
+    return host.is_parameter_server
+
+
 def desired(host: Host) -> dict[str, Any]:
     """See ``Flavor``."""
     extra = "" if host.runtime.extra == "none" else host.runtime.extra

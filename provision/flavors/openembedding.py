@@ -81,6 +81,11 @@ def storage(mode: str, settings: RuntimeSettings) -> str:
     return "pmem_libpmem" if mode == "fsdax" and not node.has_no_pmem(settings.package) else "dram"
 
 
+def keeps_rows(host: Host) -> bool:
+    """See ``Flavor``."""
+    return host.is_parameter_server or host.is_worker
+
+
 def desired(_host: Host) -> dict[str, Any]:
     """See ``Flavor``."""
     return {"runtime_extra": "", "runtime_requirements": []}

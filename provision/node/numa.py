@@ -175,7 +175,7 @@ def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Ste
     return [
         Step(
             id="memkind-nodes",
-            what="memkind's memory nodes: " + value,
+            what="memory nodes: " + value,
             why="parameter servers allocate from the nodes that were found, never from a fixed number",
             commands=[["write", ENVIRONMENT, "MEMKIND_DAX_KMEM_NODES=" + value]],
             action="write_memkind_nodes",
@@ -216,7 +216,7 @@ def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
             )
         )
     changed = system.write(ENVIRONMENT, environment_text(fit))
-    return Applied(changed, "memkind's nodes: " + ",".join(map(str, fit)))
+    return Applied(changed, "memory nodes: " + ",".join(map(str, fit)))
 
 
 def _forget_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:

@@ -12,7 +12,8 @@ class Step(NamedTuple):
     ``destroys`` names the objects whose data is lost, as ``--consent HOST:OBJECT`` takes them; it is empty
     for a step that is safe. ``commands`` are the exact argument vectors, for reading; ``edit FILE -OLD
     +NEW`` and ``write FILE TEXT`` stand for changes to files that oeprov makes itself, and ``<…>`` for what
-    is known only after the steps before. ``action`` and ``args`` are what ``apply`` carries out.
+    is known only after the steps before. A finished step whose ``what`` has such a gap is shown by the
+    message of its ``Applied`` instead. ``action`` and ``args`` are what ``apply`` carries out.
     """
 
     id: str

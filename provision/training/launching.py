@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 
 from provision import flavors, playbook
 from provision.errors import HostError, Interrupted, TrainingError
@@ -21,7 +22,7 @@ from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
-from provision.training import containers, fleet, jobs, jobspec, placement
+from provision.training import containers, fleet, jobs, jobspec, placement, readiness
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result, state_flag
@@ -50,7 +51,7 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
         try:
             with cluster_lock(state_dir, inventory.cluster):
                 if options.resume is None:
-                    job, placed = _new(inventory, options, state_dir)
+                    job, placed = _new(inventory, options, state_dir, console)
                     resume = False
                 else:
                     job, placed, resume = _old(inventory, options, state_dir, console, wish)
@@ -71,9 +72,12 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     return 130 if wish.count else outcome.exit_code
 
 
-def _new(inventory: Inventory, options: LaunchOptions, state_dir: Path) -> tuple[Job, Placement]:
+def _new(
+    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console
+) -> tuple[Job, Placement]:
     wanted = jobspec.request(inventory, options)
-    states = _check(inventory, wanted)
+    states = _check(inventory, wanted, console)
+    inventory = readiness.needed(inventory, wanted)
     now = datetime.now()
     job = jobs.create(state_dir, wanted.name, now)
     try:
@@ -128,7 +132,8 @@ def _old(
                 f"number of servers: oeprov stop {job.id}"
             )
         wanted = replace(wanted, servers=servers)
-    states = _check(inventory, wanted)
+    states = _check(inventory, wanted, console)
+    inventory = readiness.needed(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
         wait_for_orphans(job, wish)
     # What was written down on another host since its launcher ended is of this run too.
@@ -186,25 +191,23 @@ def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
     return pools is None
 
 
-def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
+def _check(inventory: Inventory, wanted: Request, console: Console) -> dict[str, State]:
     """The hosts' states; TrainingError names the host that is not ready, or what else cannot work."""
     flavors.of(inventory.flavor).check_data(inventory, wanted)
     if wanted.on:
         containers.check(inventory, wanted.on)
-    found = look(inventory)
+    found = look(readiness.needed(inventory, wanted))
     if found.lost:
         more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
         raise TrainingError(f"host {found.lost[0].host} {found.lost[0].reason}{more}; nothing was started")
     for name, plan in found.plans.items():
         steps = [step for step in plan.steps if not (wanted.on and step.id in containers.IN_IMAGES)]
-        missing = plan.problems + [step.what for step in steps]
-        if missing:
-            raise TrainingError(
-                f"host {name} is not ready: {missing[0]}"
-                + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
-                + f"; run: oeprov bootstrap -i {shlex.quote(str(inventory.path))}"
-            )
+        if plan.problems or steps:
+            state = found.states.get(name)
+            raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
     jobspec.check(inventory, wanted)
+    for line in readiness.differences(inventory, wanted):
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
     return found.states
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from provision.errors import TrainingError
 from provision.node import numa
-from provision.settings import mode_refusal
 from provision.training.units import Place, on_host
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from provision.training.jobspec import Request
 
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
+MODES = {"pmem_libpmem": "fsdax", "dram_pmem": "fsdax", "pmem_memkind": "system-ram"}  # that they need
 
 
 def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
@@ -37,7 +37,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     if host.pmem.mode != "fsdax":
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "
-            f"use --storage dram{_instead(host, 'fsdax')}"
+            "use --storage dram"
         )
     mounts = mounts_of(host, state)
     if not mounts:
@@ -65,20 +65,13 @@ def _check_memory_nodes(host: Host, state: State | None) -> None:
     if host.pmem.mode != "system-ram":
         raise TrainingError(
             f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
-            f"found {host.pmem.mode}; use --storage {host.server.storage}{_instead(host, 'system-ram')}"
+            f"found {host.pmem.mode}; use --storage {host.server.storage}"
         )
     if state is not None and not numa.cpuless(state):
         raise TrainingError(
             f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs, and it has none; "
             f"run: oeprov pmem-mode system-ram --limit {host.name}"
         )
-
-
-def _instead(host: Host, mode: str) -> str:
-    """How the host gets into ``mode``, for the end of a message; empty if it cannot."""
-    if mode_refusal(host.kind, mode):
-        return ""
-    return f", or run: oeprov pmem-mode {mode} --limit {host.name} (and set pmem_mode: {mode})"
 
 
 def storage_of(host: Host, wanted: Request) -> str:

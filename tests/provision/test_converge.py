@@ -16,7 +16,7 @@ from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.journal import Journal, cluster_lock
 from provision.look import Look
-from provision.node import process
+from provision.node import numa, process
 from provision.node.state import State
 from provision.node.step import Plan, Step
 from provision.playbook import TaskResult
@@ -134,13 +134,19 @@ def test_check_changes_nothing(state_dir: Path, see: Any, capsys: pytest.Capture
 
 @pytest.mark.parametrize(("answer", "applied"), [("", False), ("n", False), ("y", True), ("Yes", True)])
 def test_prompt_means_no_unless_told(
-    state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch, answer: str, applied: bool
+    state_dir: Path,
+    see: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    applied: bool,
 ) -> None:
     runs = see(Plan("one", [MAKE]), then=Plan("one"))
     monkeypatch.setattr("sys.stdin", io.StringIO(answer + "\n"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert bootstrap(state_dir, consent=Consent()) == (0 if applied else 1)
     assert bool(runs) is applied
+    assert "Apply these steps? [y/N] " in capsys.readouterr().out
 
 
 def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +286,75 @@ def test_pmem_mode_does_its_own_part_only(
     assert approved["steps"] == ["directory"]
     assert approved["desired"]["pmem_mode"] == "directory"
     assert approved["desired"]["pmem_directory"] == str(state_dir / "pmem0")
-    assert "inventory.yml still says otherwise for one: set pmem_mode: directory" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "inventory.yml still says otherwise for one: the next bootstrap would plan the way back" in said
+    assert "  +    one: {ansible_connection: local, oeprov_kind: local, " in said
+    assert f"to write it: oeprov pmem-mode directory -i {found.path} --write-inventory" in said
+
+
+NONE = f"{LOCAL}, pmem_mode: none"
+
+
+def to_directory(state_dir: Path, see: Any, **arguments: Any) -> tuple[int, str]:
+    """Exit code, and what the inventory says then."""
+    found = inventory(state_dir, NONE)
+    see(Plan("one"))
+    given = {"consent": Consent(), **arguments}
+    code = converge.pmem_mode(found, "directory", state_dir=state_dir, **given)
+    return code, load(found.path, state_dir=state_dir).hosts["one"].pmem.mode
+
+
+def test_pmem_mode_writes_the_inventory(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert to_directory(state_dir, see, write_inventory=True, check=True) == (0, "none")
+    assert "pmem_mode: directory}" in capsys.readouterr().out, "--check shows it and does not do it"
+    assert to_directory(state_dir, see, write_inventory=True, as_json=True) == (0, "directory")
+    assert json.loads(capsys.readouterr().out)["converged"] is True
+    found = load(state_dir.parent / "inventory.yml", state_dir=state_dir)
+    see(Plan("one"))
+    assert converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+    assert "still says" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "arguments", "asked", "mode"),
+    [
+        ("", {}, True, "none"),
+        ("n", {}, True, "none"),
+        ("y", {}, True, "directory"),
+        ("y", {"consent": Consent(yes=True)}, False, "none"),
+        ("y", {"as_json": True}, False, "none"),
+        ("y", {"check": True}, False, "none"),
+    ],
+)
+def test_pmem_mode_asks_before_it_writes(
+    state_dir: Path,
+    see: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    arguments: dict[str, Any],
+    asked: bool,
+    mode: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer + "\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert to_directory(state_dir, see, **arguments) == (0, mode)
+    assert ("Write this into the inventory? [y/N]" in capsys.readouterr().out) is asked
+
+
+def test_an_inventory_that_cannot_be_edited(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = state_dir.parent / "inventory.yml"
+    path.write_text(INVENTORY.format(host=LOCAL + ", pmem_mode: '{{ mode }}', mode: none"))
+    see(Plan("one"))
+    found = load(path, state_dir=state_dir)
+    for write, code in ((False, 0), (True, 1)):
+        arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "write_inventory": write}
+        assert converge.pmem_mode(found, "directory", **arguments) == code, "the flag asks for it"
+        assert "inventory.yml was not edited: " in capsys.readouterr().out
 
 
 def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
@@ -327,6 +401,21 @@ def test_steps_are_journalled_before_and_after(state_dir: Path) -> None:
         ("end", False),
     ]
     assert out.getvalue() == "✗ one: make /data (1.2 s)\n"
+
+
+def test_a_finished_step_prints_what_it_found(state_dir: Path) -> None:
+    [step] = numa.plan_memkind(State(), [], ["dax0.0"])
+    assert step.what == "memory nodes: <node of the new memory>"
+    out = io.StringIO()
+    view = StepView(Console(file=out, width=120), Journal(state_dir / "journal.jsonl", "run-1"), {})
+    done = {"id": step.id, "what": step.what, "ok": True, "message": "memory nodes: 1", "seconds": 0.1}
+    failed = {**done, "ok": False, "message": "memkind can have no memory nodes"}
+    for item in (done, failed):
+        view.result(TaskResult("one", "pmem", "Bring …", "ok", {"steps": [item]}, 0.1))
+    assert out.getvalue().splitlines() == [
+        "✓ one: memory nodes: 1 (0.1 s)",
+        "✗ one: memory nodes: <node of the new memory> (0.1 s)",
+    ]
 
 
 @pytest.mark.process

@@ -1,17 +1,25 @@
 """Each storage on the hosts that can have it: command lines, units, and refusals that say what to run."""
 
 import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_processes import make_job
+from rich.console import Console
+from test_plan_cases import inputs
 
 from provision.errors import TrainingError
 from provision.inventory import Inventory
 from provision.inventory_check import load
+from provision.look import Look
 from provision.node import numa
+from provision.node.plan import make_plan
+from provision.node.roles import role_of
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
-from provision.training import jobspec, placement
+from provision.node.step import Plan, Step
+from provision.training import jobspec, launching, placement, readiness
 from provision.training.jobspec import LaunchOptions
 from provision.training.placement import Placement
 
@@ -40,6 +48,7 @@ def inventory(tmp_path: Path, mode: str, more: str = "", kind: str = "bare_metal
 
 def place(found: Inventory, state: State, tmp_path: Path, **options: object) -> Placement:
     wanted = jobspec.request(found, LaunchOptions(**options))  # type: ignore[arg-type]
+    found = readiness.needed(found, wanted)
     return placement.place(make_job(tmp_path), found, {"pm-1": state}, wanted)
 
 
@@ -139,22 +148,7 @@ def test_memkind_takes_the_nodes_of_the_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "mode", "storage", "words"),
     [
-        (
-            "bare_metal_pmem",
-            "fsdax",
-            "pmem_memkind",
-            "storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), found fsdax; use "
-            "--storage pmem_libpmem, or run: oeprov pmem-mode system-ram --limit pm-1 (and set pmem_mode: "
-            "system-ram)",
-        ),
         ("cpu", "none", "pmem_memkind", "found none; use --storage dram"),
-        (
-            "re6p",
-            "system-ram",
-            "dram_pmem",
-            "storage dram_pmem needs pmem_mode fsdax, found system-ram; use --storage dram, or run: oeprov "
-            "pmem-mode fsdax --limit pm-1 (and set pmem_mode: fsdax)",
-        ),
         ("cpu", "none", "pmem_libpmem", "needs pmem_mode fsdax, found none; use --storage dram"),
     ],
 )
@@ -253,3 +247,77 @@ def test_dram_is_not_bound(tmp_path: Path) -> None:
 def test_lists_of_numbers() -> None:
     for text in ("", "0", "0-2,8", "1,3,5-6"):
         assert numa.list_text(numa.parse_list(text)) == text
+
+
+def case(name: str) -> State:
+    """What the host of a plan case was seen to be."""
+    state, _ = inputs(json.loads((Path(__file__).parent / "cases" / f"{name}.json").read_text()))
+    return state._replace(numa=[DRAM, FAR._replace(id=1)])
+
+
+@pytest.fixture
+def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
+    """What launch sees of pm-1 from now on; the runtime is there."""
+
+    def arrange(state: State) -> None:
+        def look(found: Inventory) -> Look:
+            plan = make_plan(state, found.hosts["pm-1"].desired())
+            steps = [step for step in plan.steps if role_of(step) != "runtime"]
+            return Look(states={"pm-1": state}, plans={"pm-1": plan._replace(steps=steps)})
+
+        monkeypatch.setattr(launching, "look", look)
+
+    return arrange
+
+
+def launch(found: Inventory, tmp_path: Path, **options: object) -> Placement:
+    """What would run; the checks of launch first."""
+    given = LaunchOptions(**options)  # type: ignore[arg-type]
+    return launching._new(found, given, tmp_path, Console())[1]
+
+
+def test_the_host_decides_and_not_the_inventory(
+    tmp_path: Path, see: Callable[[State], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `pmem-mode system-ram`, with an inventory that still says fsdax and wants another kernel."""
+    see(case("re6p-system-ram-converged"))
+    more = "pmem_map: dev, kernel_version: newest, kernel_arguments: [mitigations=off]"
+    found = inventory(tmp_path, "fsdax", more, kind="re6p")
+    placed = launch(found, tmp_path, storage="pmem_memkind")
+    assert flags(placed)["--storage"] == "pmem_memkind"
+    assert "EnvironmentFile=/etc/oeprov/memory.env" in unit(placed), "bound to the node that is there"
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"the job uses system-ram; {tmp_path}/inventory.yml says pmem_mode fsdax, and the next" in said
+    )
+    assert "numactl" not in unit(launch(found, tmp_path, storage="dram")), (
+        "it does not matter"
+    )
+    with pytest.raises(TrainingError) as caught:
+        launch(found, tmp_path)
+    assert str(caught.value).startswith("host pm-1 is not ready: ")
+    words = (
+        "storage pmem_libpmem needs pmem_mode fsdax, found system-ram: use --storage pmem_memkind, or run: "
+    )
+    assert str(caught.value).endswith(f"{words}oeprov bootstrap -i {tmp_path}/inventory.yml")
+
+
+def test_a_host_in_the_wrong_mode(tmp_path: Path, see: Callable[[State], None]) -> None:
+    see(case("re6p-fsdax-converged"))
+    found = inventory(tmp_path, "fsdax", kind="re6p")
+    assert flags(launch(found, tmp_path))["--storage"] == "pmem_libpmem"
+    with pytest.raises(TrainingError) as caught:
+        launch(found, tmp_path, storage="pmem_memkind")
+    switch = f"oeprov pmem-mode system-ram -i {tmp_path}/inventory.yml --limit pm-1"
+    words = "needs pmem_mode system-ram, found fsdax: use --storage pmem_libpmem, or run: "
+    assert str(caught.value).endswith(words + switch)
+
+
+def test_memory_that_is_right_but_no_runtime(tmp_path: Path, see: Callable[[State], None]) -> None:
+    """Bootstrap alone would bring the memory back to the inventory's mode."""
+    found = inventory(tmp_path, "fsdax", kind="re6p")
+    wanted = jobspec.request(found, LaunchOptions(storage="pmem_memkind"))
+    missing = [Step("runtime", "install oeprov", "it is missing", action="install_runtime")]
+    said = readiness.why_not(found, wanted, Plan("pm-1", missing), missing, None)
+    switch = f"oeprov pmem-mode system-ram -i {tmp_path}/inventory.yml --limit pm-1 --write-inventory"
+    assert said.endswith(f"run: {switch}, then: oeprov bootstrap -i {tmp_path}/inventory.yml")
