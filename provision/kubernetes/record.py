@@ -43,11 +43,8 @@ def read(job: Job) -> Record:
     file = job.cluster_file
     try:
         return Record.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise TrainingError(f"{file}: {error.strerror}") from None
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise TrainingError(f"{file}: {where}: {error.errors()[0]['msg']}") from None
+    except (OSError, ValidationError) as error:
+        raise TrainingError(jobs.unreadable(file, error)) from None
 
 
 def documents(job: Job) -> list[dict[str, Any]]:

@@ -133,7 +133,8 @@ class Job:
     @property
     def started(self) -> int:
         """When its newest run was started, in ns since 1970; of one on Kubernetes, when it was made."""
-        return _modified(self.token_file if self.on_kubernetes else self.job_file)
+        file = self.token_file if self.on_kubernetes else self.job_file
+        return _modified(file) or _modified(self.directory)
 
     def ready_file(self, process_name: str) -> Path:
         """Where a server says that it listens."""
@@ -172,11 +173,8 @@ class Job:
         """Read ``job.json``; TrainingError names file and field when it is not one."""
         try:
             return JobSpec.model_validate_json(self.job_file.read_bytes())
-        except OSError as error:
-            raise TrainingError(f"{self.job_file}: {error.strerror}") from None
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise TrainingError(f"{self.job_file}: {where}: {error.errors()[0]['msg']}") from None
+        except (OSError, ValidationError) as error:
+            raise TrainingError(unreadable(self.job_file, error)) from None
 
     def write_state(self, state: JobState) -> None:
         """Write ``state.json`` in one piece."""
@@ -186,8 +184,10 @@ class Job:
         """The supervisor's last word, put right when the supervisor is gone: then it was interrupted."""
         try:
             state = JobState.model_validate_json(self.state_file.read_bytes())
-        except (OSError, ValidationError):
+        except FileNotFoundError:
             return JobState(phase="interrupted", message="it never began")
+        except (OSError, ValidationError) as error:
+            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
         if state.phase in ACTIVE and not state.supervised:
             return state.model_copy(
                 update={
@@ -228,6 +228,14 @@ class Job:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+def unreadable(file: Path, error: OSError | ValidationError) -> str:
+    """Why a job's file cannot be used, in words."""
+    if isinstance(error, OSError):
+        return f"{file}: {error.strerror}"
+    first = error.errors()[0]
+    return ": ".join([str(file), *filter(None, [".".join(map(str, first["loc"])), first["msg"]])])
 
 
 def jobs_dir(state_dir: Path) -> Path:
