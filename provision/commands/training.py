@@ -23,7 +23,7 @@ LAUNCH_EXAMPLES = (
 )
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
-RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --detach  |  oeprov resume --servers 3"
+RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
 _SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
@@ -239,6 +239,13 @@ def resume(
         int | None,
         typer.Option(min=1, help="Worker processes on each host from now on; default: as many as before."),
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Train longer: to so many passes over the data in all.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train longer: to so many steps in all, whatever epochs it takes."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
     ] = False,
@@ -248,19 +255,26 @@ def resume(
     """Go on with a job from its last checkpoint, with its own settings.
 
     Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended,
-    whether its hosts were rebooted since, and how many servers wrote it. The same as
-    launch-training --resume.
+    whether its hosts were rebooted since, and how many servers wrote it. With --epochs or --steps, which
+    take the place of both that it had, also a job that is done. The same as launch-training --resume.
     """
     from provision.training import jobs, launching
     from provision.training.jobspec import LaunchOptions
 
     found = jobs.find(state_dir, job)
+    options = LaunchOptions(
+        resume=found.id,
+        servers=servers,
+        workers=workers,
+        epochs=epochs,
+        steps=steps,
+        detach=detach,
+        as_json=as_json,
+    )
     if found.on_kubernetes:
         from provision.kubernetes import run
 
-        options = LaunchOptions(servers=servers, workers=workers, detach=detach, as_json=as_json)
         return run.resume(found, options, state_dir=state_dir)
-    options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)
     path = inventory or Path(found.spec().inventory)
     return launching.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 

@@ -107,6 +107,8 @@ def test_a_job_that_fails_keeps_its_volumes(
     assert cluster.kinds() == VOLUMES
     assert oeprov("resume", "--workers", "2") == 1
     assert "as many workers as it had" in capsys.readouterr().err
+    assert oeprov("resume", "--epochs", "2") == 1
+    assert "--epochs: a job on Kubernetes trains as long as it was made to" in capsys.readouterr().err
     cluster.worker = "done"
     assert oeprov("resume") == 0
     assert cluster.kinds() == []
