@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from provision import __version__, hostview
-from provision.errors import OeprovError, TrainingError
+from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.kubernetes import record, view
 from provision.look import look
@@ -60,7 +60,7 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
 def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: int) -> str:
     """The page. ``hosts`` as ``hostview`` describes them; ``runs``: of how many jobs curves are shown."""
     there = jobs.all_jobs(state_dir)[-_MOST_JOBS:]
-    listed = [_job(job) for job in reversed(there)]
+    listed = [jobview.readable_report(job) for job in reversed(there)]
     shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
     environment = Environment(
         loader=PackageLoader("provision", "templates"),
@@ -88,13 +88,6 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
     for job in there:
         text = _without_token(text, job)
     return _PASSWORD.sub(r"\1…@", text)
-
-
-def _job(job: Job) -> Document:
-    try:
-        return jobview.report(job)
-    except TrainingError as error:
-        return {**jobview.UNREADABLE, "job": job.id, "message": str(error)}
 
 
 def run_page(job: Job) -> tuple[str, str] | None:

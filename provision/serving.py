@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from provision.errors import TrainingError
+from provision.kubernetes import record
 from provision.training import jobs
 from provision.training.jobs import Job
 from provision.training.metrics import summary
@@ -61,8 +62,13 @@ class Serving:
 
 def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
     """The serving of a job's export, by default of the last; TrainingError when there is none here."""
-    done = [] if name else [job for job in jobs.all_jobs(state_dir) if summary(job.metrics_file).export]
+    done = [job for job in jobs.all_jobs(state_dir) if name is None and summary(job.metrics_file).export]
     job = done[-1] if done else jobs.find(state_dir, name)
+    if job.on_kubernetes:
+        raise TrainingError(
+            f"job {job.id} ran on Kubernetes: its export is in the claim, in {record.read(job).run}/export; "
+            "serve it there"
+        )
     export = summary(job.metrics_file).export
     if not export:
         raise TrainingError(

@@ -31,7 +31,9 @@ class TrainingSettings(Settings):
     )
     dim: int = Field(default=9, ge=1, le=4096, description="Width of an embedding.")
     batch_size: int = Field(default=4096, ge=1, description="Rows of a step, of all workers together.")
-    epochs: int = Field(default=1, ge=1, description="Passes over the data.")
+    epochs: int = Field(
+        default=1, ge=0, description="Passes over the data; 0: as many as training_steps takes."
+    )
     steps: int = Field(default=0, ge=0, description="Stop after so many steps; 0: at the end of the epochs.")
     hidden: Text = Field(
         default="256,128",

@@ -57,8 +57,8 @@ class WorkQueue:
         self._ranges = list(ranges)
         self._epochs = epochs
         self._seed = seed
-        text = json.dumps([self._ranges, epochs, seed])
-        self._digest = hashlib.sha256(text.encode()).hexdigest()
+        # Without the epochs: whoever goes on may train for more of them. Earlier versions had them in it.
+        self._digest, self._older_digest = _digest(ranges, seed), _digest(ranges, epochs, seed)
         self._taken = 0  # ranges given out so far, in all epochs
         self.reports = 0  # so far
         self._open: dict[int, _Open] = {}  # by the number under which it was given out
@@ -70,7 +70,7 @@ class WorkQueue:
             if one.worker is None:
                 one.worker = worker
                 return self._work(number, one.done)
-        if self._taken == self._epochs * len(self._ranges):
+        if self._taken >= self._epochs * len(self._ranges):
             return None
         number = self._taken
         self._taken += 1
@@ -101,7 +101,7 @@ class WorkQueue:
     @property
     def finished(self) -> bool:
         """Whether all ranges of all epochs are."""
-        return self._taken == self._epochs * len(self._ranges) and not self._open
+        return self._taken >= self._epochs * len(self._ranges) and not self._open
 
     def save(self, *, workers: bool = False) -> dict[str, Any]:
         """The state as plain JSON; for a checkpoint without `workers`, who do not outlive a restart."""
@@ -109,10 +109,11 @@ class WorkQueue:
         return {"ranges": self._digest, "taken": self._taken, "open": open_, "reports": self.reports}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; DataError if it is that of other ranges."""
-        if state.get("ranges") != self._digest:
+        """Go on from a saved state, perhaps for more epochs; DataError if it is that of other ranges."""
+        if state.get("ranges") not in (self._digest, self._older_digest):
             raise DataError(
-                "the saved work queue is of other data: the same files, epochs and seed are needed to go on"
+                "the saved work queue is of other data: the same files and seed are needed to go on (and the "
+                "same epochs too, if an earlier version wrote it)"
             )
         self._taken, self.reports = state["taken"], state["reports"]
         self._open = {number: _Open(done, worker) for number, done, worker in state["open"]}
@@ -134,3 +135,7 @@ class WorkQueue:
                 random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
             self._order = (epoch, order)
         return self._order[1]
+
+
+def _digest(ranges: Sequence[Range], *settings: int | None) -> str:
+    return hashlib.sha256(json.dumps([list(ranges), *settings]).encode()).hexdigest()

@@ -302,7 +302,9 @@ def _refuse_trained(client: Client) -> None:
 
 def _check_export(options: Options) -> None:
     path = options.export
-    if path is not None and os.path.lexists(path):
+    if path is None or (options.resume and options.run_dir in path.parents):
+        return  # what an earlier part of this run exported is replaced at the end of this one
+    if os.path.lexists(path):
         raise RunError(f"--export {path} exists already; name a new directory or remove it")
 
 

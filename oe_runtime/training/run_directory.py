@@ -41,8 +41,7 @@ class RunDirectory:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             # What an earlier attempt without a checkpoint left is of no use to this run.
             self._file = self._metrics.open("a" if options.resume else "w", encoding="utf-8")
-            if not options.resume:
-                self._write_config(options)
+            self._write_config(options)  # resumed, it may train longer or on other servers
         except OSError as error:
             raise RunError(f"cannot write to the run directory {self.path}: {error.strerror}") from error
 

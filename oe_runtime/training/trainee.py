@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,13 +121,21 @@ class KerasTrainee:
         return probabilities.reshape(-1)
 
     def export(self, path: Path, *, stock: bool) -> None:
-        """Write a SavedModel that plain TensorFlow loads; `path` must not exist."""
+        """Write a SavedModel that plain TensorFlow loads; one that is at `path` stays until it is whole."""
+        new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
         try:
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
             if stock:
-                self.model.export(path, verbose=False)
+                self.model.export(new, verbose=False)
             else:
-                self.model.save_as_original_model(path)
+                self.model.save_as_original_model(new)
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
             raise RunError(f"cannot export to {path}: {error}") from error
 
 

@@ -23,11 +23,11 @@ LAUNCH_EXAMPLES = (
 )
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
-RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --detach  |  oeprov resume --servers 3"
+RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
 _SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
-_JOB = "Which job, as `oeprov status` names it; default: the running or the last one."
+_JOB = "Which job: its name, its id or how the id begins; default: the running or the last one."
 
 
 def launch_training(
@@ -176,13 +176,14 @@ def launch_training(
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
-    from provision.training import containers, launching
+    from provision.training import containers, jobs, launching
     from provision.training.jobspec import LaunchOptions
 
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
         raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
+    named = jobs.find(state_dir, job).id if job is not None else ""
     options = LaunchOptions(
         model=model,
         data=data,
@@ -207,7 +208,7 @@ def launch_training(
         workers=workers,
         run_name=name,
         on=on if on in containers.ENGINES else None,
-        resume=(job or "") if resume else None,
+        resume=named if resume else None,
         detach=detach,
         as_json=as_json,
     )
@@ -238,6 +239,13 @@ def resume(
         int | None,
         typer.Option(min=1, help="Worker processes on each host from now on; default: as many as before."),
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Train longer: to so many passes over the data in all.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train longer: to so many steps in all, whatever epochs it takes."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
     ] = False,
@@ -247,20 +255,26 @@ def resume(
     """Go on with a job from its last checkpoint, with its own settings.
 
     Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended,
-    whether its hosts were rebooted since, and how many servers wrote it. The same as
-    launch-training --resume.
+    whether its hosts were rebooted since, and how many servers wrote it. With --epochs or --steps, which
+    take the place of both that it had, also a job that is done. The same as launch-training --resume.
     """
-    from provision.kubernetes import record
     from provision.training import jobs, launching
     from provision.training.jobspec import LaunchOptions
 
-    if there := record.find(state_dir, job):
+    found = jobs.find(state_dir, job)
+    options = LaunchOptions(
+        resume=found.id,
+        servers=servers,
+        workers=workers,
+        epochs=epochs,
+        steps=steps,
+        detach=detach,
+        as_json=as_json,
+    )
+    if found.on_kubernetes:
         from provision.kubernetes import run
 
-        options = LaunchOptions(servers=servers, workers=workers, detach=detach, as_json=as_json)
-        return run.resume(there, options, state_dir=state_dir)
-    found = jobs.find(state_dir, job)
-    options = LaunchOptions(resume=found.id, servers=servers, workers=workers, detach=detach, as_json=as_json)
+        return run.resume(found, options, state_dir=state_dir)
     path = inventory or Path(found.spec().inventory)
     return launching.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
 
@@ -290,14 +304,14 @@ def logs(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Print what the processes of a job said."""
-    from provision.kubernetes import record
-    from provision.training import logview
+    from provision.training import jobs, logview
 
-    if there := record.find(state_dir, job):
+    found = jobs.find(state_dir, job)
+    if found.on_kubernetes:
         from provision.kubernetes import view
 
-        return view.logs(there, process=process, follow=follow, lines=lines)
-    return logview.logs(state_dir, job, process_name=process, follow=follow, lines=lines)
+        return view.logs(found, process=process, follow=follow, lines=lines)
+    return logview.logs(state_dir, found.id, process_name=process, follow=follow, lines=lines)
 
 
 def stop(
@@ -309,11 +323,11 @@ def stop(
 
     Also for a job whose launcher was killed. Doing it twice does no harm.
     """
-    from provision.kubernetes import record
     from provision.training import stopping
 
-    if there := record.find(state_dir, job):
+    found = stopping.find(state_dir, job)
+    if found.on_kubernetes:
         from provision.kubernetes import run
 
-        return run.stop(there, state_dir=state_dir, as_json=as_json)
-    return stopping.stop(state_dir, job, as_json=as_json)
+        return run.stop(found, state_dir=state_dir, as_json=as_json)
+    return stopping.stop(state_dir, found.id, as_json=as_json)

@@ -112,11 +112,10 @@ class Watch:
         known = self._ended.get(job.id)
         if known and known[0] == times:
             return dict(known[1])
-        try:
-            found = {**jobview.report(job), "active": False, "course": asdict(course(job.metrics_file))}
-        except OeprovError as error:
-            return {**jobview.UNREADABLE, "active": False, "job": job.id, "message": str(error)}
-        found["active"] = found["state"] in ACTIVE
+        found = {**jobview.readable_report(job), "active": False}
+        if found["state"] == "unreadable":
+            return found
+        found.update(active=found["state"] in ACTIVE, course=asdict(course(job.metrics_file)))
         if not found["active"] and not any(entry["unit"] for entry in found["processes"]):
             self._ended[job.id] = (times, dict(found))
         return found

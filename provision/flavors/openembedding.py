@@ -101,6 +101,8 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
     wanted = programs.settled(inventory, wanted, "openembedding", list(MODELS))
     name, variant = _variant(inventory)
     training = wanted.training
+    if not training.epochs:
+        raise TrainingError("training_epochs: found 0; OpenEmbedding's scripts train for epochs, from 1")
     if training.optimizer not in OPTIMIZERS:
         raise TrainingError(
             f"--optimizer: found {training.optimizer!r}; OpenEmbedding's scripts have {', '.join(OPTIMIZERS)}"

@@ -12,7 +12,6 @@ from provision.errors import TrainingError
 from provision.training import jobs
 from provision.training.jobs import Job, write_json
 
-FILE = "kubernetes.json"
 MANIFESTS = "manifests.yml"
 Phase = Literal["running", "done", "failed", "interrupted"]
 
@@ -36,19 +35,16 @@ class Record(BaseModel):
 
 def write(job: Job, record: Record) -> None:
     """Write the record in one piece."""
-    write_json(job.directory / FILE, record.model_dump(mode="json"))
+    write_json(job.cluster_file, record.model_dump(mode="json"))
 
 
 def read(job: Job) -> Record:
     """The record of a job; TrainingError when it cannot be used."""
-    file = job.directory / FILE
+    file = job.cluster_file
     try:
         return Record.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise TrainingError(f"{file}: {error.strerror}") from None
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise TrainingError(f"{file}: {where}: {error.errors()[0]['msg']}") from None
+    except (OSError, ValidationError) as error:
+        raise TrainingError(jobs.unreadable(file, error)) from None
 
 
 def documents(job: Job) -> list[dict[str, Any]]:
@@ -84,25 +80,6 @@ def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return claims
 
 
-def _born(job: Job) -> int:
-    """When a job began: its token is written then, and never again."""
-    return job.token_file.stat().st_mtime_ns
-
-
 def all_jobs(state_dir: Path) -> list[Job]:
     """Every job on Kubernetes, oldest first."""
-    found = [Job(path.parent) for path in jobs.jobs_dir(state_dir).glob(f"*/{FILE}")]
-    return sorted(found, key=lambda job: (_born(job), job.id))
-
-
-def find(state_dir: Path, name: str | None) -> Job | None:
-    """The named job, or the last one if no other is younger; None when it is not on Kubernetes."""
-    if name:
-        job = Job(jobs.jobs_dir(state_dir) / name)
-        return job if Path(name).name == name and (job.directory / FILE).is_file() else None
-    here, there = jobs.all_jobs(state_dir), all_jobs(state_dir)
-    if not there:
-        return None
-    if not here:
-        return there[-1]
-    return there[-1] if _born(there[-1]) > _born(here[-1]) else None
+    return [job for job in jobs.directories(state_dir) if job.on_kubernetes]

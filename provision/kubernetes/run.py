@@ -52,6 +52,11 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     """Make the objects of a job that was stopped or failed again: it goes on from its last checkpoint."""
     found = record.read(job)
+    for what in ("epochs", "steps"):
+        if getattr(options, what) is not None:
+            raise TrainingError(
+                f"--{what}: a job on Kubernetes trains as long as it was made to; launch a new one, longer"
+            )
     for what in ("servers", "workers"):
         if getattr(options, what) is not None:
             raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")

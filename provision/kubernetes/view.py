@@ -19,22 +19,29 @@ from provision.kubernetes.follow import PAUSE_SECONDS
 from provision.kubernetes.state import Pod
 from provision.training.jobs import Job
 
+_STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
+
 
 def report(job: Job) -> dict[str, Any]:
     """Everything known of one job, ready for JSON; ``problem`` says why its cluster told nothing."""
-    found = record.read(job)
     result: dict[str, Any] = {
         "job": job.id,
         "on": "kubernetes",
-        "state": found.phase,
-        "message": found.message,
-        "namespace": found.namespace,
-        "claim": found.claim,
-        "run": found.run,
+        "state": "unreadable",
+        "message": "",
+        "namespace": "",
+        "claim": "",
+        "run": "",
         "progress": "",
         "problem": "",
         "pods": [],
     }
+    try:
+        found = record.read(job)
+    except TrainingError as error:
+        return {**result, "problem": str(error)}
+    result["state"] = found.phase
+    result.update(found.model_dump(include={"message", "namespace", "claim", "run"}))
     try:
         cluster = Api(found.context)
         documents = record.documents(job)
@@ -62,8 +69,9 @@ def report(job: Job) -> dict[str, Any]:
 def show(reports: list[dict[str, Any]], console: Console, flag: str) -> None:
     """Print jobs, and of each that has some its pods."""
     for item in reports:
-        style = {"done": "green", "failed": "red", "interrupted": "yellow"}.get(item["state"], "cyan")
-        head = f"{item['job']}  [{style}]{item['state']}[/]  on kubernetes, namespace {item['namespace']}"
+        style = _STYLE.get(item["state"], "cyan")
+        head = f"{item['job']}  [{style}]{item['state']}[/]  on kubernetes"
+        head += f", namespace {item['namespace']}" if item["namespace"] else ""
         console.print(
             head + (f"  {escape(item['progress'])}" if item["progress"] else ""),
             highlight=False,

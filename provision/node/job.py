@@ -271,6 +271,24 @@ def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     return {}
 
 
+def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove all that a job has here, its run and checkpoints too; twice does no harm.
+
+    ``args`` as for ``remove_pools``, of all its processes. CommandError if one of them runs.
+    """
+    directory = args["directory"]
+    remove_pools(system, args)
+    with _alone(system):
+        items = jobfiles.recorded(system, directory)
+        found = systemd.show(system, [item["unit"] for item in items])
+        for item in items:
+            if found[item["unit"]].up or found[item["unit"]].ending:
+                raise CommandError("{} still runs".format(item["name"]))
+        _forget(system, directory, items, True)
+        jobfiles.remove(system, directory)
+    return {}
+
+
 def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """What the job's units do; changes nothing.
 
@@ -338,7 +356,14 @@ def _tail(system: System, path: str, offset: int) -> str:
         return ""
 
 
-_ERRANDS = {"start": start, "stop": stop, "look": look, "send": send, "remove_pools": remove_pools}
+_ERRANDS = {
+    "start": start,
+    "stop": stop,
+    "look": look,
+    "send": send,
+    "remove_pools": remove_pools,
+    "remove": remove,
+}
 
 
 def main(wanted: Dict[str, Any]) -> None:

@@ -107,6 +107,18 @@ def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bo
         shutil.rmtree(system.path(directory), ignore_errors=True)
 
 
+def remove(system: System, directory: str) -> None:
+    """Remove the directory of a job with its run, and nothing that is none."""
+    if os.path.dirname(directory) != os.path.join(HOME, "jobs") or not os.path.basename(directory):
+        raise CommandError("{} is no job's directory".format(directory))
+    try:
+        shutil.rmtree(system.path(directory))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CommandError("{}: {}".format(error.filename, error.strerror))
+
+
 def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
     """Directories of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME."""
     job = os.path.basename(directory)

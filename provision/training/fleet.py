@@ -137,6 +137,18 @@ class Fleet:
         answers = errand.on_all(hosts, "remove_pools", args, LOOK_SECONDS)
         return [answer for answer in answers.values() if isinstance(answer, HostError)]
 
+    def remove(self) -> list[HostError]:
+        """Remove all that the job, which has ended, has on its hosts; those where that failed.
+
+        Of a host that has nothing of it any more too, twice does no harm.
+        """
+        listed = [
+            {"name": item.name, "unit": item.unit, "pools": item.pools} for item in self.processes.values()
+        ]
+        args = {**self.args(), "servers": listed}
+        answers = errand.on_all(self.hosts, "remove", args, STOP_SECONDS["parameter_server"])
+        return [answer for answer in answers.values() if isinstance(answer, HostError)]
+
     def _keep(self, name: str, item: Mapping[str, Any]) -> None:
         """Logs and last counters, so that they can be read when the hosts are long gone."""
         if item["log"]:

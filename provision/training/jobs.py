@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -33,6 +34,8 @@ Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed",
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
 DONE = "training is done"
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
+_STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # that `create` puts behind a job's name
+_MOST_NAMED = 5  # jobs in a message
 
 
 class _Record(BaseModel):
@@ -111,11 +114,28 @@ class Job:
         self.directory = directory.absolute()
         self.id = directory.name
         self.job_file = self.directory / "job.json"
+        self.cluster_file = self.directory / "kubernetes.json"  # instead of it; see provision.kubernetes
         self.state_file = self.directory / "state.json"
         self.token_file = self.directory / "token"
         self.run_dir = self.directory / "run"
         self.logs = self.directory / "logs"
         self.metrics_file = self.run_dir / "metrics.jsonl"
+
+    @property
+    def name(self) -> str:
+        """What it was called: its id without the time at which it was made."""
+        return _STAMP.sub("", self.id)
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether it runs on a cluster, and not on hosts of the inventory."""
+        return os.path.isfile(self.cluster_file)
+
+    @property
+    def started(self) -> int:
+        """When its newest run was started, in ns since 1970; of one on Kubernetes, when it was made."""
+        file = self.token_file if self.on_kubernetes else self.job_file
+        return _modified(file) or _modified(self.directory)
 
     def ready_file(self, process_name: str) -> Path:
         """Where a server says that it listens."""
@@ -154,11 +174,8 @@ class Job:
         """Read ``job.json``; TrainingError names file and field when it is not one."""
         try:
             return JobSpec.model_validate_json(self.job_file.read_bytes())
-        except OSError as error:
-            raise TrainingError(f"{self.job_file}: {error.strerror}") from None
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise TrainingError(f"{self.job_file}: {where}: {error.errors()[0]['msg']}") from None
+        except (OSError, ValidationError) as error:
+            raise TrainingError(unreadable(self.job_file, error)) from None
 
     def write_state(self, state: JobState) -> None:
         """Write ``state.json`` in one piece."""
@@ -171,8 +188,10 @@ class Job:
         """
         try:
             state = JobState.model_validate_json(self.state_file.read_bytes())
-        except (OSError, ValidationError):
+        except FileNotFoundError:
             return JobState(phase="interrupted", message="it never began")
+        except (OSError, ValidationError) as error:
+            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
         if state.phase in ACTIVE and not state.supervised:
             if self.is_done():
                 return state.model_copy(update={"phase": "done", "message": DONE})
@@ -222,29 +241,82 @@ class Job:
             path.parent.rmdir()
 
 
+def unreadable(file: Path, error: OSError | ValidationError) -> str:
+    """Why a job's file cannot be used, in words."""
+    if isinstance(error, OSError):
+        return f"{file}: {error.strerror}"
+    first = error.errors()[0]
+    return ": ".join([str(file), *filter(None, [".".join(map(str, first["loc"])), first["msg"]])])
+
+
 def jobs_dir(state_dir: Path) -> Path:
     """Where the jobs of a state directory lie."""
     return state_dir / "jobs"
 
 
+def directories(state_dir: Path) -> list[Job]:
+    """Every directory of jobs, oldest first, also one that cannot be read or has no job in it yet."""
+    place = jobs_dir(state_dir)
+    try:
+        found = [Job(path) for path in place.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise TrainingError(f"{place}: the jobs cannot be listed: {error.strerror}") from None
+    return sorted(found, key=lambda job: (job.started, job.id))
+
+
 def all_jobs(state_dir: Path) -> list[Job]:
-    """Every job, oldest first."""
-    files = sorted(jobs_dir(state_dir).glob("*/job.json"), key=lambda path: (path.stat().st_mtime_ns, path))
-    return [Job(path.parent) for path in files]
+    """Every job on hosts, oldest first."""
+    return [job for job in directories(state_dir) if os.path.isfile(job.job_file)]
 
 
 def find(state_dir: Path, name: str | None) -> Job:
-    """The named job, or the last one; TrainingError says which jobs there are."""
-    if name:
-        job = Job(jobs_dir(state_dir) / name)
-        if Path(name).name == name and job.job_file.is_file():
-            return job
-        known = ", ".join(job.id for job in all_jobs(state_dir)[-5:]) or "none"
-        raise TrainingError(f"no job {name} in {jobs_dir(state_dir)} (last jobs: {known})")
-    jobs = all_jobs(state_dir)
-    if not jobs:
-        raise TrainingError(f"no job in {jobs_dir(state_dir)} yet: start one with `oeprov launch-training`")
-    return jobs[-1]
+    """The job of this id, name or unique beginning of an id; without one, the last that was started.
+
+    On hosts or on Kubernetes. TrainingError says which jobs there are, or which are meant.
+    """
+    return choose(
+        [job for job in directories(state_dir) if os.path.isfile(job.job_file) or job.on_kubernetes],
+        name,
+        jobs_dir(state_dir),
+    )
+
+
+def choose(found: list[Job], name: str | None, place: Path) -> Job:
+    """The same among these jobs, oldest first, which lie in ``place``."""
+    if name is None:
+        if not found:
+            raise TrainingError(f"no job in {place} yet: start one with `oeprov launch-training`")
+        return found[-1]
+    if not name:
+        raise TrainingError("the job's name is empty; `oeprov jobs` lists the jobs")
+    meant = (
+        [job for job in found if job.id == name]
+        or [job for job in found if job.name == name]
+        or [job for job in found if job.id.startswith(name)]
+    )
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more of the one you mean")
+    ids = {word: job.id for job in found for word in (job.name, job.id)}
+    close = difflib.get_close_matches(name, ids, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise TrainingError(f"no job {name} in {place}{hint} (last jobs: {_listed(found) or 'none'})")
+
+
+def _listed(found: list[Job]) -> str:
+    more = len(found) - _MOST_NAMED
+    words = [job.id for job in found[-_MOST_NAMED:]]
+    return ", ".join(words) + (f" and {more} older" if more > 0 else "")
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def create(state_dir: Path, name: str, now: datetime) -> Job:

@@ -173,6 +173,10 @@ def check_counts(servers: int | None, workers: int | None) -> None:
 
 def check_together(training: TrainingSettings, workers: int) -> None:
     """Refuse settings that the trainer would, for a job of so many workers."""
+    if not training.epochs and not training.steps:
+        raise TrainingError(
+            "training_epochs is 0: then training_steps says when training ends, and it is 0 too"
+        )
     staleness = training.staleness or 0
     if training.workqueue:
         if training.optimizer in ("adamw", "ftrl"):

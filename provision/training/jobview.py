@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from provision.errors import TrainingError
 from provision.kubernetes import record, view
 from provision.training import jobs, processview
 from provision.training.ending import saved, state_flag
@@ -19,27 +20,28 @@ from provision.training.jobs import ACTIVE, Job
 from provision.training.metrics import Summary, summary
 from provision.training.progress import duration, number
 
-# What is known of a job whose files cannot be read; ``job`` and ``message`` are to be added.
+# What is known of a job whose files cannot be read; ``job``, ``directory`` and ``message`` are to be added.
 UNREADABLE: dict[str, Any] = {
-    "state": "failed",
+    "state": "unreadable",
     "lost_workers": [],
     **asdict(Summary()),
     "processes": [],
     "rows": {},
 }
-STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
+STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
 
 
 def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -> int:
     """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
-    named = record.find(state_dir, name) if name else None
-    there = [named] if named else [] if name else record.all_jobs(state_dir)
-    shown = [] if named else [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
+    here, there = jobs.all_jobs(state_dir), record.all_jobs(state_dir)
+    if name is not None:
+        named = jobs.find(state_dir, name)
+        here, there = ([], [named]) if named.on_kubernetes else ([named], [])
     console = Console(stderr=True) if as_json else Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has no edge that lines must end at
     with console.status("looking at the hosts"):
-        reports = [report(job) for job in shown]
+        reports = [report(job) if name else readable_report(job) for job in here]
         clusters = [view.report(job) for job in there[-20:]]
     if as_json:
         print(json.dumps({"jobs": [*reports, *clusters]}))
@@ -83,9 +85,18 @@ def report(job: Job) -> dict[str, Any]:
     }
 
 
+def readable_report(job: Job) -> dict[str, Any]:
+    """The same, or why the job's files cannot be read: one such job must not hide the others."""
+    try:
+        return report(job)
+    except TrainingError as error:
+        return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": str(error)}
+
+
 def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are shown with all they have: what runs or may still be on hosts, else the last one."""
-    return [item for item in reports if item["state"] in ACTIVE or _left(item)] or reports[-1:]
+    """Those shown with all they have: what runs, may still be on hosts or is unreadable; else the last."""
+    shown = {*ACTIVE, "unreadable"}
+    return [item for item in reports if item["state"] in shown or _left(item)] or reports[-1:]
 
 
 def _advice(item: dict[str, Any], flag: str) -> list[str]:

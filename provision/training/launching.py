@@ -22,7 +22,7 @@ from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
-from provision.training import containers, fleet, jobs, jobspec, placement, readiness
+from provision.training import containers, fleet, jobs, jobspec, longer, placement, readiness
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result, state_flag
@@ -94,6 +94,7 @@ def _old(
     given = options.given()
     # Any number of servers can restore a checkpoint, and any number of workers go on from it.
     servers, workers = given.pop("servers", None), given.pop("workers", None)
+    end: dict[str, int] = {name: given.pop(name) for name in ("epochs", "steps") if name in given}
     jobspec.check_counts(servers, workers)
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
@@ -102,8 +103,11 @@ def _old(
     spec, state = job.spec(), job.state()
     if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
-    if state.phase == "done":
-        raise TrainingError(f"job {job.id} is done; there is nothing to resume")
+    if state.phase == "done" and not end:
+        raise TrainingError(
+            f"job {job.id} is done: it has trained {longer.trained(job)}; to train it longer: oeprov resume "
+            f"{job.id} --epochs N (or --steps N)"
+        )
     if spec.cluster != inventory.cluster:
         raise TrainingError(
             f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
@@ -121,7 +125,7 @@ def _old(
             f"job {job.id} still has servers on host {gone[0]}, which {inventory.path} no longer has; "
             f"stop them first: oeprov stop {job.id}"
         )
-    wanted = Request.of_job(spec)
+    wanted = longer.extended(job, Request.of_job(spec), end, inventory.flavor)
     if workers is not None:
         wanted = replace(wanted, workers=workers)
     if servers is not None:
@@ -143,7 +147,7 @@ def _old(
     except HostError as error:
         # It may have a checkpoint that is not known here, whose rows are in the servers' pools.
         raise TrainingError(f"{error}; nothing was started") from None
-    if job.is_done():
+    if job.is_done() and not end:
         left = [item for item in state.processes if item.unit and item.alive]
         and_stop = f"; to take its servers away: oeprov stop {job.id}" if left else ""
         raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
@@ -151,7 +155,8 @@ def _old(
     if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
-    shutil.rmtree(job.run_dir / "export", ignore_errors=True)  # of a run that broke while it was written
+    if inventory.flavor != flavors.DEFAULT:  # whose export of a run that broke is half-written
+        shutil.rmtree(job.run_dir / "export", ignore_errors=True)
     planned = flavors.of(inventory.flavor).place(job, inventory, states, wanted)
     others = _other_servers(job, spec, planned)
     if others:

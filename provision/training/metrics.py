@@ -72,6 +72,7 @@ class Summary:
 
     step: int | None = None
     steps: int | None = None
+    epoch: int | None = None  # of that step, from 0
     loss: float | None = None
     auc: float | None = None
     samples_per_s: float | None = None
@@ -115,6 +116,7 @@ def summary(path: Path) -> Summary:
     return Summary(
         step=end.get("steps", step.get("step")),
         steps=start.get("steps"),
+        epoch=step.get("epoch"),
         loss=step.get("loss"),
         auc=step.get("auc"),
         samples_per_s=end.get("samples_per_s", step.get("samples_per_s")),

@@ -333,6 +333,8 @@ def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
         del options["device"]
     if training.steps:
         options["steps"] = training.steps
+        if not training.epochs:
+            del options["epochs"]
     if training.export:
         options["export"] = run_dir / "export"
     options["run_dir"] = run_dir

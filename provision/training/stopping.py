@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from provision.errors import HostError, Interrupted, TrainingError
+from provision.kubernetes import record
 from provision.node import process
 from provision.training import fleet, jobs
 from provision.training.child import TICK, StopRequest
@@ -20,17 +22,39 @@ from provision.training.metrics import last_word
 from provision.training.supervisor import Outcome
 
 
+def find(state_dir: Path, name: str | None) -> Job:
+    """The job to stop: the named one, or the last of those that run."""
+    if name is not None:
+        return jobs.find(state_dir, name)
+    known = jobs.directories(state_dir)
+    for job in reversed(known):
+        with contextlib.suppress(TrainingError):  # `status` says what is wrong with it
+            if is_running(job):
+                return job
+    if known and known[-1].on_kubernetes:
+        return known[-1]  # something of it may be left on the cluster
+    raise TrainingError(f"no job is running in {jobs.jobs_dir(state_dir)}")
+
+
+def is_running(job: Job) -> bool:
+    """Whether anything of the job runs, or may still run on a host or a cluster."""
+    if job.on_kubernetes:
+        return record.read(job).phase == "running"
+    state = job.state()
+    return state.phase in ACTIVE or any(item.alive for item in state.processes)
+
+
 def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop the named job, or the one that runs: the worker checkpoints, then the servers end.
+    """Stop a job on hosts, the named one or the one that runs: the worker checkpoints, then the servers end.
 
     0 when nothing of it runs any more; 1 when a host could not be reached to stop its part.
     """
     console = Console(stderr=True) if as_json else Console()
-    job = jobs.find(state_dir, name) if name else _running(state_dir)
-    state = job.state()
-    if state.phase not in ACTIVE and not any(item.alive for item in state.processes):
-        console.print(f"job {job.id} is not running: it is {state.phase}")
+    job = find(state_dir, name)
+    if not is_running(job):
+        console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:
+        state = job.state()
         with console.status(f"stopping {job.id}: worker 0 writes a checkpoint"):
             asked = process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
@@ -45,14 +69,6 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(result(job)))
     return 1 if any(item.alive for item in job.state().processes) else 0
-
-
-def _running(state_dir: Path) -> Job:
-    for job in reversed(jobs.all_jobs(state_dir)):
-        state = job.state()
-        if state.phase in ACTIVE or any(item.alive for item in state.processes):
-            return job
-    raise TrainingError(f"no job is running in {jobs.jobs_dir(state_dir)}")
 
 
 def _stop_orphans(job: Job) -> list[str]:

@@ -99,6 +99,21 @@ def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(whole: Pat
         assert events(run_dir, "eval")[-1][kind] == events(whole, "eval")[0][kind]
 
 
+def test_a_finished_run_trains_longer_and_replaces_its_export(whole: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    export = run_dir / "export"
+    arguments = ("--checkpoint-steps", "5", "--export", str(export))
+    assert train(run_dir, *arguments, "--epochs", "1") == 0
+    before = (export / "variables/variables.data-00000-of-00001").read_bytes()
+    assert train(run_dir, *arguments, "--epochs", "2", "--resume") == 0
+    assert losses(run_dir) == losses(whole)
+    assert (export / "variables/variables.data-00000-of-00001").read_bytes() != before
+    assert [path.name for path in run_dir.glob("*export*")] == ["export"]
+    assert json.loads((run_dir / "config.json").read_text())["epochs"] == 2
+    assert [event["steps"] for event in events(run_dir, "start")] == [9, 18]
+    assert train(run_dir, "--export", str(whole.parent / "exported"), "--epochs", "3", "--resume") == 1
+
+
 def test_increments_make_the_same_checkpoints(whole: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     more = ("--checkpoint-steps", "5", "--checkpoint-increments", "2", "--keep-checkpoints", "1")

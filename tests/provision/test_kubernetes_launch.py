@@ -15,6 +15,7 @@ from test_kubernetes_manifests import inventory_file
 
 from provision import cli
 from provision.kubernetes import follow, record, run
+from provision.training import jobs
 from provision.training.jobs import jobs_dir
 
 pytest.importorskip("kubernetes")
@@ -106,6 +107,8 @@ def test_a_job_that_fails_keeps_its_volumes(
     assert cluster.kinds() == VOLUMES
     assert oeprov("resume", "--workers", "2") == 1
     assert "as many workers as it had" in capsys.readouterr().err
+    assert oeprov("resume", "--epochs", "2") == 1
+    assert "--epochs: a job on Kubernetes trains as long as it was made to" in capsys.readouterr().err
     cluster.worker = "done"
     assert oeprov("resume") == 0
     assert cluster.kinds() == []
@@ -190,9 +193,7 @@ def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
     assert names[0].startswith("old-")
     assert oeprov("stop", names[0]) == 0
     assert [job.id for job in record.all_jobs(tmp_path / "state")] == names
-    last = record.find(tmp_path / "state", None)
-    assert last is not None
-    assert last.id == names[1]
+    assert jobs.find(tmp_path / "state", None).id == names[1]
 
 
 def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:

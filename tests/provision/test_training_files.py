@@ -67,6 +67,37 @@ def test_find(tmp_path: Path) -> None:
         jobs.find(tmp_path, "../jobs/" + first.id)
 
 
+def named(state_dir: Path, name: str, day: int) -> jobs.Job:
+    job = jobs.create(state_dir, name, datetime(2026, 11, day, 12, 15))
+    job.write_spec(make_job(state_dir / "other").spec().model_copy(update={"id": job.id}))
+    os.utime(job.job_file, ns=(day, day))
+    return job
+
+
+def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -> None:
+    one, other, third = named(tmp_path, "j1", 1), named(tmp_path, "j10", 2), named(tmp_path, "wdl-x", 3)
+    assert jobs.find(tmp_path, "j1").id == one.id  # not the beginning of j10 too
+    assert jobs.find(tmp_path, "j10").id == other.id
+    assert jobs.find(tmp_path, "wdl-x-2026").id == third.id
+    assert jobs.find(tmp_path, "w").id == third.id
+    assert one.name == "j1"
+    with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more of the one you"):
+        jobs.find(tmp_path, "j")
+    again = named(tmp_path, "j1", 4)
+    with pytest.raises(TrainingError, match=f"^j1 is 2 jobs: {one.id}, {again.id}; "):
+        jobs.find(tmp_path, "j1")
+    assert jobs.find(tmp_path, again.id).id == again.id
+    with pytest.raises(TrainingError, match=r"^no job wdlx in .*; did you mean wdl-x\? \(last jobs: j1-"):
+        jobs.find(tmp_path, "wdlx")
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    """``oeprov stop "$JOB"`` with an empty variable must not stop whatever runs."""
+    make_job(tmp_path)
+    with pytest.raises(TrainingError, match="the job's name is empty; `oeprov jobs` lists"):
+        jobs.find(tmp_path, "")
+
+
 def test_job_file_that_was_tampered_with(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.job_file.write_text(job.job_file.read_text().replace('"cluster"', '"clutter"'))

@@ -1,8 +1,11 @@
 import json
 import os
+import re
+import shutil
 import socket
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -254,13 +257,71 @@ def test_launch_stop_and_resume(
     assert f"{job.id} is done" in shown
     assert "0.7500" in shown
     assert_nothing_left(job)
-    with pytest.raises(TrainingError, match="is done; there is nothing to resume"):
-        launching.launch(found, LaunchOptions(resume=""), state_dir=state_dir)
     token = job.token_file.read_text().strip()
     for path in state_dir.rglob("*"):
         if path.is_file() and path != job.token_file:
             assert token not in path.read_text(errors="replace"), f"the token is in {path}"
     assert not list((state_dir / "ansible").iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_a_job_that_is_done_trains_longer(
+    state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv = make_environment(tmp_path / "venv")
+    found = inventory(state_dir, f"runtime_venv: {venv}")
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
+    (job,) = jobs.all_jobs(state_dir)
+    newest = job.run_dir / "checkpoints" / "step-0000000008"  # the stand-in does not write the last one
+    newest.mkdir()
+    position = {"training": {"position": {"step": 8, "epoch": 1, "batch": 0}}}
+    (newest / "manifest.json").write_text(json.dumps(position))
+    (job.run_dir / "export").mkdir()
+
+    def resume(**end: int) -> int:
+        return launching.launch(found, LaunchOptions(resume=job.id, **end), state_dir=state_dir)
+
+    def end_of(name: str) -> str | None:
+        argv = next(item.argv for item in job.spec().processes if item.role == "worker")
+        return dict(pairwise(argv)).get(name)
+
+    before = job.metrics_file.read_text()
+    done = (
+        f"job {job.id} is done: it has trained 1 epoch, 8 steps; to train it longer: oeprov resume {job.id} "
+    )
+    for given, words in (
+        ({}, done),
+        ({"epochs": 1}, f"--epochs 1: job {job.id} has trained 1 epoch, 8 steps already; give more of them"),
+        ({"steps": 8}, "--steps 8: job"),
+        ({"steps": 7, "epochs": 3}, "--epochs 3 and --steps 7: job"),
+        ({"steps": 0}, "--steps 0: job"),
+    ):
+        with pytest.raises(TrainingError, match=f"^{re.escape(words)}"):
+            resume(**given)
+    assert job.metrics_file.read_text() == before
+    assert (end_of("--epochs"), end_of("--steps")) == ("1", None)
+
+    capsys.readouterr()
+    assert resume(epochs=2) == 0
+    shown = capsys.readouterr().out
+    assert "goes on from step 8" in shown
+    assert f"{job.id} is done" in shown
+    assert (end_of("--epochs"), end_of("--steps")) == ("2", None)
+    assert job.metrics_file.read_text().startswith(before), "its events go on"
+    assert (job.run_dir / "export").is_dir(), "it stays until there is another"
+    with pytest.raises(TrainingError, match=r"--epochs 2: job .* has trained 2 epochs, 8 steps already"):
+        resume(epochs=2)
+    assert resume(steps=20) == 0
+    assert (end_of("--epochs"), end_of("--steps")) == (None, "20"), "over as many epochs as it takes"
+    assert resume(steps=30, epochs=9) == 0
+    assert (end_of("--epochs"), end_of("--steps")) == ("9", "30")
+    for path in (job.run_dir / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    job.metrics_file.write_text("")
+    with pytest.raises(TrainingError, match="has no checkpoint to go on from; start a new job"):
+        resume(epochs=99)
+    assert job.metrics_file.exists()
 
 
 @pytest.mark.process

@@ -4,7 +4,7 @@
 const PERIOD = 1000; // milliseconds between requests
 const STALE = 2; // failed requests after which the page says so
 const ACTIVE = ["prepared", "starting", "running", "stopping"];
-const LOOK = { done: "good", failed: "bad", interrupted: "wait" };
+const LOOK = { done: "good", failed: "bad", unreadable: "bad", interrupted: "wait" };
 
 let failures = 0;
 const states = new Map(); // what screen readers were told of

@@ -1,6 +1,7 @@
 """Ranges of the input for many workers: every row once an epoch, whoever is lost and whenever it is saved."""
 
 import gzip
+import hashlib
 import json
 import signal
 import subprocess
@@ -87,6 +88,35 @@ def test_a_saved_queue_goes_on_with_other_workers() -> None:
         WorkQueue(RANGES[:2], epochs=2, seed=1).restore(state)
     with pytest.raises(DataError, match="nothing to read"):
         WorkQueue([])
+
+
+def test_a_saved_queue_goes_on_for_more_epochs() -> None:
+    queue = WorkQueue(RANGES, epochs=1, seed=1)
+    while work := queue.take("one"):
+        queue.finish("one", work)
+    longer = WorkQueue(RANGES, epochs=3, seed=1)
+    longer.restore(queue.save())
+    rest = []
+    while work := longer.take("two"):
+        rest.append(work)
+        longer.finish("two", work)
+    assert Counter(work.range for work in rest) == dict.fromkeys(RANGES, 2)
+    assert {work.epoch for work in rest} == {1, 2}
+    assert longer.finished
+    shorter = WorkQueue(RANGES, epochs=1, seed=1)
+    shorter.restore(longer.save())
+    assert shorter.take("three") is None
+    assert shorter.finished
+
+
+def test_a_queue_that_an_earlier_version_saved_goes_on() -> None:
+    text = json.dumps([RANGES, 2, 1])  # it had the epochs in its digest
+    old = {"ranges": hashlib.sha256(text.encode()).hexdigest(), "taken": 1, "open": [], "reports": 3}
+    queue = WorkQueue(RANGES, epochs=2, seed=1)
+    queue.restore(old)
+    assert queue.reports == 3
+    with pytest.raises(DataError, match="and the same epochs too, if an earlier version wrote it"):
+        WorkQueue(RANGES, epochs=3, seed=1).restore(old)
 
 
 def lines_of(name: str, count: int) -> bytes:

@@ -248,6 +248,29 @@ def test_pools_of_servers_that_a_job_no_longer_has(tmp_path: Path) -> None:
         job.remove_pools(Canned(tmp_path, {"systemctl show": running}), args)
 
 
+def test_all_of_a_job_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for path in ("mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-0"):
+        (tmp_path / path).mkdir(parents=True)
+    for name in ("j", "k"):
+        (tmp_path / f"var/lib/oeprov/jobs/{name}/run/checkpoints/step-1").mkdir(parents=True)
+    servers = [
+        {"name": "server-0", "unit": "oeprov-j-server-0.service", "pools": "/mnt/pmem0/oeprov/j/server-0"},
+        {"name": "worker-0", "unit": "oeprov-j-worker-0.service", "pools": ""},
+    ]
+    args = {"directory": "/var/lib/oeprov/jobs/j", "servers": servers}
+    running = SHOW.split("\n\n")[0].replace("server-0", "worker-0")
+    with pytest.raises(CommandError, match="worker-0 still runs"):
+        job.remove(Canned(tmp_path, {"systemctl show": running}), args)
+    assert (tmp_path / "mnt/pmem0/oeprov/j/server-0").is_dir()
+    for _ in range(2):
+        job.remove(Canned(tmp_path), args)
+        assert [path.name for path in (tmp_path / "var/lib/oeprov/jobs").iterdir()] == ["k"]
+        assert [path.name for path in (tmp_path / "mnt/pmem0/oeprov").iterdir()] == ["k"]
+    for directory in ("/var/lib/oeprov/jobs/", "/var/lib/oeprov", "/etc/x"):
+        with pytest.raises(CommandError, match="is no job's directory"):
+            job.remove(Canned(tmp_path), {"directory": directory, "servers": []})
+
+
 def test_a_unit_that_does_not_end_is_an_error(tmp_path: Path) -> None:
     system = Canned(tmp_path, {"systemctl show": SHOW.split("\n\n")[0]})
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
