@@ -312,14 +312,32 @@ def _too_old(release: str, state: State, desired: Desired) -> List[str]:
     ]
 
 
+_UNWRITABLE = {"lvm": "LVM", "raid": "MD RAID"}
+
+
 def trial_problems(state: State) -> List[str]:
     """Why a machine would not come back from a boot on trial."""
-    where = {"lvm": "LVM", "raid": "MD RAID"}.get(state.bootloader.grubenv_on, "")
-    if not where:
+    loader = state.bootloader
+    if not loader.kind or loader.grubenv_on == "plain":
         return []
+    without = "set kernel_trial_boot: false to do without the trial"
+    if not loader.grubenv_on:
+        return [
+            "{0} cannot tell what /boot/grub*/grubenv lies on, so GRUB may be unable to clear a one-time "
+            "entry; run {0} --target=fs on it, which says why, or {1}".format(
+                bootloader.tool(loader, "probe"), without
+            )
+        ]
+    if loader.grubenv_on == "cryptodisk":
+        return [
+            "/boot is encrypted: GRUB asks for a passphrase at each boot, so a boot on trial cannot lead "
+            "back by itself; " + without
+        ]
     return [
-        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial would "
-        "stay the default; set kernel_trial_boot: false to do without the trial".format(where)
+        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial that "
+        "panics would be tried for ever; put /boot on a plain ext4 or xfs partition, or {}".format(
+            _UNWRITABLE.get(loader.grubenv_on, loader.grubenv_on), without
+        )
     ]
 
 

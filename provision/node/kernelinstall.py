@@ -207,6 +207,10 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
     # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
+    # On EL they take the arguments of the boot that runs, which may have been a trial.
+    copied = bootloader.leftovers(bootloader.observe(system)) if added else []
+    if copied:
+        bootloader.edit_boot_arguments(system, {"add": [], "remove": copied})
     check_installed(system, release, args["options"])
     if not added:
         return Applied(False, "kernel {} is installed".format(release))

@@ -55,7 +55,9 @@ class Bootloader(NamedTuple):
     cmdline: str = ""
     cmdline_lines: int = 0  # how many GRUB_CMDLINE_LINUX lines the file has
     saved_default: bool = False  # GRUB_DEFAULT=saved
-    grubenv_on: str = ""  # "plain", "lvm" or "raid"
+    # "plain" where GRUB can write its environment block, else what keeps it from that: "lvm", "raid",
+    # "cryptodisk" or a file system (btrfs). Empty: grub-probe cannot tell.
+    grubenv_on: str = ""
     has_grubby: bool = False
     bls: bool = False
     mkconfig: str = ""  # path of grub-mkconfig or grub2-mkconfig
@@ -64,6 +66,7 @@ class Bootloader(NamedTuple):
     saved_entry: str = ""  # what GRUB's environment block says
     next_entry: str = ""  # the same, for one boot only
     overrides: Dict[str, str] = {}  # text of /etc/default/grub.d/*.cfg by path; sourced after it
+    stray_config: str = ""  # path of another grub.cfg, which nothing reads
 
 
 class Region(NamedTuple):
