@@ -36,6 +36,9 @@ class KernelState(NamedTuple):
     failed: List[str] = []  # WHAT, WHEN and WHY of trial boots that failed, separated by tabs
     boot_free: int = 0  # bytes free for /boot; 0: not known
     boot_need: int = 0  # bytes that one more kernel takes there; 0: not known
+    secure_boot: bool = False  # only kernels with a signature that firmware or shim knows are started
+    elrepo_key: bool = False  # they know ELRepo's; looked up only where Secure Boot matters
+    unsigned: List[str] = []  # installed releases without any signature; looked up only there
 
 
 class BootEntry(NamedTuple):
@@ -239,7 +242,6 @@ class Gpu(NamedTuple):
     ids: List[str] = []  # PCI device ids (1eb8), as devices
     installed: str = ""  # version of the module on the disk, for the kernel that runs
     nouveau: bool = False  # the kernel's own driver is loaded
-    secure_boot: bool = False
     key_enrolled: bool = False  # the firmware knows the key that DKMS signs modules with
     persistence: bool = False  # our unit keeps the driver loaded
     checked: str = ""  # what the last check that passed was made with
