@@ -7,6 +7,10 @@ from .state import BootEntry
 
 # The entry that oeprov makes for one boot; it is never a machine's own.
 TRIAL = "oeprov-trial"
+# Kernel arguments of a boot on trial: its mark and id, and what makes a bad kernel give up instead of wait.
+MARK = "oeprov.trial="
+GIVE_UP = ["panic=15", "oops=panic"]
+GIVE_UP_DRACUT = ["rd.shell=0", "rd.emergency=reboot"]
 _BEGIN, _END = "# oeprov-trial begin", "# oeprov-trial end"
 _HEAD = re.compile(
     r"""^\s*(menuentry|submenu)\s+(?:'(?P<single>[^']*)'|"(?P<double>[^"]*)")(?P<rest>.*)\{\s*$"""
@@ -127,6 +131,13 @@ def changed(words: List[str], add: List[str], remove: List[str]) -> List[str]:
     """Kernel arguments without ``remove`` and with ``add``, each once, the others as they were."""
     kept = [word for word in words if word not in remove]
     return kept + [word for word in add if word not in kept]
+
+
+def trial_words(words: List[str]) -> List[str]:
+    """A trial's own arguments among these; none where its mark is not: others may want to reboot on panic."""
+    if not any(word.startswith(MARK) for word in words):
+        return []
+    return [word for word in words if word.startswith(MARK) or word in GIVE_UP + GIVE_UP_DRACUT]
 
 
 def trial_entry(menu: Menu, title: str, arguments: List[str], old: Menu) -> str:

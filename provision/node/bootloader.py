@@ -1,6 +1,7 @@
 """GRUB: which entry it starts, and kernel arguments without losing those that are there."""
 
 import os
+import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import bootentry, grubdefaults
@@ -11,6 +12,8 @@ from .step import Action, Applied, Step
 
 BLS = "/boot/loader/entries"
 _MKCONFIG_TIMEOUT = 600.0
+# File systems that GRUB writes into: over a file's own blocks, which copy-on-write and logs forbid.
+_WRITABLE = ("ext2", "xfs", "fat", "jfs", "reiserfs")
 
 
 def config_files(system: System) -> Dict[str, str]:
@@ -29,7 +32,7 @@ def observe(system: System) -> Bootloader:
     directory = "/boot/" + name
     environment = bootentry.parse_grubenv(system.read(directory + "/grubenv"))
     entries = bls_entries(system, environment)
-    config = _config_path(system, directory)
+    config, stray = _config_paths(system, directory)
     if not entries:
         entries = [menu.entry for menu in bootentry.parse_menu(system.read(config))]
     return Bootloader(
@@ -38,7 +41,7 @@ def observe(system: System) -> Bootloader:
         cmdline=" ".join(grubdefaults.configured_words(files)),
         cmdline_lines=len(grubdefaults.cmdline_values(files[DEFAULTS])),
         saved_default=grubdefaults.default_of(files) == "saved",
-        grubenv_on=_grubenv_on(system, directory),
+        grubenv_on=_grubenv_on(system, name + "-probe", os.path.dirname(config)),
         has_grubby=bool(system.which("grubby")),
         bls=bool(system.list(BLS)),
         mkconfig=name + "-mkconfig",
@@ -47,14 +50,24 @@ def observe(system: System) -> Bootloader:
         saved_entry=environment.get("saved_entry", ""),
         next_entry=environment.get("next_entry", ""),
         overrides={path: text for path, text in files.items() if path != DEFAULTS},
+        stray_config=stray,
     )
 
 
-def _config_path(system: System, directory: str) -> str:
-    """Path of grub.cfg; EL 7 and 8 keep that of EFI machines on the EFI partition."""
+def _config_paths(system: System, directory: str) -> Tuple[str, str]:
+    """(path of the grub.cfg that GRUB reads, path of another that nothing reads or empty).
+
+    EL 7 and 8 keep that of EFI machines on the EFI partition. What lies there elsewhere only leads on to the
+    one in /boot, and must not be made anew.
+    """
     path = directory + "/grub.cfg"
-    link = system.link("/etc/grub2-efi.cfg")
-    return path if system.exists(path) or not link else os.path.normpath("/etc/" + link)
+    link = system.link("/etc/grub2-efi.cfg") if system.exists("/sys/firmware/efi") else ""
+    efi = os.path.normpath(os.path.join("/etc", link))
+    if not link or efi == path or not system.exists(efi):
+        return path, ""
+    if re.search(r"^\s*configfile\s", system.read(efi), re.MULTILINE):
+        return path, ""
+    return efi, path if system.exists(path) else ""
 
 
 def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
@@ -65,11 +78,22 @@ def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
     return [bootentry.parse_bls(name, system.read(BLS + "/" + name), environment) for name in names]
 
 
-def _grubenv_on(system: System, directory: str) -> str:
-    source = system.run(["findmnt", "-n", "-o", "SOURCE", "--target", directory]).out.strip()
-    if source.startswith(("/dev/mapper/", "/dev/dm-")):
-        return "lvm"
-    return "raid" if source.startswith("/dev/md") else "plain"
+def _grubenv_on(system: System, probe: str, directory: str) -> str:
+    """What GRUB's own tool says is below its environment block; see ``Bootloader.grubenv_on``."""
+    path = directory + "/grubenv"
+    target = path if system.exists(path) else directory
+    layers = system.run([probe, "--target=abstraction", target])
+    kind = system.run([probe, "--target=fs", target]) if layers.ok else layers
+    if not kind.ok:
+        return ""
+    words = layers.out.split()
+    for known in ("cryptodisk", "lvm"):
+        if known in words:
+            return known
+    if words:
+        return "raid" if "diskfilter" in words else " ".join(words)
+    found = kind.out.strip()
+    return "plain" if found in _WRITABLE else found
 
 
 def defaults_of(loader: Bootloader) -> Dict[str, str]:
@@ -105,6 +129,14 @@ class Change(NamedTuple):
     why: str
 
 
+def _made_from_defaults(loader: Bootloader) -> bool:
+    """Whether arguments must be in the defaults file too, or go with the next grub-mkconfig.
+
+    Where boot entries are files, grubby keeps the arguments in them; on EL 7 it only edits grub.cfg.
+    """
+    return not (loader.has_grubby and loader.bls)
+
+
 def _configured(state: State) -> List[List[str]]:
     """Arguments that the next boot will have, as each place has them that must agree."""
     loader = state.bootloader
@@ -112,8 +144,7 @@ def _configured(state: State) -> List[List[str]]:
         return [state.kernel.cmdline]
     entry = bootentry.find(loader.entries, state.kernel.default or state.kernel.running)
     places = [entry.arguments] if entry else []
-    # grubby keeps the arguments in the entries; elsewhere these are made from the defaults file.
-    return places if places and loader.has_grubby else places + [loader.cmdline.split()]
+    return places + [loader.cmdline.split()] if _made_from_defaults(loader) or not places else places
 
 
 def mkconfig_command(state: State) -> List[str]:
@@ -147,21 +178,41 @@ def plan(state: State, change: Change) -> List[Step]:
     add, remove = pending(state, change)
     if not add and not remove:
         return []
-    if state.bootloader.has_grubby:
-        commands = [_grubby_command(add, remove)]
+    return [_edit_step("boot-arguments", state, Change(add, remove, change.why))]
+
+
+def _edit_step(name: str, state: State, change: Change) -> Step:
+    loader, commands = state.bootloader, []
+    if _made_from_defaults(loader):
+        commands.append(["edit", DEFAULTS, "GRUB_CMDLINE_LINUX"] + signed(change))
+    if loader.has_grubby:
+        commands.append(_grubby_command(change.add, change.remove))
     else:
-        words = signed(Change(add, remove, change.why))
-        commands = [["edit", DEFAULTS, "GRUB_CMDLINE_LINUX"] + words, mkconfig_command(state)]
-    return [
-        Step(
-            id="boot-arguments",
-            what="kernel arguments: " + describe(add, remove),
-            why=change.why,
-            commands=commands,
-            action="edit_boot_arguments",
-            args={"add": add, "remove": remove},
-        )
-    ]
+        commands.append(mkconfig_command(state))
+    return Step(
+        id=name,
+        what="kernel arguments: " + describe(change.add, change.remove),
+        why=change.why,
+        commands=commands,
+        action="edit_boot_arguments",
+        args={"add": change.add, "remove": change.remove},
+    )
+
+
+def plan_leftovers(state: State) -> List[Step]:
+    """One step that takes a trial's own arguments out of boot entries that got them from a package."""
+    words = leftovers(state.bootloader)
+    why = "a kernel's package has copied them from a boot on trial; with them every panic ends in a reboot"
+    return [_edit_step("trial-leftovers", state, Change([], words, why))] if words else []
+
+
+def leftovers(loader: Bootloader) -> List[str]:
+    """A trial's own arguments in other entries; what entries without its mark have too is wanted."""
+    places = [entry.arguments for entry in loader.entries] + [loader.cmdline.split()]
+    marked = {place: bootentry.trial_words(words) for place, words in enumerate(places)}
+    wanted = {word for place, words in enumerate(places) if not marked[place] for word in words}
+    found = [word for words in marked.values() for word in words if word not in wanted]
+    return list(dict.fromkeys(found))
 
 
 def describe(add: List[str], remove: List[str]) -> str:
@@ -236,7 +287,7 @@ def problems(state: State, change: Change) -> List[str]:
         ]
     found = grubdefaults.quoting_problems(add)
     places = grubdefaults.unreadable(defaults_of(state.bootloader))
-    if places and not state.bootloader.has_grubby:
+    if places and _made_from_defaults(state.bootloader):
         found.append('{}: write the kernel arguments on one line, as NAME="value"'.format(", ".join(places)))
     return found
 
@@ -256,6 +307,11 @@ def notes(state: State) -> List[str]:
     own = grubdefaults.assignments(defaults_of(loader), grubdefaults.CMDLINE)
     if values and own and own[0].path != DEFAULTS:
         found.append("{} sets GRUB_CMDLINE_LINUX anew, so {} does not count".format(own[0].path, DEFAULTS))
+    if loader.stray_config:
+        found.append(
+            "GRUB reads {} on this EFI machine; {} is a leftover that nothing reads: remove it, so that "
+            "nobody edits it".format(loader.config_path, loader.stray_config)
+        )
     return found
 
 
@@ -352,23 +408,25 @@ def _lacking(loader: Bootloader, add: List[str], remove: List[str]) -> List[str]
     ]
 
 
-def _edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
+def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
+    """Adds and removes kernel arguments in every boot entry; CommandError where they do not arrive."""
     add, remove = args["add"], args["remove"]
     said = describe(add, remove)
     loader = observe(system)
     if not loader.kind:
         raise CommandError("kernel arguments ({}): there is no {}".format(said, DEFAULTS))
     files = defaults_of(loader)
-    refused = grubdefaults.quoting_problems(add) + (
-        [] if loader.has_grubby else grubdefaults.unreadable(files)
-    )
+    made = _made_from_defaults(loader)
+    refused = grubdefaults.quoting_problems(add) + (grubdefaults.unreadable(files) if made else [])
     if refused:
         raise CommandError("kernel arguments ({}): {}".format(said, "; ".join(refused)))
-    edited = files if loader.has_grubby else grubdefaults.edit_arguments(files, add, remove)
+    edited = grubdefaults.edit_arguments(files, add, remove) if made else files
     if edited == files and not _lacking(loader, add, remove):
         return Applied(False, "the boot entries are so already: " + said)
     if loader.has_grubby:
         system.check(_grubby_command(add, remove))
+        for path, text in edited.items():
+            system.write(path, text)
     else:
         edit_defaults(system, loader, edited)
     left = _lacking(observe(system), add, remove)
@@ -381,5 +439,5 @@ def _edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
 
 ACTIONS: Dict[str, Action] = {
     "set_saved_default": _set_saved_default,
-    "edit_boot_arguments": _edit_boot_arguments,
+    "edit_boot_arguments": edit_boot_arguments,
 }

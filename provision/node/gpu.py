@@ -6,16 +6,13 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories
+from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories, secureboot
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
 from .state import Gpu, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 _PCI = "/sys/bus/pci/devices"
-_EFI = "/sys/firmware/efi/efivars/"
-_SECURE_BOOT = _EFI + "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-_MACHINE_KEYS = _EFI + "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"
 _DKMS_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 REPOSITORY = "nvidia"  # what runtime_repositories calls NVIDIA's own
 # Of NVIDIA's repositories for apt; for rpm systems the families have them.
@@ -52,14 +49,12 @@ def observe(system: System, whole: bool = True) -> Gpu:
         return found
     loaded = parse_version(system.read("/proc/driver/nvidia/version"))
     keys = [key for key in (system.read(path, "latin-1") for path in _DKMS_KEYS) if key]
-    enrolled = system.read(_MACHINE_KEYS, "latin-1") if keys else ""
+    enrolled = secureboot.keys(system) if keys else ""
     return gpufabric.observe(system, found)._replace(
         driver=loaded or system.read("/sys/module/nvidia/version").strip(),
         names=_names(system, found.devices),
         installed=_installed(system),
         nouveau=system.exists("/sys/module/nouveau"),
-        # Four bytes of attributes, then the value.
-        secure_boot=system.read(_SECURE_BOOT, "latin-1")[4:5] == "\x01",
         key_enrolled=any(key in enrolled for key in keys),
         persistence=gpucheck.is_persistent(system),
         checked=system.read(gpucheck.CHECKED).strip(),

@@ -87,7 +87,7 @@ def _secure_boot(state: State, desired: Desired) -> List[str]:
     """Modules that are built on the host have no signature that the firmware knows."""
     at_stake = gpu.changes(state, desired) or (state.gpu.installed and not state.gpu.driver)
     if (
-        not (state.gpu.secure_boot and at_stake and gpu.builds_modules(state, desired))
+        not (state.kernel.secure_boot and at_stake and gpu.builds_modules(state, desired))
         or state.gpu.key_enrolled
     ):
         return []

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import bootloader, families, grubdefaults, kernelinstall
+from . import bootloader, families, grubdefaults, kernelinstall, secureboot
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -49,7 +49,7 @@ def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) ->
     available = ""
     if desired.kernel_version == "newest" and os.package_manager == "apt":
         available = parse_apt_candidate(system.run(["apt-cache", "depends", meta_package(os)]).out)
-    running = running_release(system)
+    running, secure = running_release(system), secureboot.is_on(system)
     # Without its entry in the menu an installation did not come to its end.
     entered = [item.release for item in loader.entries] + [running]
     state = KernelState(
@@ -60,7 +60,15 @@ def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) ->
         cmdline=system.read("/proc/cmdline").split(),
         config=config,
         failed=[line for line in system.read(FAILED).splitlines() if line.strip()],
+        secure_boot=secure,
     )
+    if secure and desired.kernel_version:
+        state = state._replace(
+            elrepo_key="elrepo" in secureboot.keys(system).lower(),
+            unsigned=[
+                item for item in state.installed if secureboot.is_unsigned(system, "/boot/vmlinuz-" + item)
+            ],
+        )
     if not needs_install(State(kernel=state), desired):
         return state
     free, need = room(system, state.running)
@@ -249,7 +257,7 @@ def problems(state: State, desired: Desired) -> List[str]:
                     )
                 )
     if desired.kernel_version:
-        found += _source_problems(state, desired)
+        found += _source_problems(state, desired) + _signature_problems(state, desired)
     if desired.kernel_repository_url and desired.kernel_version and state.os.package_manager == "apt":
         found.append(
             "kernel_repository_url is for EL hosts; on {} add the repository to /etc/apt/sources.list.d "
@@ -288,13 +296,38 @@ def _source_problems(state: State, desired: Desired) -> List[str]:
     return []
 
 
-def notes(state: State, desired: Desired) -> List[str]:
-    """Whether newest is really the newest cannot always be told."""
-    if desired.kernel_version != "newest" or state.kernel.available or needs_boot(state, desired):
+def _signature_problems(state: State, desired: Desired) -> List[str]:
+    """Why Secure Boot would refuse the wanted kernel: at the console, where nobody is."""
+    if not state.kernel.secure_boot or not needs_boot(state, desired):
+        return []
+    release = boots(state, desired)
+    if release in state.kernel.unsigned:
+        return [kernelinstall.unsigned(release)]
+    if state.kernel.elrepo_key or not ("elrepo" in release or desired.kernel_source in ELREPO):
         return []
     return [
-        "kernel_version is newest, but what is on offer is not known: {} stays".format(state.kernel.running)
+        "Secure Boot is on, and this machine does not know ELRepo's key: GRUB would refuse {} and wait at "
+        "the console; enroll the key first (mokutil --import SECURE-BOOT-KEY-elrepo.org.der, from "
+        "https://elrepo.org, and a reboot at the console), turn Secure Boot off, or take kernel_source: "
+        "distribution".format("kernel " + release if release else "its kernels")
     ]
+
+
+def notes(state: State, desired: Desired) -> List[str]:
+    """What is not known before it is done."""
+    found = []
+    if desired.kernel_version == "newest" and not state.kernel.available and not needs_boot(state, desired):
+        found.append(
+            "kernel_version is newest, but what is on offer is not known: {} stays".format(
+                state.kernel.running
+            )
+        )
+    if state.kernel.secure_boot and needs_install(state, desired) and desired.kernel_repository_url:
+        found.append(
+            "Secure Boot is on: a kernel of {} must be signed with a key that this machine knows; before the "
+            "boot oeprov only checks that it has a signature".format(desired.kernel_repository_url)
+        )
+    return found
 
 
 def _too_old(release: str, state: State, desired: Desired) -> List[str]:
@@ -312,14 +345,32 @@ def _too_old(release: str, state: State, desired: Desired) -> List[str]:
     ]
 
 
+_UNWRITABLE = {"lvm": "LVM", "raid": "MD RAID"}
+
+
 def trial_problems(state: State) -> List[str]:
     """Why a machine would not come back from a boot on trial."""
-    where = {"lvm": "LVM", "raid": "MD RAID"}.get(state.bootloader.grubenv_on, "")
-    if not where:
+    loader = state.bootloader
+    if not loader.kind or loader.grubenv_on == "plain":
         return []
+    without = "set kernel_trial_boot: false to do without the trial"
+    if not loader.grubenv_on:
+        return [
+            "{0} cannot tell what /boot/grub*/grubenv lies on, so GRUB may be unable to clear a one-time "
+            "entry; run {0} --target=fs on it, which says why, or {1}".format(
+                bootloader.tool(loader, "probe"), without
+            )
+        ]
+    if loader.grubenv_on == "cryptodisk":
+        return [
+            "/boot is encrypted: GRUB asks for a passphrase at each boot, so a boot on trial cannot lead "
+            "back by itself; " + without
+        ]
     return [
-        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial would "
-        "stay the default; set kernel_trial_boot: false to do without the trial".format(where)
+        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial that "
+        "panics would be tried for ever; put /boot on a plain ext4 or xfs partition, or {}".format(
+            _UNWRITABLE.get(loader.grubenv_on, loader.grubenv_on), without
+        )
     ]
 
 

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import bootentry, bootloader, families, repositories
+from . import bootentry, bootloader, families, repositories, secureboot
 from .command import CommandError, System
 from .family import KernelSource
 from .packages import first_errors
@@ -161,7 +161,8 @@ def room_problem(free: int, need: int, installed: List[str]) -> str:
 
 
 def check_installed(system: System, release: str, options: List[str]) -> None:
-    """CommandError unless the kernel is complete and was built with the options (as module or not)."""
+    """CommandError unless the kernel is complete, was built with the options (as module or not), and has a
+    signature where it needs one."""
     names = {name: _size(system, "/boot/" + name) for name in system.list("/boot")}
     if not names.get("vmlinuz-" + release):
         raise CommandError("kernel {}: /boot/vmlinuz-{} is missing or empty".format(release, release))
@@ -175,6 +176,17 @@ def check_installed(system: System, release: str, options: List[str]) -> None:
                 "kernel {} was built without {}, which the wanted mode needs; it is installed but will not "
                 "be booted".format(release, ", ".join(missing))
             )
+
+    if secureboot.is_on(system) and secureboot.is_unsigned(system, "/boot/vmlinuz-" + release):
+        raise CommandError(unsigned(release) + "; it is installed but will not be booted")
+
+
+def unsigned(release: str) -> str:
+    """What to say of a kernel that Secure Boot refuses."""
+    return (
+        "kernel {} has no signature, and Secure Boot is on: GRUB would refuse it and wait at the console; "
+        "take a signed kernel, or turn Secure Boot off".format(release)
+    )
 
 
 def _size(system: System, path: str) -> int:
@@ -207,6 +219,10 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
     # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
+    # On EL they take the arguments of the boot that runs, which may have been a trial.
+    copied = bootloader.leftovers(bootloader.observe(system)) if added else []
+    if copied:
+        bootloader.edit_boot_arguments(system, {"add": [], "remove": copied})
     check_installed(system, release, args["options"])
     if not added:
         return Applied(False, "kernel {} is installed".format(release))

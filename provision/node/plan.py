@@ -82,7 +82,7 @@ def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
     reasons = _reasons(state, desired, part)
     trial = bool(reasons) and kernel.on_trial(state, desired, change)
     mkconfig = bootloader.mkconfig_command(state) if state.bootloader.mkconfig else []
-    steps = gpu.plan(state, desired)
+    steps = bootloader.plan_leftovers(state) + gpu.plan(state, desired)
     if trial:
         steps += bootloader.plan_saved_default(state, kernel.needs_install(state, desired))
     steps += kernel.plan_install(state, desired, mkconfig) + part.before

@@ -36,6 +36,9 @@ class KernelState(NamedTuple):
     failed: List[str] = []  # WHAT, WHEN and WHY of trial boots that failed, separated by tabs
     boot_free: int = 0  # bytes free for /boot; 0: not known
     boot_need: int = 0  # bytes that one more kernel takes there; 0: not known
+    secure_boot: bool = False  # only kernels with a signature that firmware or shim knows are started
+    elrepo_key: bool = False  # they know ELRepo's; looked up only where Secure Boot matters
+    unsigned: List[str] = []  # installed releases without any signature; looked up only there
 
 
 class BootEntry(NamedTuple):
@@ -55,7 +58,9 @@ class Bootloader(NamedTuple):
     cmdline: str = ""
     cmdline_lines: int = 0  # how many GRUB_CMDLINE_LINUX lines the file has
     saved_default: bool = False  # GRUB_DEFAULT=saved
-    grubenv_on: str = ""  # "plain", "lvm" or "raid"
+    # "plain" where GRUB can write its environment block, else what keeps it from that: "lvm", "raid",
+    # "cryptodisk" or a file system (btrfs). Empty: grub-probe cannot tell.
+    grubenv_on: str = ""
     has_grubby: bool = False
     bls: bool = False
     mkconfig: str = ""  # path of grub-mkconfig or grub2-mkconfig
@@ -64,6 +69,7 @@ class Bootloader(NamedTuple):
     saved_entry: str = ""  # what GRUB's environment block says
     next_entry: str = ""  # the same, for one boot only
     overrides: Dict[str, str] = {}  # text of /etc/default/grub.d/*.cfg by path; sourced after it
+    stray_config: str = ""  # path of another grub.cfg, which nothing reads
 
 
 class Region(NamedTuple):
@@ -236,7 +242,6 @@ class Gpu(NamedTuple):
     ids: List[str] = []  # PCI device ids (1eb8), as devices
     installed: str = ""  # version of the module on the disk, for the kernel that runs
     nouveau: bool = False  # the kernel's own driver is loaded
-    secure_boot: bool = False
     key_enrolled: bool = False  # the firmware knows the key that DKMS signs modules with
     persistence: bool = False  # our unit keeps the driver loaded
     checked: str = ""  # what the last check that passed was made with

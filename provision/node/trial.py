@@ -9,6 +9,8 @@ takes both away. The old kernel and arguments come back by themselves after
 - a kernel or an initial ramdisk that GRUB cannot load (not where boot entries are files of their own),
 - a boot that nobody confirmed in time: no network, emergency mode, a hanging service.
 
+A machine that was confirmed panics again as it did before; of the trial's arguments nothing stays.
+
 A kernel that hangs before user space without a panic is not covered: that takes a watchdog in hardware which
 the firmware has started.
 """
@@ -31,15 +33,18 @@ EXPIRED = "/var/lib/oeprov/trial-expired"
 TIMER = "oeprov-trial.timer"
 _UNITS = "/etc/systemd/system/"
 _SERVICE = "oeprov-trial.service"
-_ARGUMENT = "oeprov.trial="
 _SETTLE_SECONDS = 120.0
 _PMEM_SECONDS = 60.0
 # One of them is in every boot, however far it comes.
 _WANTED_BY = ("sysinit.target", "emergency.target")
+# What `panic=15 oops=panic` set, in /proc/sys/kernel.
+_SYSCTLS = {"panic": "15", "panic_on_oops": "1"}
 _HEAD = """\
 [Unit]
 Description=oeprov: return to the old kernel unless the boot on trial is confirmed
-ConditionKernelCommandLine=oeprov.trial
+# Of this trial only: a kernel's package may have copied the argument into an entry that stays. And only once.
+ConditionKernelCommandLine={}
+ConditionPathExists=!{}
 # In emergency mode too.
 DefaultDependencies=no
 IgnoreOnIsolate=yes
@@ -109,6 +114,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         "absent_arguments": args["absent_arguments"],
         "pmem": now.pmem if args["pmem_stays"] else [],
         "mounts": _entered(system) if args["pmem_stays"] else [],
+        "sysctls": {name: _read_sysctl(system, name) for name in _SYSCTLS},
         "limit": args["trial_limit"],
         "what": args["failure_key"] or release,
         "state": "prepared",
@@ -121,7 +127,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         return Applied(True, "ready to reboot into {}".format(release))
     loader = bootloader.observe(system)
     _write_entry(system, loader, record)
-    _write_units(system, record["limit"])
+    _write_units(system, record)
     _save(system, record)
     system.check(["sync"], timeout=600)
     system.check([bootloader.tool(loader, "reboot"), TRIAL])
@@ -136,10 +142,13 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _trial_arguments(system: System, record: Dict[str, Any]) -> List[str]:
-    words = ["panic=15", "oops=panic", _ARGUMENT + record["id"]]
-    if system.which("dracut"):
-        words += ["rd.shell=0", "rd.emergency=reboot"]
-    return words
+    dracut = bootentry.GIVE_UP_DRACUT if system.which("dracut") else []
+    return bootentry.GIVE_UP + [_mark(record)] + dracut
+
+
+def _mark(record: Dict[str, Any]) -> str:
+    """The kernel argument that only this trial's entry has."""
+    return bootentry.MARK + str(record["id"])
 
 
 def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> None:
@@ -178,17 +187,18 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
         raise CommandError("the one-time entry for GRUB: " + checked.explain())
 
 
-def _write_units(system: System, limit: int) -> None:
+def _write_units(system: System, record: Dict[str, Any]) -> None:
     """The timer that ends a boot on trial; it starts on no other boot."""
     timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy={}\n".format(
-        limit, " ".join(_WANTED_BY)
+        record["limit"], " ".join(_WANTED_BY)
     )
+    head = _HEAD.format(_mark(record), EXPIRED)
     service = (
         "\n[Service]\nType=oneshot\nExecStart=-/bin/cp /proc/cmdline {}\n"
         "ExecStart=/bin/systemctl --force reboot\n".format(EXPIRED)
     )
-    system.write(_UNITS + TIMER, _HEAD + timer)
-    system.write(_UNITS + _SERVICE, _HEAD + service)
+    system.write(_UNITS + TIMER, head + timer)
+    system.write(_UNITS + _SERVICE, head + service)
     system.remove(EXPIRED)
     # Not started now: only the next boot is to have it.
     system.check(["systemctl", "--no-reload", "enable", TIMER])
@@ -214,7 +224,7 @@ def confirm(system: System) -> Applied:
     if seen.boot_id == record["boot_id"]:
         raise CommandError("the machine has not rebooted; boot id {} is still the same".format(seen.boot_id))
     _mount_again(system, record)
-    if record["trial"] and _ARGUMENT + record["id"] not in seen.cmdline:
+    if record["trial"] and _mark(record) not in seen.cmdline:
         return _returned(system, record, seen)
     if record["state"] == "failed":
         raise CommandError(_unhealthy(system, record))
@@ -231,6 +241,7 @@ def confirm(system: System) -> Applied:
     record["state"] = "confirmed"
     _save(system, record)
     _clean(system)
+    _reset_sysctls(system, record)
     _forget(system)
     return Applied(
         True, "rebooted: kernel {} runs{}".format(seen.release, ", trial passed" if record["trial"] else "")
@@ -294,7 +305,10 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
         )
     record["why"] = "it did not come up (panic, no root file system, emergency mode, hang), or power was lost"
     if expired:
-        record["why"] = "it came up, but was not confirmed within {} s".format(record["limit"])
+        record["why"] = (
+            "it came up, but was not confirmed within {} s: the controller went away, or could not reach "
+            "it".format(record["limit"])
+        )
     _remember(system, record)
     _forget(system)
     raise CommandError(
@@ -311,11 +325,24 @@ def _unhealthy(system: System, record: Dict[str, Any]) -> str:
     )
 
 
+def _read_sysctl(system: System, name: str) -> str:
+    return system.read("/proc/sys/kernel/" + name).strip()
+
+
+def _reset_sysctls(system: System, record: Dict[str, Any]) -> None:
+    """A machine that has passed panics as it did before: what it says then matters more than the way back."""
+    for name, before in record.get("sysctls", {}).items():
+        if record["trial"] and before and _read_sysctl(system, name) == _SYSCTLS[name]:
+            system.write("/proc/sys/kernel/" + name, before + "\n")
+
+
+def _other_failures(system: System, record: Dict[str, Any]) -> List[str]:
+    return [line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]]
+
+
 def _remember(system: System, record: Dict[str, Any]) -> None:
     """A line in the list of failed trials, in place of an older one about the same."""
-    lines = [
-        line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]
-    ]
+    lines = _other_failures(system, record)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     lines.append("\t".join([record["what"], when, record["why"]]))
     system.write(kernel.FAILED, "".join(line + "\n" for line in lines))

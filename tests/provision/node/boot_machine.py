@@ -14,6 +14,7 @@ from provision.node.state import BootEntry
 OLD, NEW = "6.1.0-55-amd64", "6.1.0-56-amd64"
 CONFIG = "CONFIG_FS_DAX=y\nCONFIG_DEV_DAX_KMEM=m\nCONFIG_X86_PMEM_LEGACY=m\n"
 ROOT = "root=UUID=5f3c ro"
+SYSCTL = "/proc/sys/kernel/"
 _HEAD = """\
 if [ -s $prefix/grubenv ]; then
   load_env
@@ -81,8 +82,12 @@ class Machine(Tree):
         self.mkconfig_fails = False
         self.system_state = "running"
         self.timer = False  # the trial's timer runs
+        self.boot_on = "ext2"  # what GRUB finds its environment block on
+        self.below = ""  # abstractions below that
         self.changes_left = -1  # power is cut after so many changes; -1: never
         self.asked: list[list[str]] = []
+        self.put(SYSCTL + "panic", "0\n")
+        self.put(SYSCTL + "panic_on_oops", "0\n")
         self.put("/etc/default/grub", 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX="console=ttyS0"\n')
         self.put("/boot/grub/grubenv", "# GRUB Environment Block\n" + "#" * 40)
         self.add_kernel(OLD)
@@ -182,8 +187,9 @@ class Machine(Tree):
             Path(self.path("/etc/systemd/system/sysinit.target.wants/" + words[-1])).unlink(missing_ok=True)
         return ""
 
-    def findmnt(self, words: list[str]) -> str:
-        return "/dev/vda1\n"
+    def grub_probe(self, words: list[str]) -> str:
+        assert words[1].startswith("/boot/")
+        return {"--target=fs": self.boot_on + "\n", "--target=abstraction": self.below}[words[0]]
 
     def dpkg_query(self, words: list[str]) -> str:
         return "".join(f"{name}\thalf-configured\n" for name in self.half) + "bash\tinstalled\n"
@@ -238,7 +244,7 @@ class Machine(Tree):
         if default == "saved":
             default = known.get("saved_entry", "")
         name = known.get("next_entry", "") or default
-        if known.get("next_entry"):
+        if known.get("next_entry") and self.boot_on == "ext2" and not self.below:
             self._environment("next_entry", "")
         menus = bootentry.parse_menu(menu + "\n" + self.read("/boot/grub/custom.cfg"))
         found = next((item for item in menus if name in (item.entry.id, item.entry.title)), menus[0])
@@ -252,12 +258,23 @@ class Machine(Tree):
         self.put("/proc/sys/kernel/random/boot_id", f"boot-{self.boots}\n")
         self.put("/proc/cmdline", f"BOOT_IMAGE=/vmlinuz-{chosen.release} " + " ".join(words) + "\n")
         self.put("/proc/uptime", "20.00 10.00\n")
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        self.put(SYSCTL + "panic", given.get("panic", "0") + "\n")
+        self.put(SYSCTL + "panic_on_oops", "1\n" if given.get("oops") == "panic" else "0\n")
         wanted = self.exists("/etc/systemd/system/sysinit.target.wants/oeprov-trial.timer")
-        trial = any(word.startswith("oeprov.trial=") for word in words)
-        if trial and not (wanted and self.exists("/var/lib/oeprov/reboot.json")):
+        self.timer = wanted and self._may_start("oeprov-trial.timer")
+        on_trial = chosen is not found.entry
+        if on_trial and not (self.timer and self.exists("/var/lib/oeprov/reboot.json")):
             raise Stuck("a boot on trial that nothing would end")
-        self.timer = trial
         return True
+
+    def _may_start(self, unit: str) -> bool:
+        """Whether systemd would start a unit, by the conditions that ours have."""
+        text = self.read("/etc/systemd/system/" + unit)
+        words = re.findall(r"^ConditionKernelCommandLine=(\S+)$", text, re.MULTILINE)
+        paths = re.findall(r"^ConditionPathExists=!(\S+)$", text, re.MULTILINE)
+        given = [word if "=" in words[0] else word.split("=")[0] for word in self.cmdline]
+        return set(words) <= set(given) and not any(map(self.exists, paths))
 
     def _loaded(self, menu: bootentry.Menu) -> BootEntry:
         """What GRUB loads: of a trial the kernel that it tries, or the one that it starts instead."""
@@ -272,6 +289,7 @@ class Machine(Tree):
     def expire(self) -> None:
         """Nobody confirmed: the trial's timer ends the boot."""
         assert self.timer
+        assert self._may_start("oeprov-trial.service")
         self.put("/var/lib/oeprov/trial-expired", self.read("/proc/cmdline"))
         self.boot()
 
@@ -295,6 +313,7 @@ class El(Tree):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.default = OLD
+        self.copies_cmdline = False  # a new entry has the arguments of the boot that runs: EL 9
         self.asked: list[list[str]] = []
         for release in (OLD, NEW):
             self.write(
@@ -317,6 +336,8 @@ class El(Tree):
         if argv[0] == "grub2-editenv":
             text = self.read("/boot/grub2/grubenv").replace("next_entry=oeprov-trial\n", "")
             self.write("/boot/grub2/grubenv", text)
+        if argv[0] == "grub2-probe":
+            out = "xfs\n" if argv[1] == "--target=fs" else ""
         if argv[:2] == ["grubby", "--default-kernel"]:
             out = f"/boot/vmlinuz-{self.default}\n"
         if argv[:2] == ["grubby", "--set-default"]:
@@ -325,7 +346,18 @@ class El(Tree):
             for name in (f"vmlinuz-{NEW}", f"initramfs-{NEW}.img"):
                 self.put("/boot/" + name, "x")
             self.default = NEW  # as the package's scripts do
+            if self.copies_cmdline:
+                text = (
+                    f"title Rocky Linux ({NEW})\nlinux /vmlinuz-{NEW}\noptions {self.read('/proc/cmdline')}\n"
+                )
+                self.write(f"{BLS}/1b2c-{NEW}.conf", text)
         for word in argv:
+            if word.startswith("--remove-args="):
+                for name in self.list(BLS):
+                    lines = self.read(f"{BLS}/{name}").splitlines()
+                    gone = word[14:].split()
+                    kept = [" ".join(item for item in line.split(" ") if item not in gone) for line in lines]
+                    self.write(f"{BLS}/{name}", "\n".join(kept) + "\n")
             if word.startswith("--args="):
                 for name in self.list(BLS):
                     path = f"{BLS}/{name}"

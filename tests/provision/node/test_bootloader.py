@@ -1,3 +1,4 @@
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from boot_machine import sourced as as_sourced
 
 from provision.node import bootloader, grubdefaults
 from provision.node.apply import apply
-from provision.node.command import CommandError, System
+from provision.node.command import CommandError, Result, System
 from provision.node.grubdefaults import DEFAULTS
 from provision.node.step import Applied, Step
 
@@ -254,7 +255,130 @@ def test_the_menu_of_efi_machines_is_found(machine: Machine, tmp_path: Path) -> 
     Path(machine.path("/boot/grub/grub.cfg")).unlink()
     machine.put("/boot/efi/EFI/centos/grub.cfg", menu)
     (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/centos/grub.cfg")
+    assert bootloader.observe(machine).config_path == "/boot/grub/grub.cfg", "it was booted by a BIOS"
+    machine.put("/sys/firmware/efi/fw_platform_size", "64\n")
     loader = bootloader.observe(machine)
     assert loader.config_path == "/boot/efi/EFI/centos/grub.cfg"
+    assert loader.stray_config == ""
     assert bootloader.trial_path(loader) == "/boot/efi/EFI/centos/custom.cfg"
     assert len(loader.entries) == 5
+
+
+def test_a_stray_menu_on_an_efi_machine_is_not_the_one_to_edit(machine: Machine, tmp_path: Path) -> None:
+    """The customary `grub2-mkconfig -o /boot/grub2/grub.cfg` makes one that nothing reads."""
+    machine.put("/sys/firmware/efi/fw_platform_size", "64\n")
+    machine.put("/boot/efi/EFI/centos/grub.cfg", machine.read("/boot/grub/grub.cfg"))
+    (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/centos/grub.cfg")
+    loader = bootloader.observe(machine)
+    assert loader.config_path == "/boot/efi/EFI/centos/grub.cfg"
+    assert loader.stray_config == "/boot/grub/grub.cfg"
+    stray = machine.read("/boot/grub/grub.cfg")
+    change(machine, ["memmap=1G!4G"], [])
+    assert machine.read("/boot/grub/grub.cfg") == stray
+    assert "memmap=1G!4G" in machine.read("/boot/efi/EFI/centos/grub.cfg")
+
+
+def test_a_menu_that_leads_on_to_the_one_in_boot_is_left_alone(machine: Machine, tmp_path: Path) -> None:
+    """EL 9, and images that start by BIOS and EFI."""
+    machine.put("/sys/firmware/efi/fw_platform_size", "64\n")
+    on = "search --fs-uuid --set=dev 5f3c\nset prefix=($dev)/grub2\nconfigfile $prefix/grub.cfg\n"
+    machine.put("/boot/efi/EFI/rocky/grub.cfg", on)
+    (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/rocky/grub.cfg")
+    loader = bootloader.observe(machine)
+    assert (loader.config_path, loader.stray_config) == ("/boot/grub/grub.cfg", "")
+
+
+def test_on_el_7_arguments_outlive_a_menu_that_is_made_again(machine: Machine) -> None:
+    """grubby edits grub.cfg alone there, and the next grub2-mkconfig makes that from the defaults file."""
+
+    def grubby(words: list[str]) -> str:
+        menu = machine.read("/boot/grub/grub.cfg")
+        added = next((word[7:] for word in words if word.startswith("--args=")), "")
+        gone = next((word[14:] for word in words if word.startswith("--remove-args=")), "")
+        lines = [f"{line} {added}" if "\tlinux\t" in line else line for line in menu.splitlines()]
+        machine.put("/boot/grub/grub.cfg", "\n".join(lines).replace(gone or "\0", "") + "\n")
+        return ""
+
+    machine.grubby = grubby  # type: ignore[attr-defined]
+    assert change(machine, ["memmap=1G!4G"], ["console=ttyS0"]).changed is True
+    for _ in range(2):
+        (entry, *_) = bootloader.observe(machine).entries
+        assert "memmap=1G!4G" in entry.arguments
+        assert "console=ttyS0" not in entry.arguments
+        machine.grub_mkconfig(["-o", "/boot/grub/grub.cfg"])
+    assert change(machine, ["memmap=1G!4G"], ["console=ttyS0"]).changed is False
+
+
+class Probed(System):
+    """A machine on which grub-probe answers as it was seen to, or as its source has it."""
+
+    def __init__(self, root: Path, answers: dict[str, str]) -> None:
+        super().__init__(str(root))
+        self.answers = answers
+
+    def run(self, argv, timeout=0.0, environment=None):  # type: ignore[no-untyped-def]
+        assert argv[0] == "grub2-probe"
+        said = self.answers.get(argv[1].replace("--target=", ""))
+        return Result(argv, 1, "", "no such disk.") if said is None else Result(argv, 0, said, "")
+
+
+# File systems as Debian 12's grub-probe 2.06 printed them; abstractions from util/grub-probe.c of GRUB 2.12.
+# A multipath device is none to GRUB (grub-core/osdep/devmapper/getroot.c): what lies on it is plain.
+@pytest.mark.parametrize(
+    ("fs", "abstraction", "on"),
+    [
+        ("ext2\n", "", "plain"),
+        ("xfs\n", "", "plain"),
+        ("fat\n", "", "plain"),
+        ("btrfs\n", "", "btrfs"),
+        ("zfs\n", "", "zfs"),
+        ("f2fs\n", "", "f2fs"),
+        ("ext2\n", "lvm\n", "lvm"),
+        ("xfs\n", "diskfilter\nmdraid1x\n", "raid"),
+        ("xfs\n", "diskfilter\nmdraid1x\nlvm\n", "lvm"),
+        ("ext2\n", "cryptodisk\nluks\ngcry_rijndael\n", "cryptodisk"),
+        ("ext2\n", "ldm\n", "ldm"),
+        (None, "", ""),
+        (None, None, ""),
+    ],
+)
+def test_what_grubs_environment_block_lies_on(
+    tmp_path: Path, fs: str | None, abstraction: str | None, on: str
+) -> None:
+    answers = {"fs": fs, "abstraction": abstraction}
+    system = Probed(tmp_path, {name: text for name, text in answers.items() if text is not None})
+    system.write(DEFAULTS, DEBIAN)
+    system.write("/boot/grub2/grub.cfg", "")
+    assert bootloader.observe(system).grubenv_on == on
+
+
+PROBED = {"ext4": "plain", "xfs": "plain", "btrfs": "btrfs"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs loop devices")
+@pytest.mark.parametrize("fs", PROBED)
+def test_grubs_own_tool_says_so_of_real_file_systems(tmp_path: Path, fs: str) -> None:
+    """Another program's answer, not what we think that it is."""
+    system = System()
+    missing = [name for name in ("grub-probe", "losetup", "mkfs." + fs) if not system.which(name)]
+    if missing:
+        pytest.skip("there is no " + ", ".join(missing))
+    image, mounted = tmp_path / "image", tmp_path / "boot"
+    image.touch()
+    os.truncate(image, 320 << 20)
+    mounted.mkdir()
+    found = system.run(["losetup", "--find", "--show", str(image)])
+    if not found.ok:
+        pytest.skip(found.explain())
+    loop = found.out.strip()
+    try:
+        system.check(["mkfs." + fs, "-q", loop])
+        if not (mount := system.run(["mount", "-t", fs, loop, str(mounted)])).ok:
+            pytest.skip(mount.explain())
+        try:
+            (mounted / "grubenv").write_text("# GRUB Environment Block\n")
+            assert bootloader._grubenv_on(system, "grub-probe", str(mounted)) == PROBED[fs]
+        finally:
+            system.check(["umount", str(mounted)])
+    finally:
+        system.check(["losetup", "--detach", loop])

@@ -1,7 +1,9 @@
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from boot_machine import BLS, NEW, OLD, El, Machine, PowerCut
+from boot_machine import BLS, NEW, OLD, SYSCTL, El, Machine, PowerCut, Stuck
 
 from provision.node import bootloader, kernel, trial
 from provision.node.apply import apply
@@ -42,6 +44,22 @@ def machine(tmp_path: Path) -> Machine:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_SETTLE_SECONDS", 0)
     monkeypatch.setattr(trial, "_PMEM_SECONDS", 0)
+
+
+def sysctls(machine: Machine) -> tuple[str, str]:
+    """kernel.panic and kernel.panic_on_oops now."""
+    return machine.read(SYSCTL + "panic").strip(), machine.read(SYSCTL + "panic_on_oops").strip()
+
+
+def trial_id(machine: Machine) -> str:
+    """The argument of the boot that runs that says which trial it is."""
+    return next(word for word in machine.cmdline if word.startswith("oeprov.trial="))
+
+
+def copy_into_defaults(machine: Machine, words: list[str]) -> None:
+    """What a kernel's package does where it makes entries from /proc/cmdline."""
+    machine.put("/etc/default/grub", f'GRUB_DEFAULT=saved\nGRUB_CMDLINE_LINUX="{" ".join(words)}"\n')
+    machine.grub_mkconfig(["-o", "/boot/grub/grub.cfg"])
 
 
 def wanted(release: str = "", *arguments: str) -> Desired:
@@ -174,6 +192,129 @@ def test_a_boot_that_nobody_confirms_ends_by_itself(machine: Machine) -> None:
     with pytest.raises(CommandError, match="it came up, but was not confirmed within 300 s"):
         trial.confirm_if_pending(machine)
     assert_nothing_left(machine)
+
+
+@pytest.mark.parametrize(("boot_on", "below"), [("btrfs", ""), ("zfs", ""), ("ext2", "lvm\n")])
+def test_where_grub_cannot_clear_the_entry_there_is_no_trial(
+    machine: Machine, boot_on: str, below: str
+) -> None:
+    machine.boot_on, machine.below = boot_on, below
+    machine.panics = {ARGUMENT}
+    with pytest.raises(Refused, match="where GRUB cannot clear a one-time entry"):
+        module(machine, wanted("", ARGUMENT))
+    machine.boot()
+    # Without the refusal:
+    trial.prepare_reboot(machine, reboot_args(OLD, arguments=[ARGUMENT]))
+    with pytest.raises(Stuck, match="again and again"):
+        machine.boot()
+
+
+def test_a_machine_that_has_passed_panics_as_before(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    assert sysctls(machine) == ("15", "1")
+    trial.confirm(machine)
+    assert sysctls(machine) == ("0", "0")
+
+
+def test_a_panic_that_somebody_else_set_stays(machine: Machine) -> None:
+    machine.put(SYSCTL + "panic_on_oops", "1\n")
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.put(SYSCTL + "panic", "30\n")  # /etc/sysctl.d
+    trial.confirm(machine)
+    assert sysctls(machine) == ("30", "1")
+
+
+def test_an_unhealthy_machine_still_gives_up(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.system_state = "maintenance"
+    with pytest.raises(CommandError, match="not healthy"):
+        trial.confirm(machine)
+    assert sysctls(machine) == ("15", "1")
+
+
+def test_a_copied_argument_of_an_earlier_trial_ends_no_boot(machine: Machine) -> None:
+    bootstrap(machine, wanted(NEW))
+    copied = [trial_id(machine), "panic=15", "oops=panic"]
+    copy_into_defaults(machine, copied)
+    machine.boot()
+    assert trial_id(machine) == copied[0]
+    assert not machine.timer
+    # Nor while another trial is prepared, which GRUB then does not start.
+    trial.prepare_reboot(machine, reboot_args(NEW, arguments=[ARGUMENT]))
+    machine.grub_editenv(["grubenv", "unset", "next_entry"])
+    machine.boot()
+    assert (trial_id(machine), machine.timer) == (copied[0], False)
+
+
+def test_an_argument_that_is_copied_during_its_trial_ends_one_boot_only(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    copy_into_defaults(machine, [trial_id(machine)])
+    machine.expire()
+    assert not machine.timer
+    assert machine.running == OLD
+
+
+def test_copied_arguments_are_taken_out_of_entries(machine: Machine) -> None:
+    bootstrap(machine, wanted(NEW))
+    copy_into_defaults(machine, ["console=ttyS0", trial_id(machine), "panic=15", "oops=panic"])
+    assert kernel_steps(plan(machine, wanted(NEW))) == ["trial-leftovers"]
+    boots = machine.boots
+    bootstrap(machine, wanted(NEW))
+    assert machine.boots == boots, "it needs no reboot"
+    assert kernel_steps(plan(machine, wanted(NEW))) == []
+    machine.boot()
+    assert not any(word.startswith(("oeprov.trial", "panic=", "oops=")) for word in machine.cmdline)
+    assert "console=ttyS0" in machine.cmdline
+
+
+def test_a_kernel_that_is_installed_during_a_trials_boot_copies_nothing_of_it(tmp_path: Path) -> None:
+    """EL 9 makes the entries of new kernels from /proc/cmdline."""
+    system = El(tmp_path)
+    system.copies_cmdline = True
+    Path(system.path(f"{BLS}/1b2c-{NEW}.conf")).unlink()
+    own = "root=/dev/sda1 ro memmap=1G!4G"
+    system.put(
+        "/proc/cmdline", own + " panic=15 oops=panic oeprov.trial=5f3c rd.shell=0 rd.emergency=reboot\n"
+    )
+    for name in (f"vmlinuz-{OLD}", f"initramfs-{OLD}.img"):
+        system.put("/boot/" + name, "x")
+    os = OsInfo("rocky", "9", "rhel", "Rocky", "x86_64", "yum")
+    kernel.ACTIONS["install_kernel"](
+        system,
+        {"release": NEW, "source": "distribution", "repositories": {}, "options": [], "os": os._asdict()},
+    )
+    entry = next(item for item in bootloader.observe(system).entries if item.release == NEW)
+    assert " ".join(entry.arguments) == own
+
+
+def test_systemd_starts_the_timer_of_this_trial_only(machine: Machine) -> None:
+    """systemd's own reading of the condition."""
+    program = machine_program("systemd-analyze")
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    unit = machine.read("/etc/systemd/system/oeprov-trial.timer")
+    condition = next(line for line in unit.splitlines() if line.startswith("ConditionKernelCommandLine="))
+    mine = trial_id(machine)
+    for cmdline, starts in ((mine, True), ("oeprov.trial=0", False), (mine + "0", False), ("quiet", False)):
+        done = subprocess.run(
+            [program, "condition", condition],
+            env={"SYSTEMD_PROC_CMDLINE": "ro " + cmdline},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode == 0) is starts, done.stderr
+
+
+def machine_program(name: str) -> str:
+    """Where a program of this machine is; the test is skipped where there is none."""
+    found = shutil.which(name)
+    if not found:
+        pytest.skip("there is no " + name)
+    return found
 
 
 def test_another_controller_can_confirm(machine: Machine) -> None:
