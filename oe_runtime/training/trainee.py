@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import models
+from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
 from oe_runtime.tensorflow_noise import without_noise
@@ -119,15 +119,31 @@ class KerasTrainee:
         probabilities: NDArray[np.float32] = np.asarray(self.model.predict_on_batch(_inputs(batch)))
         return probabilities.reshape(-1)
 
-    def export(self, path: Path, *, stock: bool) -> None:
-        """Write a SavedModel that plain TensorFlow loads; `path` must not exist."""
+    def export(self, path: Path, *, stock: bool, rows_of: Path | None = None) -> None:
+        """Write a SavedModel that plain TensorFlow loads; `path` must not exist.
+
+        `rows_of`: take the rows from the files of this checkpoint, and ask no server.
+        """
         try:
             if stock:
                 self.model.export(path, verbose=False)
             else:
-                self.model.save_as_original_model(path)
+                self._save(path, rows_of)
         except OSError as error:
             raise RunError(f"cannot export to {path}: {error}") from error
+
+    def _save(self, path: Path, rows_of: Path | None) -> None:
+        if rows_of is None:
+            self.model.save_as_original_model(path)
+            return
+        from oe_runtime.keras.embedding import Table
+        from oe_runtime.keras.export import save_as_original_model
+
+        with Client.in_process() as client:
+            specs = self.model.tables.items()
+            tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs}
+            client.restore(*checkpoint.chain(rows_of))
+            save_as_original_model(self.model, tables, path, overwrite=False)
 
 
 @dataclass(frozen=True)
