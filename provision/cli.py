@@ -254,6 +254,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES)(training.re
 app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
 app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
+app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)

@@ -20,6 +20,7 @@ COMMANDS = [
     ["status"],
     ["logs"],
     ["stop"],
+    ["fetch"],
     ["serve-export"],
     ["inventory"],
     ["inventory", "check"],
