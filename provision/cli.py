@@ -261,6 +261,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES)(training.re
 app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
 app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
+app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
 app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)

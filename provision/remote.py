@@ -85,9 +85,41 @@ def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
             _end(process)
 
 
+@contextlib.contextmanager
+def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
+    """The standard output of ``command``, which reads ``given`` first; leaving the context ends it here.
+
+    HostError when the connection fails or the command ends with an error, in place of what the reader then
+    says of a stream that is cut.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = _start(host, [*argv(host), command], stderr=errors)
+        assert process.stdin is not None  # noqa: S101 - both are pipes
+        assert process.stdout is not None  # noqa: S101
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(given)
+                process.stdin.close()
+            try:
+                yield process.stdout
+            except Exception:
+                if process.stdout.read(1) == b"":  # it has ended: why, says more
+                    _check(host, process, errors)
+                raise
+            process.stdout.read()  # to its end
+            _check(host, process, errors)
+        finally:
+            _end(process)
+
+
 def _lines(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> Iterator[str]:
     for line in process.stdout or ():
         yield line.decode("utf-8", "replace").rstrip("\n")
+    _check(host, process, errors)
+
+
+def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    """HostError when the command that has ended did not end well."""
     code = process.wait()
     errors.seek(0)
     said = errors.read().decode("utf-8", "replace")

@@ -75,13 +75,12 @@ def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
             f"job {job.id} has exported nothing; jobs do at their end, with --export (OpenEmbedding with "
             "runtime_variant standalone, mirrored and mpi)"
         )
-    if not (Path(export) / "saved_model.pb").is_file():
+    here = job.here(export)
+    if not (here / "saved_model.pb").is_file():
         raise TrainingError(
-            f"{export} is not a SavedModel on this machine; a worker on another host has it there: copy "
-            "it to "
-            "the same path here"
+            f"{here} is not a SavedModel; where the worker's host has it: oeprov fetch {shlex.quote(job.id)}"
         )
-    return Serving(job, str(job.spec().settings.get("model") or "model"), Path(export), **more)
+    return Serving(job, str(job.spec().settings.get("model") or "model"), here, **more)
 
 
 def serve(serving: Serving, *, check_image: bool = True) -> int:

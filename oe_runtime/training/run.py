@@ -156,6 +156,7 @@ def _train(
     while True:
         try:
             end = loop.train(position)
+            directory.event("trained", step=end.step)
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
@@ -170,7 +171,13 @@ def _train(
         directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
         screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
     if options.export is not None and options.rank == 0:
-        trainee.export(options.export, stock=options.stock)
+        try:
+            trainee.export(options.export, stock=options.stock)
+        except ServerLost as error:  # the other workers have left, so nobody can go back together
+            if loop.saved is None or loop.saved.pool is not None:
+                raise
+            screen.say(f"{str(error).partition(';')[0]}; exporting the rows of {loop.saved.path} instead")
+            trainee.export(options.export, stock=False, rows_of=loop.saved.path)
         directory.event("export", path=str(options.export))
         screen.say(f"exported a SavedModel to {options.export}")
     directory.event(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import models
+from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
 from oe_runtime.tensorflow_noise import without_noise
@@ -120,8 +120,11 @@ class KerasTrainee:
         probabilities: NDArray[np.float32] = np.asarray(self.model.predict_on_batch(_inputs(batch)))
         return probabilities.reshape(-1)
 
-    def export(self, path: Path, *, stock: bool) -> None:
-        """Write a SavedModel that plain TensorFlow loads; one that is at `path` stays until it is whole."""
+    def export(self, path: Path, *, stock: bool, rows_of: Path | None = None) -> None:
+        """Write a SavedModel that plain TensorFlow loads; one that is at `path` stays until it is whole.
+
+        `rows_of`: take the rows from the files of this checkpoint, and ask no server.
+        """
         new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
         try:
             for left in (new, old):
@@ -129,7 +132,7 @@ class KerasTrainee:
             if stock:
                 self.model.export(new, verbose=False)
             else:
-                self.model.save_as_original_model(new)
+                self._save(new, rows_of)
             if path.exists():
                 path.rename(old)
             new.rename(path)
@@ -137,6 +140,19 @@ class KerasTrainee:
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
             raise RunError(f"cannot export to {path}: {error}") from error
+
+    def _save(self, path: Path, rows_of: Path | None) -> None:
+        if rows_of is None:
+            self.model.save_as_original_model(path)
+            return
+        from oe_runtime.keras.embedding import Table
+        from oe_runtime.keras.export import save_as_original_model
+
+        with Client.in_process() as client:
+            specs = self.model.tables.items()
+            tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs}
+            client.restore(*checkpoint.chain(rows_of))
+            save_as_original_model(self.model, tables, path, overwrite=False)
 
 
 @dataclass(frozen=True)

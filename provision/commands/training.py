@@ -1,4 +1,4 @@
-"""Commands for training: ``launch-training``, ``resume``, ``status``, ``logs``, ``stop``."""
+"""Commands for training: ``launch-training``, ``resume``, ``status``, ``logs``, ``stop``, ``fetch``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ LAUNCH_EXAMPLES = (
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
 RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
+FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  |  oeprov fetch JOB --replace"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
 _SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
@@ -331,3 +332,27 @@ def stop(
 
         return run.stop(found, state_dir=state_dir, as_json=as_json)
     return stopping.stop(state_dir, found.id, as_json=as_json)
+
+
+def fetch(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Which job's results; default: the last job's.")
+    ] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Its checkpoints too, as far as their rows are in files.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what was fetched before.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Copy the export and the report of a job from its worker's host to the job's directory here.
+
+    Each of them appears whole or not at all; what is here already stays, unless --replace. Of a job whose
+    worker is on this machine all is here anyway.
+    """
+    from provision.errors import TrainingError
+    from provision.training import fetching, jobs
+
+    found = jobs.find(state_dir, job)
+    if found.on_kubernetes:
+        raise TrainingError(f"job {found.id} is on Kubernetes: what it has written is on its volume there")
+    return fetching.fetch(state_dir, found.id, checkpoints=checkpoints, replace=replace)

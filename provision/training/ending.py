@@ -15,6 +15,7 @@ from provision.training.jobs import Job
 from provision.training.metrics import Summary, summary
 from provision.training.progress import number, rate
 from provision.training.supervisor import Outcome
+from provision.training.units import job_directory
 
 DEFAULT_STATE_DIR = Path(".oeprov")
 
@@ -80,15 +81,22 @@ def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -
         rows.add_row("checkpoint", "none yet")
     if facts.export:
         rows.add_row("export", f"{_within(facts.export, job)} (a SavedModel)")
+    if report := _report(job):
+        rows.add_row("report", _within(report, job))
     rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
     rows.add_row("logs", str(job.logs.relative_to(job.directory)) + "/")
     after = [f"oeprov status{state_flag(state_dir)}", f"oeprov logs {job.id}{state_flag(state_dir)}"]
     if outcome.phase == "done":
         title, style = f"{job.id} is done", "green"
-        if facts.export and Path(facts.export).is_dir():
-            short = _short(Path(facts.export))
+        if facts.export and (export := job.here(facts.export)).is_dir():
+            short = _short(export)
             after.append(
                 f"python -c \"import tensorflow as tf; print(tf.saved_model.load('{short}').signatures)\""
+            )
+            after.append(f"oeprov serve-export {job.id}{state_flag(state_dir)}")
+        elif facts.export:
+            after.append(
+                f"oeprov fetch {job.id}{state_flag(state_dir)}  # export and report, from their host"
             )
     else:
         title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
@@ -125,6 +133,15 @@ def _within(path: str, job: Job) -> str:
     except ValueError:
         worker = next((item for item in job.spec().processes if item.role == "worker" and item.unit), None)
         return f"{worker.host}:{path}" if worker else path
+
+
+def _report(job: Job) -> str:
+    """Where the report of the run is, which only our own trainer writes; empty if there is none."""
+    worker = next(item for item in job.spec().processes if item.role == "worker")
+    if worker.unit and not worker.adapted:
+        return str(job_directory(job.id) / "run" / "report.html")
+    path = job.run_dir / "report.html"
+    return str(path) if path.is_file() else ""
 
 
 def _short(path: Path) -> str:

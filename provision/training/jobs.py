@@ -17,7 +17,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from provision.errors import TrainingError
 from provision.node import process
 from provision.training.metrics import last_word, summary
+from provision.training.units import job_directory
 
 # In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
 # this machine at which its workers will.
@@ -141,6 +142,13 @@ class Job:
         """Where a server says that it listens."""
         return self.directory / "ready" / f"{process_name}.json"
 
+    def here(self, path: str) -> Path:
+        """Where what a worker wrote lies on this machine; of a worker elsewhere, where ``fetch`` puts it."""
+        try:
+            return self.directory / PurePosixPath(path).relative_to(job_directory(self.id))
+        except ValueError:
+            return Path(path)
+
     def server_metrics(self, process_name: str) -> Path:
         """Where a server writes its counters."""
         return self.directory / "metrics" / f"{process_name}.json"
@@ -208,7 +216,10 @@ class Job:
         return (last_word(self.metrics_file) or {}).get("event") == "end"
 
     def checkpoint(self) -> tuple[int, Path] | None:
-        """Step and path of the newest published checkpoint."""
+        """Step and path of the newest published checkpoint; None where a worker on another host has them."""
+        with contextlib.suppress(TrainingError):
+            if any(item.role == "worker" and item.unit for item in self.spec().processes):
+                return None  # what lies here was fetched, and may be old
         found = [
             (int(match[1]), path)
             for path in (self.run_dir / "checkpoints").glob("step-*")

@@ -92,6 +92,7 @@ class Supervisor:
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
         self.restarts: dict[str, list[float]] = {}  # when servers were started again
+        self.ended_anew = False  # whether lost workers were started once more after the last step
         self.phase: Phase = "starting"
 
     def run(self, resume: bool = False) -> Outcome:
@@ -142,8 +143,10 @@ class Supervisor:
             outcome = self._watch()
             if not self._may_start_again(outcome):
                 return outcome
-            if restarts < int(self.spec.settings.get("restarts") or 0) and not self._silent():
-                restarts += 1
+            finishing = self._has_trained() and not self.ended_anew
+            if finishing or (restarts < int(self.spec.settings.get("restarts") or 0) and not self._silent()):
+                restarts += not finishing
+                self.ended_anew = self.ended_anew or finishing
                 self._emit({"event": "workers_restarted", "message": outcome.message, "times": restarts})
             elif not self._regroup():
                 return outcome
@@ -179,14 +182,20 @@ class Supervisor:
     def _may_start_again(self, outcome: Outcome) -> bool:
         """Whether workers may start anew: one of several was killed or a server lost, not for a mistake.
 
-        A server that is a child is then started again here, one that is a unit by its system.
+        A server that is a child is then started again here, one that is a unit by its system. After the last
+        step they may once, though there is only one: what is left is evaluation and export.
         """
-        if outcome.phase != "failed" or len(self.workers) < 2 or self.stop.count:
+        if outcome.phase != "failed" or self.stop.count:
             return False
-        if not (self.spec.settings.get("restarts") or self.goes_on):
+        several = len(self.workers) > 1 and (self.spec.settings.get("restarts") or self.goes_on)
+        if not (several or self._has_trained()):
             return False
         mistakes = any(map(worker_group.has_mistake, self.workers))
         return self.job.saved() and not (mistakes and not self._dead_servers())
+
+    def _has_trained(self) -> bool:
+        """Whether all steps were made, and hosts that could make the rest answer."""
+        return "trained" in self.last and not any(map(worker_group.is_silent, self.workers))
 
     def _dead_servers(self) -> list[Child]:
         return [child for child in self.children if child not in self.workers and child.poll() is not None]
@@ -391,7 +400,9 @@ class Supervisor:
             for worker in self.workers:
                 if worker.poll() is None:
                     self._signal(worker, signal.SIGTERM)  # it would wait for the server
-        deadline = time.monotonic() + self.limits.loss
+        # After the last step no server is needed: a worker may be exporting the checkpoint's rows.
+        seconds = self.limits.checkpoint if "trained" in self.last and not self._waits() else self.limits.loss
+        deadline = time.monotonic() + seconds
         while any(worker.poll() is None for worker in self.workers):
             if time.monotonic() > deadline or self.stop.count:
                 break

@@ -1,5 +1,6 @@
 """Training with parameter servers on hosts: real SSH and Ansible, stand-ins for systemd and the runtime."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,22 +11,27 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_processes import WORKER, make_environment
+from rich.console import Console
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
-from provision.errors import Interrupted, TrainingError
+from provision import serving
+from provision.errors import HostError, Interrupted, TrainingError
 from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.look import Look
 from provision.node.state import DaxDevice, Mount, State
-from provision.training import jobs, jobview, launching, stopping
-from provision.training.jobs import Job
+from provision.training import fetching, jobs, jobview, launching, placement, stopping
+from provision.training.ending import last_screen
+from provision.training.jobs import Job, JobSpec, ProcessSpec
 from provision.training.jobspec import LaunchOptions
+from provision.training.supervisor import Outcome
 
 pytestmark = [
     pytest.mark.hosts,
@@ -621,6 +627,95 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     assert report["eval"]["auc"] == 0.75
     cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
     cluster.assert_clean()
+
+
+@pytest.fixture
+def far_job(cluster: Cluster) -> Iterator[Job]:
+    """A job whose worker has ended on the second host, with an export, a report and two checkpoints there."""
+    two = cluster.hosts[1]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    host = cluster.inventory().hosts[two.name]
+    job = jobs.create(cluster.state_dir, "far", datetime(2026, 11, 23))
+    worker = ProcessSpec(name="worker-0", role="worker", host=two.name, argv=[], unit="oeprov-far.service")
+    spec = JobSpec(
+        id=job.id,
+        created="2026-11-23T12:15:00+00:00",
+        cluster="hosts",
+        inventory="inventory.yml",
+        settings={"model": "deepfm"},
+        hosts={two.name: placement.connection(host)},
+        processes=[worker],
+    )
+    job.write_spec(spec)
+    run = f"/var/lib/oeprov/jobs/{job.id}/run"
+    job.metrics_file.write_text(json.dumps({"event": "export", "path": f"{run}/export"}) + "\n")
+    names = ["report.html", "export/saved_model.pb", "export/variables/v", "export/.half"]
+    names += [f"checkpoints/{name}/manifest.json" for name in ("step-0000000002", ".partial-3")]
+    for name in names:
+        cluster.tell(two, f"mkdir -p $(dirname {run}/{name}); head -c 300000 /dev/urandom >{run}/{name}")
+    yield job
+    cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+
+
+def files_of(job: Job) -> list[str]:
+    return sorted(str(path.relative_to(job.run_dir)) for path in job.run_dir.rglob("*") if path.is_file())
+
+
+def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    two, job = cluster.hosts[1], far_job
+    last_screen(job, Outcome("done", "training is done", 0), cluster.state_dir, Console(width=300))
+    shown = capsys.readouterr().out
+    assert f"{two.name}:/var/lib/oeprov/jobs/{job.id}/run/report.html" in shown
+    assert f"oeprov fetch {job.id}" in shown
+    with pytest.raises(TrainingError, match=f"has it: oeprov fetch {job.id}"):
+        serving.find(cluster.state_dir, job.id)
+    assert fetching.fetch(cluster.state_dir, job.id) == 0
+    results = ["export/saved_model.pb", "export/variables/v", "report.html"]
+    assert files_of(job) == ["export/saved_model.pb", "export/variables/v", "metrics.jsonl", "report.html"]
+    for name in results:
+        there = cluster.tell(two, f"sha256sum </var/lib/oeprov/jobs/{job.id}/run/{name}").split()[0]
+        assert hashlib.sha256((job.run_dir / name).read_bytes()).hexdigest() == there
+    assert f"run/export (2 files, 600.0 kB from {two.name})" in capsys.readouterr().out
+    assert serving.find(cluster.state_dir, job.id).export == job.run_dir / "export"
+    last_screen(job, Outcome("done", "training is done", 0), cluster.state_dir, Console(width=300))
+    assert f"oeprov serve-export {job.id}" in capsys.readouterr().out
+
+    before = (job.run_dir / "report.html").read_bytes()
+    with pytest.raises(TrainingError, match=f"export exists already.*: oeprov fetch {job.id} --replace"):
+        fetching.fetch(cluster.state_dir, job.id)
+    cluster.tell(two, f"echo new >/var/lib/oeprov/jobs/{job.id}/run/report.html")
+    assert (job.run_dir / "report.html").read_bytes() == before
+    assert fetching.fetch(cluster.state_dir, job.id, replace=True, checkpoints=True) == 0
+    assert (job.run_dir / "report.html").read_bytes() == b"new\n"
+    assert "checkpoints/step-0000000002/manifest.json" in files_of(job)
+    assert len(files_of(job)) == 5
+    assert job.checkpoint() is None, "resume goes by what the worker's host has"
+
+
+def test_a_fetch_that_is_cut_leaves_nothing(
+    cluster: Cluster, far_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, job = cluster.hosts[1], far_job
+    extract = fetching._extract
+
+    def cut(archive: Any, name: str, *more: Any) -> None:
+        if name == "export/variables/v":
+            cluster.tell(two, "pkill -KILL -f '[i]mport gc, json, marshal'")
+        extract(archive, name, *more)
+
+    cluster.tell(two, f"head -c 20000000 /dev/zero >/var/lib/oeprov/jobs/{job.id}/run/export/variables/v")
+    monkeypatch.setattr(fetching, "_extract", cut)
+    with pytest.raises(HostError, match=two.name):
+        fetching.fetch(cluster.state_dir, job.id)
+    assert files_of(job) == ["metrics.jsonl"]
+    monkeypatch.setattr(fetching, "_extract", extract)
+    two.stop()
+    try:
+        with pytest.raises(HostError, match="refuses connections"):
+            fetching.fetch(cluster.state_dir, job.id)
+    finally:
+        two.start()
+    assert [path.name for path in job.run_dir.iterdir()] == ["metrics.jsonl"]
 
 
 def test_workers_that_cannot_reach_each_other_are_refused(cluster: Cluster) -> None:

@@ -204,6 +204,48 @@ def test_a_worker_of_a_queue_goes_back_with_its_queue(
         assert found[step][0] == pytest.approx(loss, rel=2e-4), step
 
 
+def test_servers_lost_after_the_last_step_do_not_fail_the_run(
+    servers: Callable[..., Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the evaluation they are waited for; the export then has its rows from the checkpoint's files."""
+    two, run_dir = servers("dram"), tmp_path / "run"
+    arguments = ("--steps", "6", "--checkpoint-increments", "2", "--checkpoint-steps", "4")
+    plain = tmp_path / "plain"
+    assert train(tmp_path / "one", *arguments, "--export", str(plain)) == 0
+    write = RunDirectory.event
+
+    def event(self: RunDirectory, kind: str, **values: Any) -> None:
+        write(self, kind, **values)
+        if kind == "trained" and not events(run_dir, "server_gone"):
+            two.kill(1)
+            two.start_again(1)
+        elif kind == "eval":
+            two.kill(0)
+
+    monkeypatch.setattr(RunDirectory, "event", event)
+    export = run_dir / "export"
+    assert train(run_dir, *arguments, "--export", str(export), where=two.where) == 0
+    kinds = [one["event"] for one in events(run_dir) if one["event"] not in ("servers", "tables")]
+    assert kinds[-6:] == ["server_gone", "server_back", "trained", "eval", "export", "end"]
+    (mine,), (other,) = events(run_dir, "eval"), events(tmp_path / "one", "eval")
+    assert mine["auc"] == pytest.approx(other["auc"], rel=1e-5)
+    assert scores(export) == pytest.approx(scores(plain), rel=1e-5)
+
+
+def scores(export: Path) -> list[float]:
+    """What an exported model says of a hundred rows."""
+    import tensorflow as tf
+
+    serve = tf.saved_model.load(str(export)).signatures["serving_default"]
+    random_ids = np.random.default_rng(1)
+    given = {}
+    for name, spec in serve.structured_input_signature[1].items():
+        shape = (100, *spec.shape[1:])
+        values = random_ids.integers(0, 2, shape) if spec.dtype.is_integer else random_ids.random(shape)
+        given[name] = tf.cast(values, spec.dtype)
+    return [float(score) for score in next(iter(serve(**given).values())).numpy().ravel()]
+
+
 def steps_back(run_dir: Path) -> list[int]:
     return [event["step"] for event in events(run_dir, "server_back")]
 

@@ -47,7 +47,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_tells_its_course(whole: Path) -> None:
     kinds = [e["event"] for e in events(whole) if e["event"] not in ("servers", "tables")]
     steps = ["step"] * 5 + ["checkpoint"]
-    assert kinds == ["start", *steps * 3, "step", "step", "step", "checkpoint", "eval", "export", "end"]
+    assert kinds == [
+        "start",
+        *steps * 3,
+        "step",
+        "step",
+        "step",
+        "checkpoint",
+        "trained",
+        "eval",
+        "export",
+        "end",
+    ]
     start = events(whole, "start")[0]
     assert (start["rows"], start["steps"], start["model"]) == (4000, 18, "deepfm")
     step = events(whole, "step")[9]

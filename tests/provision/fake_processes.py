@@ -100,6 +100,12 @@ for step in range(first + 1, 9):
     if stop.is_set():
         say("interrupted", step=step, path=save(step))
         sys.exit(130)
+say("trained", step=8)
+if behaviour == "loses-power-at-the-end":
+    if not resume:
+        save(8)
+    if not resume or os.path.exists(os.path.join(run, "again")):
+        os.kill(os.getpid(), signal.SIGKILL)
 say("eval", rows=80, loss=0.4, auc=0.75)
 say("export", path=os.path.join(run, "export"))
 say("end", steps=8, seconds=0.1, samples_per_s=1234.0)

@@ -24,6 +24,7 @@ COMMANDS = [
     ["jobs"],
     ["jobs", "rm"],
     ["jobs", "prune"],
+    ["fetch"],
     ["serve-export"],
     ["inventory"],
     ["inventory", "check"],

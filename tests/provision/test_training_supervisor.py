@@ -188,6 +188,21 @@ def test_who_was_lost(tmp_path: Path) -> None:
     assert worker.state().exit_code is None, "nobody knows whether it runs"
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_worker_that_is_lost_after_the_last_step_is_started_once_more(
+    tmp_path: Path, *, again: bool
+) -> None:
+    job = make_job(tmp_path, worker="loses-power-at-the-end")
+    if again:
+        (job.run_dir / "again").touch()
+    outcome, events = supervise(job)
+    assert outcome.phase == ("failed" if again else "done")
+    kinds = [event["event"] for event in events]
+    assert kinds.count("worker") == 2
+    assert [event["step"] for event in events if event["event"] == "resume"] == [8]
+    assert_nothing_left(job)
+
+
 def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     job = make_job(tmp_path, worker="fails", follower="follows", restarts=3, on_worker_lost="continue")
     outcome, events = supervise(job, limits=replace(QUICK, loss=0.2))
