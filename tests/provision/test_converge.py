@@ -261,7 +261,7 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
     )
     found = load(path, state_dir=state_dir)
     arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "as_json": True, "check": True}
-    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "the fresh EL kernel is too old"
+    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "too much movable memory for its DRAM"
     assert [plan["host"] for plan in json.loads(capsys.readouterr().out)["pending"]] == ["ps"]
     with pytest.raises(ConvergeError, match="host w: mode system-ram: kind cpu has no persistent memory"):
         converge.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
