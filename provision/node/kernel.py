@@ -264,7 +264,7 @@ def problems(state: State, desired: Desired) -> List[str]:
         problem = room_problem(state.kernel.boot_free, state.kernel.boot_need, state.kernel.installed)
         found += [problem] if problem else []
     if release and (needs_boot(state, desired) or plan_default(state, desired)):
-        found += failed_before(state, release)
+        found += failed_before(state, desired, release)
     return found
 
 
@@ -327,7 +327,7 @@ def notes(state: State, desired: Desired) -> List[str]:
             "kernel {} may have {} by its vendor's own work; that is checked after its installation, before "
             "it is booted".format(release, need.option)
         )
-    return found
+    return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 
 
 class _Need(NamedTuple):
@@ -404,16 +404,33 @@ def trial_problems(state: State) -> List[str]:
     ]
 
 
-def failed_before(state: State, what: str) -> List[str]:
-    """A problem when a trial boot of this release, or with these arguments, failed before."""
+def _failure(state: State, what: str) -> str:
+    """When and why a trial of this release, or of these arguments, failed before; empty: it did not."""
     for line in state.kernel.failed:
         name, when, why = (line.split("\t") + ["", ""])[:3]
         if name == what:
-            return [
-                "{} failed its trial boot on {}: {}; to try again, remove its line from {} on the "
-                "host".format(what, when or "an unknown day", why or "no reason is written down", FAILED)
-            ]
-    return []
+            return "{} failed its trial boot on {}: {}".format(
+                what, when or "an unknown day", why or "no reason is written down"
+            )
+    return ""
+
+
+def failed_before(state: State, desired: Desired, what: str) -> List[str]:
+    """A problem when that trial failed before, unless it is to be tried again."""
+    failure = _failure(state, what)
+    if not failure or desired.retry_trials:
+        return []
+    return [
+        "{}; to try again, add --retry-trials (or remove its line from {} on the host)".format(
+            failure, FAILED
+        )
+    ]
+
+
+def tried_again(state: State, desired: Desired, what: str) -> List[str]:
+    """A note on a trial that failed before and is made again."""
+    failure = _failure(state, what)
+    return [failure + "; it is tried again"] if failure and desired.retry_trials else []
 
 
 def _set_default_kernel(system: System, args: Dict[str, Any]) -> Applied:
