@@ -350,8 +350,12 @@ def _needed(state: State, desired: Desired) -> Optional[_Need]:
 
 
 def _is_backported(release: str) -> bool:
-    """Whether the vendor takes over features of later kernels, as EL does since 8: the number says little."""
-    return bool(re.search(r"\.(el|al|an)\d", release)) and series(release) >= (4, 18)
+    """Whether the vendor takes over features of later kernels, as EL does since 8: the number says little.
+
+    ELRepo does not, though its releases have EL's name in them.
+    """
+    vendor = re.search(r"\.(el|al|an)\d", release) and "elrepo" not in release
+    return bool(vendor) and series(release) >= (4, 18)
 
 
 def _lacking(release: str, state: State, desired: Desired) -> List[str]:
