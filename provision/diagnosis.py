@@ -192,8 +192,8 @@ def _kernel(state: State) -> Iterator[Finding]:
         name, when, why = [*line.split("\t"), "", ""][:3]
         yield Finding(
             f"{name} failed its trial boot{' on ' + when if when else ''}: {why or 'no reason is written'}",
-            "the console's log of that boot says more; ask for another kernel_version, or remove the line "
-            "from /var/lib/oeprov/failed-kernels to try once more",
+            "the console's log of that boot says more; ask for another kernel_version, or try once more with "
+            "`oeprov bootstrap --retry-trials`",
         )
 
 

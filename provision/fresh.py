@@ -31,6 +31,7 @@ _EL8 = OsInfo("rocky", "8.10", "rhel", "Rocky Linux 8.10", "x86_64", "dnf", "3.6
 _UBUNTU = OsInfo("ubuntu", "22.04", "debian", "Ubuntu 22.04 LTS", "x86_64", "apt", "3.10.12", True)
 _UBUNTU24 = OsInfo("ubuntu", "24.04", "debian", "Ubuntu 24.04 LTS", "x86_64", "apt", "3.12.3", True)
 _DEBIAN = OsInfo("debian", "12", "debian", "Debian GNU/Linux 12", "x86_64", "apt", "3.11.2", True)
+_CXL_RAM = {"CONFIG_DEV_DAX_CXL": "m"}  # since 6.3
 _ALL = {"CONFIG_DEV_DAX_KMEM": "m", "CONFIG_FS_DAX": "y", "CONFIG_X86_PMEM_LEGACY": "m"}
 
 
@@ -58,7 +59,7 @@ def _grub(name: str, *, grubby: bool) -> Bootloader:
 
 _EL_BASE = State(
     os=_EL8,
-    # EL 8's own kernel is 4.18 with much taken over from later ones, KMEM DAX too; its number still counts.
+    # EL 8's own kernel is 4.18 with much taken over from later ones, KMEM DAX too.
     kernel=_kernel("4.18.0-553.el8_10.x86_64", _ALL),
     bootloader=_grub("grub2", grubby=True),
     memory=MemoryPolicy("offline", 128 * MIB),
@@ -110,7 +111,7 @@ _BARE_METAL = _EL_BASE._replace(
 # Since 6.3 the kernel hands a volatile CXL region to kmem, and Ubuntu brings such memory online by itself.
 _CXL = _UBUNTU_BASE._replace(
     os=_UBUNTU24,
-    kernel=_kernel("6.8.0-41-generic", _ALL),
+    kernel=_kernel("6.8.0-41-generic", {**_ALL, **_CXL_RAM}),
     numa=[
         NumaNode(0, 256 * GIB, 250 * GIB, list(range(64)), [10, 20]),
         NumaNode(1, 252 * GIB, 252 * GIB, [], [20, 10]),
@@ -139,10 +140,10 @@ _SYSTEMS: dict[tuple[str, str], tuple[str, str, dict[str, str]]] = {
     ("Alibaba Cloud Linux 3", "3"): ("5.10.134-16.3.al8.x86_64", "3.6.8", _ALL),
     ("Ubuntu", "20.04"): ("5.4.0-190-generic", "3.8.10", _ALL),
     ("Ubuntu", "22.04"): ("5.15.0-119-generic", "3.10.12", _ALL),
-    ("Ubuntu", "24.04"): ("6.8.0-41-generic", "3.12.3", _ALL),
+    ("Ubuntu", "24.04"): ("6.8.0-41-generic", "3.12.3", {**_ALL, **_CXL_RAM}),
     ("Debian", "11"): ("5.10.0-31-amd64", "3.9.2", _ALL),
     ("Debian", "12"): ("6.1.0-25-amd64", "3.11.2", _ALL),
-    ("Debian", "13"): ("6.12.38+deb13-amd64", "3.13.5", _ALL),
+    ("Debian", "13"): ("6.12.38+deb13-amd64", "3.13.5", {**_ALL, **_CXL_RAM}),
 }
 
 

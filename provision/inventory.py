@@ -61,6 +61,7 @@ class Host:
     server: ServerSettings
     worker: WorkerSettings
     removal: Removal | None = None
+    retry_trials: bool = False  # of this command only
 
     @property
     def is_parameter_server(self) -> bool:
@@ -89,6 +90,7 @@ class Host:
             kind=self.kind.value,
             parameter_server=self.is_parameter_server,
             worker=self.is_worker,
+            retry_trials=self.retry_trials,
         )
         values |= flavors.of(self.runtime.flavor).desired(self)
         if self.removal:

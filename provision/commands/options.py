@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +57,10 @@ Check = Annotated[
         "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
     ),
 ]
+RetryTrials = Annotated[
+    bool,
+    typer.Option("--retry-trials", help="Boot once more on trial what did not pass its trial before."),
+]
 DEFAULT_INVENTORY = Path("inventory.yml")
 DEFAULT_STATE_DIR = Path(".oeprov")
 
@@ -85,10 +89,15 @@ class Change:
     path: Path
     limit: str | None
     how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
+    retry_trials: bool = False
 
     def open(self) -> Inventory:
         """The inventory; OeprovError says what is wrong in it."""
-        return open_inventory(self.path, self.limit, self.how["state_dir"])
+        found = open_inventory(self.path, self.limit, self.how["state_dir"])
+        if not self.retry_trials:
+            return found
+        hosts = {name: replace(host, retry_trials=True) for name, host in found.hosts.items()}
+        return replace(found, hosts=hosts)
 
 
 def _change(
@@ -97,6 +106,7 @@ def _change(
     yes: Yes = False,
     consent: Consent = None,
     check: Check = False,
+    retry_trials: RetryTrials = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> Change:
@@ -104,7 +114,7 @@ def _change(
 
     agreed = converge.Consent(yes=yes, objects=consent or [])
     how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
-    return Change(inventory, limit, how)
+    return Change(inventory, limit, how, retry_trials)
 
 
 def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:

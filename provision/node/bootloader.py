@@ -208,7 +208,7 @@ def plan_leftovers(state: State) -> List[Step]:
 
 def leftovers(loader: Bootloader) -> List[str]:
     """A trial's own arguments in other entries; what entries without its mark have too is wanted."""
-    places = [entry.arguments for entry in loader.entries] + [loader.cmdline.split()]
+    places = [entry.arguments for entry in _own(loader)] + [loader.cmdline.split()]
     marked = {place: bootentry.trial_words(words) for place, words in enumerate(places)}
     wanted = {word for place, words in enumerate(places) if not marked[place] for word in words}
     found = [word for words in marked.values() for word in words if word not in wanted]
@@ -400,11 +400,17 @@ def _lacking(loader: Bootloader, add: List[str], remove: List[str]) -> List[str]
     """Entries of this system's kernels that do not have the arguments, or still have them."""
     return [
         item.title
+        for item in _own(loader)
+        if set(add) - set(item.arguments) or set(remove) & set(item.arguments)
+    ]
+
+
+def _own(loader: Bootloader) -> List[BootEntry]:
+    """Ordinary entries of this system's kernels."""
+    return [
+        item
         for item in loader.entries
-        if item.release
-        and "recovery" not in item.id + item.title
-        and not item.id.startswith("osprober")
-        and (set(add) - set(item.arguments) or set(remove) & set(item.arguments))
+        if item.release and "recovery" not in item.id + item.title and not item.id.startswith("osprober")
     ]
 
 

@@ -1,7 +1,7 @@
 """Kernels: which are there, what they can do, and the way to another one."""
 
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import bootloader, families, grubdefaults, kernelinstall, secureboot
 from .command import System
@@ -142,7 +142,7 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
                 "release": wanted,
                 "source": desired.kernel_source,
                 "repositories": given,
-                "options": required_options(desired),
+                "options": required_options(state, desired),
                 "os": {
                     "id": state.os.id,
                     "version": state.os.version,
@@ -233,10 +233,11 @@ def _default_command(state: State, release: str) -> List[str]:
     return [bootloader.tool(state.bootloader, "set-default"), entry]
 
 
-def required_options(desired: Desired) -> List[str]:
+def required_options(state: State, desired: Desired) -> List[str]:
     """Kernel options that the wanted mode depends on."""
     if desired.pmem_mode == "system-ram" and desired.kind != "re7p":
-        return ["CONFIG_DEV_DAX_KMEM"]
+        need = _needed(state, desired)
+        return list(dict.fromkeys(["CONFIG_DEV_DAX_KMEM"] + ([need.option] if need else [])))
     if desired.pmem_mode == "fsdax":
         return ["CONFIG_FS_DAX"] + (["CONFIG_X86_PMEM_LEGACY"] if desired.kind == "re7p" else [])
     return []
@@ -247,15 +248,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     found = []
     release = boots(state, desired) if needs_boot(state, desired) else state.kernel.running
     if release:
-        found += _too_old(release, state, desired)
-        config = state.kernel.config.get(release)
-        for option in required_options(desired) if config is not None else []:
-            if config is not None and option not in config:
-                found.append(
-                    "kernel {} was built without {}, which {} needs".format(
-                        release, option, desired.pmem_mode
-                    )
-                )
+        found += _lacking(release, state, desired)
     if desired.kernel_version:
         found += _source_problems(state, desired) + _signature_problems(state, desired)
     if desired.kernel_repository_url and desired.kernel_version and state.os.package_manager == "apt":
@@ -271,7 +264,7 @@ def problems(state: State, desired: Desired) -> List[str]:
         problem = room_problem(state.kernel.boot_free, state.kernel.boot_need, state.kernel.installed)
         found += [problem] if problem else []
     if release and (needs_boot(state, desired) or plan_default(state, desired)):
-        found += failed_before(state, release)
+        found += failed_before(state, desired, release)
     return found
 
 
@@ -327,21 +320,62 @@ def notes(state: State, desired: Desired) -> List[str]:
             "Secure Boot is on: a kernel of {} must be signed with a key that this machine knows; before the "
             "boot oeprov only checks that it has a signature".format(desired.kernel_repository_url)
         )
-    return found
+    need = _needed(state, desired)
+    release = boots(state, desired)
+    if need and needs_install(state, desired) and _is_backported(release) and series(release) < need.since:
+        found.append(
+            "kernel {} may have {} by its vendor's own work; that is checked after its installation, before "
+            "it is booted".format(release, need.option)
+        )
+    return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 
 
-def _too_old(release: str, state: State, desired: Desired) -> List[str]:
-    need: Tuple[int, ...] = ()
-    if desired.pmem_mode == "system-ram" and desired.kind in ("re6p", "bare_metal_pmem"):
-        need = KMEM_SINCE
+class _Need(NamedTuple):
+    """What makes memory of a device system RAM: an option, and the first release that has it."""
+
+    option: str
+    since: Tuple[int, ...]
+
+
+def _needed(state: State, desired: Desired) -> Optional[_Need]:
+    kmem = _Need("CONFIG_DEV_DAX_KMEM", KMEM_SINCE)
+    if desired.pmem_mode != "system-ram":
+        return None
+    if desired.kind in ("re6p", "bare_metal_pmem"):
+        return kmem
     ram_region = any(region.type == "ram" for region in state.regions)
-    if desired.pmem_mode == "system-ram" and desired.kind == "cxl":
-        need = CXL_RAM_SINCE if ram_region or not state.regions else KMEM_SINCE
-    if not need or series(release) >= need:
+    if desired.kind == "cxl":
+        return _Need("CONFIG_DEV_DAX_CXL", CXL_RAM_SINCE) if ram_region or not state.regions else kmem
+    return None
+
+
+def _is_backported(release: str) -> bool:
+    """Whether the vendor takes over features of later kernels, as EL does since 8: the number says little.
+
+    ELRepo does not, though its releases have EL's name in them.
+    """
+    vendor = re.search(r"\.(el|al|an)\d", release) and "elrepo" not in release
+    return bool(vendor) and series(release) >= (4, 18)
+
+
+def _lacking(release: str, state: State, desired: Desired) -> List[str]:
+    """Why this kernel cannot do what is wanted: by its options, or by its number where they are not known."""
+    need, config = _needed(state, desired), state.kernel.config.get(release)
+    since = ".".join(map(str, need.since)) if need else ""
+    if config is not None:
+        missing = [option for option in required_options(state, desired) if option not in config]
+        return [
+            "kernel {} was built without {}, which {} needs; set kernel_version: newest or a "
+            "release{}".format(
+                release, option, desired.pmem_mode, " from {} on".format(since) if since else ""
+            )
+            for option in missing
+        ]
+    if need is None or series(release) >= need.since or _is_backported(release):
         return []
     return [
         "kernel {} is too old for {} on {} (needs {} or newer); set kernel_version: newest or a "
-        "release".format(release, desired.pmem_mode, desired.kind, ".".join(map(str, need)))
+        "release".format(release, desired.pmem_mode, desired.kind, since)
     ]
 
 
@@ -374,16 +408,33 @@ def trial_problems(state: State) -> List[str]:
     ]
 
 
-def failed_before(state: State, what: str) -> List[str]:
-    """A problem when a trial boot of this release, or with these arguments, failed before."""
+def _failure(state: State, what: str) -> str:
+    """When and why a trial of this release, or of these arguments, failed before; empty: it did not."""
     for line in state.kernel.failed:
         name, when, why = (line.split("\t") + ["", ""])[:3]
         if name == what:
-            return [
-                "{} failed its trial boot on {}: {}; to try again, remove its line from {} on the "
-                "host".format(what, when or "an unknown day", why or "no reason is written down", FAILED)
-            ]
-    return []
+            return "{} failed its trial boot on {}: {}".format(
+                what, when or "an unknown day", why or "no reason is written down"
+            )
+    return ""
+
+
+def failed_before(state: State, desired: Desired, what: str) -> List[str]:
+    """A problem when that trial failed before, unless it is to be tried again."""
+    failure = _failure(state, what)
+    if not failure or desired.retry_trials:
+        return []
+    return [
+        "{}; to try again, add --retry-trials (or remove its line from {} on the host)".format(
+            failure, FAILED
+        )
+    ]
+
+
+def tried_again(state: State, desired: Desired, what: str) -> List[str]:
+    """A note on a trial that failed before and is made again."""
+    failure = _failure(state, what)
+    return [failure + "; it is tried again"] if failure and desired.retry_trials else []
 
 
 def _set_default_kernel(system: System, args: Dict[str, Any]) -> Applied:

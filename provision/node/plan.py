@@ -32,6 +32,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     problems += packages.problems(state, desired) + flavor.problems(state, desired)
     if desired.kind != "local":
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
+        notes += _trial_notes(state, desired, part)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
         problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
@@ -54,8 +55,9 @@ def _removal(state: State, desired: Desired) -> Plan:
     if desired.kind == "local":
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
+    notes = part.notes + _trial_notes(state, bare, part)
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
-    return Plan(desired.host, steps, state.digest(), part.notes, list(dict.fromkeys(problems)))
+    return Plan(desired.host, steps, state.digest(), notes, list(dict.fromkeys(problems)))
 
 
 def _change(state: State, desired: Desired, part: Part) -> bootloader.Change:
@@ -111,7 +113,15 @@ def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
     found = bootloader.problems(state, change)
     add, remove = bootloader.pending(state, change)
     if not kernel.needs_boot(state, desired) and (add or remove):
-        found += kernel.failed_before(state, bootloader.key(add, remove))
+        found += kernel.failed_before(state, desired, bootloader.key(add, remove))
     if _reasons(state, desired, part) and kernel.on_trial(state, desired, change):
         found += kernel.trial_problems(state)
     return found
+
+
+def _trial_notes(state: State, desired: Desired, part: Part) -> List[str]:
+    """What is to be known of a trial of arguments; ``kernel.notes`` says it of kernels."""
+    add, remove = bootloader.pending(state, _change(state, desired, part))
+    if kernel.needs_boot(state, desired):
+        return []
+    return kernel.tried_again(state, desired, bootloader.key(add, remove))

@@ -50,6 +50,7 @@ class Desired(NamedTuple):
     kernel_archive_url: str = ""
     kernel_arguments: List[str] = []
     kernel_trial_boot: bool = True
+    retry_trials: bool = False  # boot again on trial what failed its trial before
     kernel_reboot_timeout: int = 1800
     pmem_mode: str = "none"
     pmem_directory: str = ""

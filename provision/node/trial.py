@@ -241,6 +241,7 @@ def confirm(system: System) -> Applied:
     record["state"] = "confirmed"
     _save(system, record)
     _clean(system)
+    _absolve(system, record)
     _reset_sysctls(system, record)
     _forget(system)
     return Applied(
@@ -338,6 +339,15 @@ def _reset_sysctls(system: System, record: Dict[str, Any]) -> None:
 
 def _other_failures(system: System, record: Dict[str, Any]) -> List[str]:
     return [line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]]
+
+
+def _absolve(system: System, record: Dict[str, Any]) -> None:
+    """Takes an earlier failure of what has passed now out of the list of failed trials."""
+    others = _other_failures(system, record)
+    if others:
+        system.write(kernel.FAILED, "".join(line + "\n" for line in others))
+    else:
+        system.remove(kernel.FAILED)
 
 
 def _remember(system: System, record: Dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import converge, fresh, playbook
+from provision import cli, converge, fresh, playbook
 from provision.converge import Consent
 from provision.errors import ConvergeError, HostError
 from provision.inventory import Inventory
@@ -267,10 +267,36 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
     )
     found = load(path, state_dir=state_dir)
     arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "as_json": True, "check": True}
-    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "the fresh EL kernel is too old"
+    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "too much movable memory for its DRAM"
     assert [plan["host"] for plan in json.loads(capsys.readouterr().out)["pending"]] == ["ps"]
     with pytest.raises(ConvergeError, match="host w: mode system-ram: kind cpu has no persistent memory"):
         converge.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
+
+
+def test_a_trial_that_failed_on_many_hosts_is_made_again_by_one_word(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = "5.15.0-130-generic\t2026-11-21\tit came up, but was not confirmed within 300 s"
+
+    def observe(found: Inventory) -> dict[str, State]:
+        seen = {name: fresh.state(host.desired()) for name, host in found.hosts.items()}
+        return {
+            name: state._replace(kernel=state.kernel._replace(failed=[failed]))
+            for name, state in seen.items()
+        }
+
+    monkeypatch.setattr("provision.observe.observe", observe)
+    path = state_dir.parent / "two.yml"
+    hosts = "{hosts: {ps: {oeprov_kind: cpu, kernel_version: 5.15.0-130-generic}}}"
+    path.write_text(f"all:\n  children:\n    parameter_servers: {hosts}\n    workers: {hosts}\n")
+    command = ["bootstrap", "-i", str(path), "--check", "--json", "--state-dir", str(state_dir)]
+    assert cli.run(command) == 1
+    (shown,) = json.loads(capsys.readouterr().out)["pending"]
+    assert "not confirmed within 300 s; to try again, add --retry-trials" in shown["problems"][0]
+    assert cli.run([*command, "--retry-trials"]) == 2
+    (shown,) = json.loads(capsys.readouterr().out)["pending"]
+    assert shown["problems"] == []
+    assert any(line.endswith("it is tried again") for line in shown["notes"])
 
 
 def test_pmem_mode_does_its_own_part_only(

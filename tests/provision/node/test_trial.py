@@ -209,6 +209,34 @@ def test_where_grub_cannot_clear_the_entry_there_is_no_trial(
         machine.boot()
 
 
+def test_a_trial_that_nobody_confirmed_is_made_again_when_asked(machine: Machine) -> None:
+    assert module(machine, wanted(NEW))
+    machine.boot()
+    machine.expire()
+    with pytest.raises(CommandError, match="the controller went away, or could not reach it"):
+        trial.confirm_if_pending(machine)
+    others = "6.1.0-1-amd64\t2026-11-01\tpanic\n"
+    machine.put(kernel.FAILED, others + machine.read(kernel.FAILED))
+    with pytest.raises(Refused, match="to try again, add --retry-trials"):
+        module(machine, wanted(NEW))
+    bootstrap(machine, wanted(NEW)._replace(retry_trials=True))
+    machine.boot()
+    assert machine.running == NEW
+    assert machine.read(kernel.FAILED) == others, "it has passed"
+    assert kernel_steps(plan(machine, wanted(NEW))) == []
+
+
+def test_a_kernel_that_fails_again_is_written_down_again(machine: Machine) -> None:
+    machine.panics = {NEW}
+    for again in (False, True):
+        assert module(machine, wanted(NEW)._replace(retry_trials=again))
+        machine.boot()
+        with pytest.raises(CommandError, match="did not pass its trial boot"):
+            trial.confirm_if_pending(machine)
+    assert machine.read(kernel.FAILED).count(NEW) == 1
+    assert machine.running == OLD
+
+
 def test_a_machine_that_has_passed_panics_as_before(machine: Machine) -> None:
     assert module(machine, wanted(NEW))
     machine.boot()
