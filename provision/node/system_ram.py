@@ -127,10 +127,8 @@ def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> St
         what="make {} a memory node".format(name),
         why=why + "; read back afterwards",
         destroys=lost,
-        commands=[
-            daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable),
-            ["daxctl", "list", "-d", name],
-        ],
+        commands=daxctl.held(daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable))
+        + [["daxctl", "list", "-d", name]],
         action="reconfigure_dax",
         args={"device": name, "mode": "system-ram", "movable": desired.pmem_movable},
     )
