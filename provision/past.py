@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from provision.journal import Journal
-from provision.node import bootloader, grubdefaults
+from provision.node import bootloader, grubdefaults, system_ram
 from provision.node.memmap import is_memmap
 from provision.node.state import State
+from provision.node.step import Desired
 from provision.settings import Kind
 
 
@@ -19,6 +20,8 @@ def mode_of(state: State, kind: Kind) -> str:
         return "system-ram"
     if any(item.mode == "fsdax" for item in state.namespaces):
         return "fsdax"
+    if system_ram.handed_out(state, Desired(kind=kind.value, pmem_mode="system-ram")):
+        return "system-ram"
     return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
 
 

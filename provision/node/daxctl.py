@@ -35,6 +35,15 @@ def reconfigure_command(name: str, mode: str, movable: bool) -> List[str]:
     return argv + [name]
 
 
+def held(command: List[str]) -> List[List[str]]:
+    """The command while no rule of udev runs: some bring memory online too, in another zone."""
+    return [
+        ["udevadm", "control", "--stop-exec-queue"],
+        command,
+        ["udevadm", "control", "--start-exec-queue"],
+    ]
+
+
 def online_commands(name: str, movable: bool, offline_first: bool) -> List[List[str]]:
     """Bring a device's memory online in the wanted zone."""
     online = ["daxctl", "online-memory"] + ([] if movable else ["--no-movable"]) + [name]
@@ -45,19 +54,41 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
     """Text of ``UNIT``: makes dax devices memory nodes at boot, namespaces by UUID and others by name.
 
     The tool has a service for this since v72, but not for CXL, and Debian 12's udev rule for it calls
-    daxctl with an option that it does not have; so every host gets this one unit.
+    daxctl with an option that it does not have; so every host gets this one unit. It fails where memory is
+    not online in the wanted zone afterwards: udev rules may bring it online too (EL's 40-redhat.rules does,
+    on guests not as movable), so udev waits meanwhile.
     """
-    # The exit status of daxctl does not say whether it was done (v66), the kernel's driver link does.
+    wanted, state = ("=", "online_movable") if movable else ("!=", "online_kernel")
+    # The exit status of daxctl does not say whether it was done (v66), the kernel's driver link does. Memory
+    # that somebody else brought online in another zone goes offline first, as far as it can.
     script = (
-        'failed=0; for link in /sys/bus/dax/devices/*; do name="${{link##*/}}"; '
+        'failed=0; trap "udevadm control --start-exec-queue" 0; trap "exit 1" 15; '
+        "udevadm control --stop-exec-queue; "
+        'for link in /sys/bus/dax/devices/*; do name="${{link##*/}}"; '
         'case "$(cat "$link/../uuid" 2>/dev/null) $name" in {patterns}) '
         "daxctl reconfigure-device --mode=system-ram{option} $name; "
-        'readlink "$link/driver" | grep -q "/kmem$" || failed=1;; esac; done; exit $failed'
+        'readlink "$link/driver" | grep -q "/kmem$" || failed=1; '
+        '[ -e "$link/resource" ] || continue; '  # older kernels do not say where the device lies
+        'first="$(cat "$link/resource")"; last=$((first + $(cat "$link/size"))); '
+        "size=$((0x$(cat /sys/devices/system/memory/block_size_bytes))); "
+        "number=$(((first + size - 1) / size)); "
+        "while [ $(((number + 1) * size)) -le $last ]; do "
+        "block=/sys/devices/system/memory/memory$number; number=$((number + 1)); "
+        '[ -e "$block" ] || continue; '
+        'zone=; read -r zone more <"$block/valid_zones"; '
+        '[ "$zone" {wanted} Movable ] || echo offline >"$block/state"; '
+        '[ "$(cat "$block/state")" = online ] || echo {state} >"$block/state"; '
+        'zone=; read -r zone more <"$block/valid_zones"; '
+        '[ "$(cat "$block/state")" = online ] && [ "$zone" {wanted} Movable ] || '
+        '{{ echo "$name: ${{block##*/}} is $(cat "$block/state"), zone $zone"; failed=1; }}; '
+        "done;; esac; done; exit $failed"
     ).format(
         patterns="|".join(
             ['"{} "*'.format(uuid) for uuid in uuids] + ['*" {}"'.format(name) for name in names]
         ),
         option="" if movable else " --no-movable",
+        wanted=wanted,
+        state=state,
     )
     # systemd expands $ and % itself, and takes backslashes and single quotes out.
     script = script.replace("$", "$$").replace("%", "%%")
@@ -137,7 +168,12 @@ def _to_system_ram(system: System, item: DaxDevice, movable: bool) -> Applied:
                 numa.AUTO_ONLINE, policy
             )
         )
-    result = system.run(reconfigure_command(name, "system-ram", movable), timeout=TIMEOUT)
+    before, command, last = held(reconfigure_command(name, "system-ram", movable))
+    system.run(before)
+    try:
+        result = system.run(command, timeout=TIMEOUT)
+    finally:
+        system.run(last)
     after = _device(system, name)
     if after.mode != "system-ram":
         raise CommandError("{} is still a device: {}".format(name, result.explain()))

@@ -86,14 +86,45 @@ def observe_nodes(system: System) -> List[NumaNode]:
     return sorted(nodes)
 
 
-def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
-    """Firmware's RAM, SRAT's nodes and the memory blocks that are online, in that order."""
+def _firmware_ranges(system: System) -> List[MemoryRange]:
+    """RAM of the firmware's memory map; what a driver added later is not in it."""
     ranges = []
     for name in system.list("/sys/firmware/memmap"):
         base = "/sys/firmware/memmap/" + name
         if system.read(base + "/type").strip() == "System RAM":
             start, end = (int(system.read(base + "/" + part).strip() or "0", 16) for part in ("start", "end"))
             ranges.append(MemoryRange(start, end + 1))
+    return coalesce(ranges)
+
+
+def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
+    """The nodes with what tells those without CPUs apart; as they are where every node has CPUs."""
+    if not any(node.size and not node.cpus for node in nodes):
+        return nodes
+    ram = _firmware_ranges(system)
+    block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
+    found = []
+    for node in nodes:
+        base = "{}/node{}".format(_NODES, node.id)
+        names = system.list(base)
+        starts = [int(name[6:]) * block_size for name in names if re.fullmatch(r"memory\d+", name)]
+        inside = [
+            any(item.start < start + block_size and start < item.end for item in ram) for start in starts
+        ]
+        bandwidth = system.read(base + "/access0/initiators/read_bandwidth").strip()
+        found.append(
+            node._replace(
+                offline_cpus=not node.cpus and any(re.fullmatch(r"cpu\d+", name) for name in names),
+                origin=("firmware" if all(inside) else "driver") if ram and starts else "",
+                bandwidth=int(bandwidth) if bandwidth.isdigit() else 0,
+            )
+        )
+    return found
+
+
+def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
+    """Firmware's RAM, SRAT's nodes and the memory blocks that are online, in that order."""
+    ranges = _firmware_ranges(system)
     blocks = []
     block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
     for node in observe_nodes(system):
@@ -101,7 +132,7 @@ def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
             if re.fullmatch(r"memory\d+", name):
                 start = int(name[6:]) * block_size
                 blocks.append(MemoryRange(start, start + block_size, node.id, "blocks"))
-    return coalesce(ranges) + coalesce(parse_srat(boot_log)) + coalesce(blocks)
+    return ranges + coalesce(parse_srat(boot_log)) + coalesce(blocks)
 
 
 def observe_policy(system: System) -> MemoryPolicy:
@@ -118,6 +149,19 @@ def observe_policy(system: System) -> MemoryPolicy:
 def cpuless(state: State) -> List[NumaNode]:
     """Nodes that have memory and no CPUs."""
     return [node for node in state.numa if node.size and not node.cpus]
+
+
+def other_memory(state: State, node: NumaNode) -> str:
+    """Why a node without CPUs is not slower memory that the firmware hands out; empty when it may be."""
+    hiding = [word for word in state.kernel.cmdline if word.startswith(("nr_cpus=", "possible_cpus="))]
+    if node.offline_cpus or hiding:
+        return "its CPUs are offline" if node.offline_cpus else hiding[0] + " may hide its CPUs"
+    if node.origin == "driver":
+        return "a driver added it, as for the memory of a GPU"
+    dram = max([item.bandwidth for item in state.numa if item.cpus], default=0)
+    if dram and node.bandwidth > dram:
+        return "it is faster than DRAM ({} MB/s to {} MB/s), as HBM".format(node.bandwidth, dram)
+    return ""
 
 
 def cpus_near(state: State, node: int) -> List[int]:
@@ -167,7 +211,7 @@ def environment_text(nodes: List[int]) -> str:
 def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Step]:
     """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps.
 
-    They are then those of the dax ``devices``, or without such, those without CPUs.
+    They are then those of the dax ``devices``, or without such, all those without CPUs.
     """
     if nodes and state.files.get(ENVIRONMENT) == environment_text(nodes):
         return []
@@ -179,7 +223,7 @@ def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Ste
             why="parameter servers allocate from the nodes that were found, never from a fixed number",
             commands=[["write", ENVIRONMENT, "MEMKIND_DAX_KMEM_NODES=" + value]],
             action="write_memkind_nodes",
-            args={"devices": devices},
+            args={"devices": devices, "nodes": [] if devices else sorted(nodes)},
         )
     ]
 
@@ -205,13 +249,13 @@ def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
         devices = [item for item in dax_devices(system) if item.chardev in args["devices"]]
         wanted = sorted({item.target_node for item in devices if item.mode == "system-ram"})
     else:
-        wanted = [node.id for node in nodes if node.size and not node.cpus]
+        wanted = args.get("nodes") or [node.id for node in nodes if node.size and not node.cpus]
     fit = [node.id for node in nodes if node.id in wanted and node.size and not node.cpus]
     if not fit or fit != wanted:
         raise CommandError(
             "memkind can have no memory nodes: {} should be nodes with memory and without CPUs, but those "
             "are {}".format(
-                ", ".join(args["devices"]) or "some",
+                ", ".join(args["devices"]) or ", ".join(map(str, wanted)) or "some",
                 ", ".join(str(node.id) for node in nodes if node.size and not node.cpus) or "none",
             )
         )

@@ -78,6 +78,7 @@ def observe(system: System, desired: Desired) -> State:
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
     loader = bootloader.observe(system)
+    nodes = numa.observe_nodes(system)
     state = state._replace(
         kernel=kernel.observe(system, os, desired, loader),
         bootloader=loader,
@@ -87,7 +88,7 @@ def observe(system: System, desired: Desired) -> State:
         mounts=mount.parse_mounts(system.read("/proc/mounts")),
         fstab=mount.parse_fstab(system.read(mount.FSTAB)),
         dax=devices.dax_devices(system),
-        numa=numa.observe_nodes(system),
+        numa=numa.told_apart(system, nodes) if desired.kind in ("cxl", "bare_metal_pmem") else nodes,
         # Only where memory is set aside by address; the kernel's log is long.
         ranges=numa.observe_ranges(system, system.run(["dmesg"]).out) if desired.kind == "re7p" else [],
         memory=numa.observe_policy(system),

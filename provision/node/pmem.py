@@ -24,6 +24,9 @@ def _plan(state: State, desired: Desired) -> Part:
         return memmap.plan(state, desired)
     if mode == "memory":
         return ipmctl.plan_memory(state, desired)
+    nodes = system_ram.handed_out(state, desired)
+    if nodes:
+        return system_ram.plan_handed_out(state, desired, nodes)
     part = Part()
     if desired.kind == "bare_metal_pmem":
         if ipmctl.needs_app_direct(state):

@@ -154,13 +154,19 @@ class DaxDevice(NamedTuple):
 
 
 class NumaNode(NamedTuple):
-    """One NUMA node; ``size`` and ``free`` in bytes, ``distances`` by node id order."""
+    """One NUMA node; ``size`` and ``free`` in bytes, ``distances`` by node id order.
+
+    The last three are looked at where a node without CPUs must be told from others; see ``numa.told_apart``.
+    """
 
     id: int
     size: int = 0
     free: int = 0
     cpus: List[int] = []
     distances: List[int] = []
+    offline_cpus: bool = False  # it has CPUs that do not run
+    origin: str = ""  # of its memory: "firmware" (its memory map) or "driver"; empty: not known
+    bandwidth: int = 0  # MB/s that the nearest CPUs read with, by the firmware's HMAT; 0: not known
 
 
 class MemoryRange(NamedTuple):

@@ -5,7 +5,7 @@ from typing import List
 from . import daxctl, families, mount, ndctl, numa
 from .directory import human
 from .part import Part
-from .state import DaxDevice, Namespace, State
+from .state import DaxDevice, Namespace, NumaNode, State
 from .step import Desired, Step
 
 PAGE_COST = 64  # struct pages take 1/64 of the memory they describe
@@ -127,10 +127,8 @@ def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> St
         what="make {} a memory node".format(name),
         why=why + "; read back afterwards",
         destroys=lost,
-        commands=[
-            daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable),
-            ["daxctl", "list", "-d", name],
-        ],
+        commands=daxctl.held(daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable))
+        + [["daxctl", "list", "-d", name]],
         action="reconfigure_dax",
         args={"device": name, "mode": "system-ram", "movable": desired.pmem_movable},
     )
@@ -178,6 +176,35 @@ def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str
             args={"devices": devices, "movable": desired.pmem_movable},
         )
     ]
+
+
+def handed_out(state: State, desired: Desired) -> List[NumaNode]:
+    """For mode system-ram: nodes without CPUs that the firmware made of the memory, as on re7p.
+
+    Only where no device shows it in another way, and ipmctl, where it knows modules, calls as much volatile.
+    """
+    if desired.pmem_mode != "system-ram" or desired.kind not in ("cxl", "bare_metal_pmem"):
+        return []
+    if state.regions or state.namespaces or state.dax:
+        return []
+    nodes = [node for node in numa.cpuless(state) if not numa.other_memory(state, node)]
+    dimms, size = state.dimms, sum(node.size for node in nodes)
+    if dimms.goals or (dimms.physical and not 0.9 * dimms.volatile <= size <= dimms.volatile):
+        return []
+    return nodes
+
+
+def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode]) -> Part:
+    """The firmware made the memory a node already: memkind is told, and that is all."""
+    names = ["node {} ({}, no CPUs)".format(node.id, human(node.size)) for node in nodes]
+    note = (
+        "{}: taken for the {} memory, which the firmware hands out like any other; it is not movable, so the "
+        "kernel may keep data of its own there".format(
+            ", ".join(names), "CXL" if desired.kind == "cxl" else "persistent"
+        )
+    )
+    before = mount.forget_step(state, desired)
+    return Part(before=before, after=numa.plan_memkind(state, [node.id for node in nodes], []), notes=[note])
 
 
 def plan(state: State, desired: Desired) -> Part:

@@ -50,6 +50,32 @@ def test_numa_nodes_and_ranges(tmp_path: Path) -> None:
     assert ranges == [(0x100000, 3 * GIB, -1, "firmware"), (GIB, GIB + (256 << 20), 1, "blocks")]
 
 
+def test_nodes_without_cpus_are_told_apart(tmp_path: Path) -> None:
+    node = "/sys/devices/system/node"
+    ram = {"start": "0x0", "end": "0x27fffffff", "type": "System RAM"}  # 10 GiB
+    files = {f"/sys/firmware/memmap/0/{name}": f"{text}\n" for name, text in ram.items()}
+    files["/sys/devices/system/memory/block_size_bytes"] = "40000000\n"  # 1 GiB
+    for number, (cpus, blocks) in enumerate(
+        [("0-1", (0, 1)), ("", (8, 9)), ("", (5,)), ("", (9, 10)), ("", ())]
+    ):
+        files[f"{node}/node{number}/cpulist"] = cpus + "\n"
+        files[f"{node}/node{number}/meminfo"] = f"Node {number} MemTotal: {len(blocks) * 1048576} kB\n"
+        files |= {f"{node}/node{number}/memory{block}/state": "online\n" for block in blocks}
+    files |= {f"{node}/node2/cpu6/online": "0\n", f"{node}/node0/cpu0/online": "1\n"}
+    files[f"{node}/node1/access0/initiators/read_bandwidth"] = "30000\n"
+    system = write(tmp_path, files)
+    nodes = numa.observe_nodes(system)
+    found = [(item.offline_cpus, item.origin, item.bandwidth) for item in numa.told_apart(system, nodes)]
+    assert found == [
+        (False, "firmware", 0),
+        (False, "firmware", 30000),
+        (True, "firmware", 0),
+        (False, "driver", 0),
+        (False, "", 0),
+    ]
+    assert numa.told_apart(system, nodes[:1]) == nodes[:1], "nothing is read where there is nothing to tell"
+
+
 def test_kernels(tmp_path: Path) -> None:
     system = write(
         tmp_path,

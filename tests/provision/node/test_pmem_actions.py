@@ -144,6 +144,18 @@ def test_memkind_gets_no_node_with_cpus(tmp_path: Path) -> None:
     host.render()
     with pytest.raises(CommandError, match="should be nodes with memory and without CPUs"):
         act(host, "write_memkind_nodes", devices=["dax0.0"])
+    converge(host := lying(tmp_path / "good"), wanted("re6p", "system-ram"), [])
+    step = Step("id", "what", "why", action="write_memkind_nodes", args={"devices": ["dax0.0"]})
+    assert apply(step, host).message == "memory nodes: 1"
+
+
+def test_udev_waits_while_memory_comes_online(tmp_path: Path) -> None:
+    """EL's 40-redhat.rules would bring it online first, on guests as memory that is not movable."""
+    host = lying(tmp_path)
+    converge(host, wanted("re6p", "system-ram"), [])
+    at = host.asked.index(["daxctl", "reconfigure-device", "--mode=system-ram", "dax0.0"])
+    assert host.asked[at - 1] == ["udevadm", "control", "--stop-exec-queue"]
+    assert host.asked[at + 1] == ["udevadm", "control", "--start-exec-queue"]
 
 
 def test_signatures_go_when_their_loss_was_agreed(tmp_path: Path) -> None:

@@ -16,10 +16,27 @@ for name; do :; done
 echo "reconfigured 0 devices" >&2
 exit 1
 """
+# What the kernel does with what is written into a memory block's state; memory13 does not go offline.
+KERNEL = """
+echo() {
+  file=$(readlink /proc/$$/fd/1); zones=${file%state}valid_zones
+  case "$file $1" in
+    */memory13/state" offline") printf online >"$file";;
+    */state" offline") printf offline >"$file"; printf "Normal Movable" >"$zones";;
+    */state" online_movable") printf online >"$file"; printf Movable >"$zones";;
+    */state" online_kernel") printf online >"$file"; printf Normal >"$zones";;
+    *) printf "%s\\n" "$*";;
+  esac
+}
+"""
+BLOCK = 128 << 20
 
 
-def run(root: Path, text: str, broken: str = "none") -> tuple[int, list[str]]:
-    """Exit status of the unit and what daxctl was asked for; three devices, two of namespaces."""
+def run(root: Path, text: str, broken: str = "none", zones: str = "") -> tuple[int, list[str]]:
+    """Exit status of the unit and what daxctl was asked for; three devices, two of namespaces.
+
+    ``zones`` are those of the blocks of dax0.0, which begin at number 10: N, M, or - for one that is offline.
+    """
     devices = root / "sys/bus/dax/devices"
     devices.mkdir(parents=True)
     for name, uuid in (("dax0.0", "mine"), ("dax1.0", "theirs"), ("dax2.0", "")):
@@ -29,17 +46,70 @@ def run(root: Path, text: str, broken: str = "none") -> tuple[int, list[str]]:
             (held / "uuid").write_text(uuid + "\n")
         (held / name / "driver").symlink_to("../drivers/device_dax")
         (devices / name).symlink_to(held / name)
+    memory = root / "sys/devices/system/memory"
+    for number, zone in enumerate("N" + zones + "N" if zones else "", 9):  # one more of others on each side
+        block = memory / f"memory{number}"
+        block.mkdir(parents=True)
+        (block / "state").write_text("offline\n" if zone == "-" else "online\n")
+        (block / "valid_zones").write_text(
+            {"N": "Normal", "M": "Movable", "-": "Normal Movable"}[zone] + "\n"
+        )
+    if zones:
+        (memory / "block_size_bytes").write_text(f"{BLOCK:x}\n")
+        # As of a namespace: its own data come first, so that the first block that is whole is the next.
+        (devices / "dax0.0/resource").write_text(f"{10 * BLOCK - (2 << 20):#x}\n")
+        (devices / "dax0.0/size").write_text(f"{len(zones) * BLOCK + (2 << 20)}\n")
     log = root / "log"
-    tool = root / "daxctl"
-    tool.write_text(TOOL.format(log=log, devices=devices, broken=broken))
-    tool.chmod(0o755)
+    for name, tool in (
+        ("daxctl", TOOL.format(log=log, devices=devices, broken=broken)),
+        ("udevadm", f'#!/bin/sh\necho "$@" >> {root}/udev\n'),
+    ):
+        (root / name).write_text(tool)
+        (root / name).chmod(0o755)
     line = next(line for line in text.splitlines() if line.startswith("ExecStart=/bin/sh -c '"))
     script = line.removeprefix("ExecStart=/bin/sh -c '").removesuffix("'")
     assert not set(script) & {"'", "\\"}
     script = script.replace("$$", "$").replace("%%", "%").replace("/sys/", f"{root}/sys/")
     path = f"{root}:{os.environ['PATH']}"
-    done = subprocess.run(["/bin/sh", "-c", script], env={"PATH": path}, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", KERNEL + script], env={"PATH": path}, check=False, capture_output=True, text=True
+    )
+    (root / "said").write_text(done.stdout)
+    assert (root / "udev").read_text().split() == [
+        *("control", "--stop-exec-queue"),
+        *("control", "--start-exec-queue"),
+    ]
     return done.returncode, log.read_text().splitlines() if log.exists() else []
+
+
+def zones_of(root: Path) -> list[str]:
+    """State and zone of each memory block."""
+    blocks = sorted((root / "sys/devices/system/memory").glob("memory*"), key=lambda path: int(path.name[6:]))
+    return [
+        " ".join([(path / "state").read_text().strip(), (path / "valid_zones").read_text().split()[0]])
+        for path in blocks
+    ]
+
+
+@pytest.mark.parametrize("zones", ["NN", "MM", "--", "MN-"])
+def test_memory_goes_into_the_wanted_zone(tmp_path: Path, zones: str) -> None:
+    """EL's 40-redhat.rules may have brought it online before, as memory that is not movable."""
+    code, _ = run(tmp_path, daxctl.unit_text(["mine"], [], movable=True), zones=zones)
+    others = ["online Normal"]
+    assert zones_of(tmp_path) == others + ["online Movable"] * len(zones) + others, "others' stays as it is"
+    assert code == 0
+
+
+def test_memory_that_is_not_to_be_movable(tmp_path: Path) -> None:
+    code, _ = run(tmp_path, daxctl.unit_text(["mine"], [], movable=False), zones="MN-")
+    assert (code, zones_of(tmp_path)) == (0, ["online Normal"] * 5)
+
+
+def test_a_block_that_stays_in_the_wrong_zone_fails_the_unit(tmp_path: Path) -> None:
+    code, _ = run(tmp_path, daxctl.unit_text(["mine"], [], movable=True), zones="NNNN")
+    assert code == 1
+    assert (tmp_path / "said").read_text() == "dax0.0: memory13 is online, zone Normal\n"
+    assert zones_of(tmp_path)[1:-1] == ["online Movable"] * 3 + ["online Normal"]
 
 
 def test_a_namespace_is_known_by_its_uuid(tmp_path: Path) -> None:
