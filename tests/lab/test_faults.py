@@ -50,6 +50,14 @@ def free_mkfs(user: User) -> None:
     user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4; kill $(cat /run/mkfs-begun) 2>/dev/null || true")
 
 
+def data_without_a_signature(user: User) -> list[str]:
+    """Consent to lose what lies behind a signature that was wiped; without it nothing is touched."""
+    assert re.search(
+        r"add: --consent lab-1:pmem0/data/[0-9a-f]{16}", user.oeprov("bootstrap", "--yes", expect=1)
+    )
+    return user.consents("bootstrap")
+
+
 class TestOneNode:
     """A node that holds somebody's data, and then loses its power, its controller, its network."""
 
@@ -120,7 +128,7 @@ class TestOneNode:
     def test_controller_killed_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
         node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
-        command = stuck_in_mkfs(user, "bootstrap", "--yes")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes", *data_without_a_signature(user))
         os.killpg(command.pid, signal.SIGKILL)
         command.communicate()
         free_mkfs(user)
@@ -131,7 +139,7 @@ class TestOneNode:
     def test_network_cut_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
         node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
-        command = stuck_in_mkfs(user, "bootstrap", "--yes")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes", *data_without_a_signature(user))
         node.cable(False)
         user.finish(command, expect=1, seconds=600)
         node.cable(True)
