@@ -43,12 +43,12 @@ def probe(system: System, device: str) -> FileSystem:
     # -s: UUID and label of what it is, and no more, so that a file system's other values cannot mislead.
     result = system.run(["blkid", "-p", "-o", "export", path])
     holders = system.list("/sys/class/block/{}/holders".format(device))
+    bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
     if result.code == _AMBIVALENT:
-        return FileSystem(device, "ambivalent", holders=holders)
+        return FileSystem(device, "ambivalent", holders=holders, bad_blocks=bad)
     # blkid says 2 for a device without a signature and for one that it cannot open.
     if not result.ok and (result.code != _NOTHING_FOUND or result.err.strip()):
         raise CommandError(result.explain())
-    bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
     found = parse_blkid(device, result.out)._replace(holders=holders, bad_blocks=bad)
     if found.type.startswith("ext"):
         found = found._replace(block_size=parse_block_size(system.run(["dumpe2fs", "-h", path]).out))
@@ -197,8 +197,9 @@ def _unsound(found: FileSystem, where: str) -> List[str]:
     else:
         return []
     return [
-        "{}, so nothing is made there: `ndctl list -NM` shows media errors; save what you need, then `ndctl "
-        "clear-errors {}` (or leave the namespace out of pmem_namespaces)".format(what, where)
+        "{}, so nothing is made there: `ndctl list -NM` shows media errors. Save what you need first: `ndctl "
+        "clear-errors {}` ends them and loses what lies in those blocks; or leave the namespace out of "
+        "pmem_namespaces".format(what, where)
     ]
 
 

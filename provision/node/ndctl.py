@@ -182,7 +182,7 @@ def media_problems(state: State, steps: List[Step]) -> List[str]:
     names = [re.sub(r"dax(\d+)\..*", r"region\1", name) for name in names]
     return [
         "{0} has {1} blocks of 512 bytes that cannot be read, and a program that touches them as memory is "
-        "killed: `ndctl list -RM -r {0}` shows where, `ndctl clear-errors NAMESPACE` mends".format(
+        "killed: `ndctl list -RM -r {0}` shows where, `ndctl clear-errors NAMESPACE` ends it".format(
             region.dev, region.bad_blocks
         )
         for region in state.regions

@@ -66,6 +66,17 @@ class TestOneNode:
         lab = new_lab(nodes=1, variant="re6p", pmem=1 << 30)
         return User(lab, tmp_path_factory.mktemp("faults"), runtime_extra="none")
 
+    def test_somebodys_raw_data_is_left_alone(self, user: User) -> None:
+        """Pitfall 24: blkid finds no signature on it."""
+        user.on("lab-1", "head -c 1M /dev/urandom | dd of=/dev/pmem0 bs=4k seek=64 conv=fsync status=none")
+        before = user.on("lab-1", "blkid -p /dev/pmem0; echo $?; md5sum /dev/pmem0")
+        assert before.startswith("2\n")
+        assert data_without_a_signature(user)[1].startswith("lab-1:pmem0/data/")
+        assert user.on("lab-1", "blkid -p /dev/pmem0; echo $?; md5sum /dev/pmem0") == before
+        user.on("lab-1", "dd if=/dev/zero of=/dev/pmem0 bs=4k seek=64 count=256 conv=fsync status=none")
+        assert user.json("bootstrap", "--check", expect=2)["pending"][0]["steps"]
+        assert user.consents("bootstrap") == [], "zeros are empty"
+
     def test_somebodys_file_system_is_left_alone(self, user: User) -> None:
         """Pitfall 6 and safety: namespace0.0 is not ours, and neither is what lies on it."""
         user.on(
