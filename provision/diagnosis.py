@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provision.node import families, mount, ndctl
+from provision.node import families, modules, mount, ndctl
 from provision.node.daxctl import RECONFIGURE_SINCE, tool_version
 from provision.node.directory import human
 from provision.node.health import Health
@@ -17,16 +17,6 @@ from provision.node.system_ram import handed_out
 MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
 _HUGE_SHARE = 0.1
 _FULL_SHARE = 0.03
-# Flags of a module in the kernel's words (Documentation/ABI/testing/sysfs-bus-nfit).
-_FLAGS = {
-    "save_fail": "did not save its contents at the last power loss",
-    "restore_fail": "could not restore its contents at boot",
-    "flush_fail": "could not flush its buffers",
-    "not_armed": "is not armed: it would lose data at a power loss",
-    "smart_event": "has reported a health event",
-    "map_fail": "could not be mapped",
-    "smart_notify": "will report health events",
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding
     for name, text in health.flags.items():
         words = [word for word in text.split() if word != "smart_notify"]
         if words:
-            said = ", ".join(_FLAGS.get(word, word) for word in words)
+            said = ", ".join(modules.WORDS.get(word, word) for word in words)
             yield Finding(
                 f"persistent memory module {name} {said}",
                 f"save its data; `ndctl list -DH -d {name}` and `ipmctl show -sensor` say more; replace it "

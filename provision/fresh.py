@@ -11,6 +11,7 @@ from provision.node.state import (
     DaxDevice,
     Dimms,
     Directory,
+    FileSystem,
     Gpu,
     KernelState,
     MemoryPolicy,
@@ -80,6 +81,7 @@ _RE6P = _EL_BASE._replace(
     namespaces=[
         Namespace("namespace0.0", "raw", "", 1008 * GIB, blockdev="pmem0", region="region0", labels=False)
     ],
+    filesystems=[FileSystem("pmem0", sample="zero")],
 )
 
 # ecs.re7p.16xlarge: node 1 shows 1,016,062 MB, which is 1008 GiB less its own page structures (1/64).

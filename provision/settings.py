@@ -120,9 +120,10 @@ class PmemSettings(Settings):
         "socket.",
     )
     filesystem: Literal["ext4", "xfs"] = Field(default="ext4", description="fsdax: the file system to make.")
-    map: Literal["mem", "dev"] = Field(
-        default="mem",
-        description="Where struct pages live (1/64 of the size): in DRAM (mem) or on the device (dev).",
+    map: Literal["auto", "mem", "dev"] = Field(
+        default="auto",
+        description="Where struct pages live (1/64 of the size): in DRAM (mem) or on the device (dev). auto: "
+        "fsdax: where they are, and on the device of a namespace that had none; system-ram: mem.",
     )
     movable: bool = Field(
         default=True, description="system-ram: online as ZONE_MOVABLE, so that it can be taken offline again."

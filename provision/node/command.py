@@ -6,7 +6,7 @@ and canned answers.
 
 import os
 import subprocess
-from typing import Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 TIMEOUT = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,6 +66,32 @@ class System:
                 return file.read().decode(encoding, "replace")
         except OSError:
             return ""
+
+    def pieces(self, path: str, choose: Callable[[int], List[Tuple[int, int]]]) -> Iterator[bytes]:
+        """Parts of a file or block device, opened once; ``choose`` gives (offset, length) from its size.
+
+        CommandError says which byte cannot be read, and why.
+        """
+        size, offset = 0, 0
+        try:
+            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.lseek(descriptor, 0, os.SEEK_END)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+                for start, length in choose(size):
+                    piece = b""
+                    while len(piece) < length:
+                        offset = start + len(piece)
+                        more = os.pread(descriptor, length - len(piece), offset)
+                        if not more:
+                            raise CommandError("{} ends at byte {} of {}".format(path, offset, size))
+                        piece += more
+                    yield piece
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            where = " at byte {} of {}".format(offset, size) if size else ""
+            raise CommandError("{} cannot be read{}: {}".format(path, where, error.strerror))
 
     def list(self, path: str) -> List[str]:
         """Sorted names in a directory; empty when it is missing."""

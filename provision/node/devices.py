@@ -33,6 +33,18 @@ def order(name: str) -> List[int]:
     return [int(part) for part in re.findall(r"\d+", name)]
 
 
+def bad_blocks(text: str) -> int:
+    """Sum of lengths in a list of bad blocks of 512 bytes: a line has the first and how many."""
+    rows = [line.split() for line in text.splitlines()]
+    return sum(int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit())
+
+
+def is_on(source: str, device: str) -> bool:
+    """A path such as a mount's source is the block device or one of its partitions."""
+    rest = source[len("/dev/" + device) :]
+    return source.startswith("/dev/" + device) and (not rest or (rest[0] == "p" and rest[1:].isdigit()))
+
+
 def _node(text: str) -> int:
     return int(text) if re.fullmatch(r"-?\d+\s*", text) else -1
 
@@ -57,6 +69,7 @@ def regions(system: System) -> List[Region]:
                 persistence=system.read(base + "persistence_domain").strip(),
                 bus="e820" if provider == "e820" else "nvdimm",
                 align=number(system.read(base + "align")),
+                bad_blocks=bad_blocks(system.read(base + "badblocks")),
             )
         )
     for name in sorted((item for item in system.list(CXL) if re.fullmatch(r"region\d+", item)), key=order):

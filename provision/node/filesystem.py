@@ -3,14 +3,16 @@
 import uuid
 from typing import Any, Dict, List, Optional
 
-from . import devices, owned
+from . import content, devices, fstab, owned
 from .command import CommandError, System
-from .state import FileSystem, State
+from .directory import human
+from .state import FileSystem, Namespace, State
 from .step import Action, Applied, Desired, Step
 
 MKFS_TIMEOUT = 1800.0  # seconds; a terabyte takes a while
 _NOTHING_FOUND = 2  # exit status of blkid
 _AMBIVALENT = 8
+UNREADABLE = "unreadable"
 
 
 def parse_block_size(text: str) -> int:
@@ -41,27 +43,35 @@ def probe(system: System, device: str) -> FileSystem:
     # -s: UUID and label of what it is, and no more, so that a file system's other values cannot mislead.
     result = system.run(["blkid", "-p", "-o", "export", path])
     holders = system.list("/sys/class/block/{}/holders".format(device))
+    bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
     if result.code == _AMBIVALENT:
-        return FileSystem(device, "ambivalent", holders=holders)
-    # blkid says 2 both for an empty device and for one that it cannot open.
+        return FileSystem(device, "ambivalent", holders=holders, bad_blocks=bad)
+    # blkid says 2 for a device without a signature and for one that it cannot open.
     if not result.ok and (result.code != _NOTHING_FOUND or result.err.strip()):
         raise CommandError(result.explain())
-    found = parse_blkid(device, result.out)._replace(holders=holders)
+    found = parse_blkid(device, result.out)._replace(holders=holders, bad_blocks=bad)
     if found.type.startswith("ext"):
         found = found._replace(block_size=parse_block_size(system.run(["dumpe2fs", "-h", path]).out))
-    return found
+    # Nor does it say that it could not read, and it never says that there is nothing.
+    return found if found.type else found._replace(sample=content.sample(system, path))
 
 
 def observe(system: System, names: List[str], trouble: List[str]) -> List[FileSystem]:
-    """What is on the block devices; an empty type where nothing was recognised."""
+    """What is on the block devices; an empty type where nothing was recognised, else "unreadable"."""
     found = []
     for device in names:
         try:
             found.append(probe(system, device))
         except CommandError as error:
             trouble.append(str(error))
-            found.append(FileSystem(device, "unreadable"))
+            bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
+            found.append(FileSystem(device, UNREADABLE, error=str(error), bad_blocks=bad))
     return found
+
+
+def observed(state: State, device: str) -> Optional[FileSystem]:
+    """What was seen of a block device."""
+    return next((item for item in state.filesystems if item.device == device), None)
 
 
 def recognised(state: State, device: str) -> Optional[FileSystem]:
@@ -70,14 +80,21 @@ def recognised(state: State, device: str) -> Optional[FileSystem]:
 
 
 def consent_name(found: FileSystem) -> str:
-    """How consent names what is on a device."""
+    """How consent names what is on a device; data without a signature by a digest of what was read."""
+    if not found.type:
+        return "{}/data/{}".format(found.device, found.sample)
     return "{}/{}/{}".format(found.device, found.type, found.uuid or "no-uuid")
 
 
 def data_on(state: State, device: str) -> List[str]:
-    """Objects that are lost when the device is written over, as consent names them."""
-    found = recognised(state, device)
-    return [consent_name(found)] if found else []
+    """Objects that are lost when the device is written over, as consent names them.
+
+    A device without a signature is empty only where ``content.why_data`` finds no reason why not.
+    """
+    found = observed(state, device)
+    if found is None or not (found.type or content.why_data(state, found)):
+        return []
+    return [consent_name(found)]
 
 
 def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
@@ -107,8 +124,8 @@ def _kernel_before_6(state: State) -> bool:
     return not major.isdigit() or int(major) < 6
 
 
-def make_step(state: State, desired: Desired, device: str, why: str, lost: List[str]) -> Step:
-    """Makes a file system; ``lost`` is what may be written over."""
+def make_step(state: State, desired: Desired, device: str, size: int, why: str, lost: List[str]) -> Step:
+    """Makes a file system; ``size`` in bytes, 0: not known; ``lost`` is what may be written over."""
     args = {
         "device": device,
         "type": desired.pmem_filesystem,
@@ -119,7 +136,7 @@ def make_step(state: State, desired: Desired, device: str, why: str, lost: List[
     commands = [["wipefs", "-a", "/dev/" + device]] if lost else []
     return Step(
         id="mkfs-" + device,
-        what="make {} on {}".format(desired.pmem_filesystem, device),
+        what="make {} on {}".format(desired.pmem_filesystem, sized(device, size)),
         why=why,
         destroys=lost,
         commands=commands + [mkfs_command(args, "<new>")],
@@ -135,36 +152,111 @@ def wipe(system: System, device: str, lose: List[str]) -> bool:
     """
     found = probe(system, device)
     check_unused(system, found)
-    if not found.type:
-        return False
-    if consent_name(found) not in lose:
+    state = _read_state(system, found)
+    item = content.namespace_on(state, device)
+    for problem in _unsound(found, item.dev if item else device):
+        raise CommandError(problem)
+    data = data_on(state, device)
+    if [name for name in data if name not in lose]:
+        words = [found.type, found.label, found.uuid] if found.type else ["data", found.sample]
         raise CommandError(
             "{} holds {}, which was not there when the plan was made; nothing was done to it: plan "
-            "again".format(device, " ".join(word for word in (found.type, found.label, found.uuid) if word))
+            "again".format(device, " ".join(word for word in words if word))
         )
-    system.check(["wipefs", "-q", "-a", "/dev/" + device])
-    # Partitions of a table that is gone must go too.
-    system.run(["blockdev", "--rereadpt", "/dev/" + device])
+    if not data:
+        return False
+    # What is given up is not asked for again when this run is broken off.
+    owned.change(system, [owned.vacant(device, item.uuid if item else "")], [])
+    if found.type:
+        system.check(["wipefs", "-q", "-a", "/dev/" + device])
+        # Partitions of a table that is gone must go too.
+        system.run(["blockdev", "--rereadpt", "/dev/" + device])
     owned.change(system, [], [found.uuid])
     return True
+
+
+def _read_state(system: System, found: FileSystem) -> State:
+    """As much of the state as decides what is lost with a device, read now."""
+    namespaces = devices.namespaces(system)
+    others = [item.blockdev for item in namespaces if item.blockdev not in ("", found.device)]
+    return State(
+        regions=devices.regions(system),
+        namespaces=namespaces,
+        filesystems=[found] + observe(system, others, []),
+        fstab=fstab.parse(system.read(fstab.PATH)),
+        owned=owned.observe(system),
+    )
+
+
+def _unsound(found: FileSystem, where: str) -> List[str]:
+    """Why nothing may be made on a device; ``where`` is its namespace."""
+    if found.type == UNREADABLE:
+        what = "{}; what lies there is not known".format(found.error)
+    elif found.bad_blocks:
+        what = "/dev/{} has {} blocks of 512 bytes that cannot be read".format(found.device, found.bad_blocks)
+    else:
+        return []
+    return [
+        "{}, so nothing is made there: `ndctl list -NM` shows media errors. Save what you need first: `ndctl "
+        "clear-errors {}` ends them and loses what lies in those blocks; or leave the namespace out of "
+        "pmem_namespaces".format(what, where)
+    ]
+
+
+def problems(state: State, steps: List[Step]) -> List[str]:
+    """Devices that the steps write over, and that cannot be read or are in use."""
+    found = []
+    for item in _written(state, steps):
+        seen = observed(state, item.blockdev)
+        if seen is None:
+            continue
+        found += _unsound(seen, item.dev)
+        if seen.holders:
+            found.append(
+                "{} is in use by {} ({}): take that apart first".format(
+                    item.blockdev, ", ".join(seen.holders), seen.type or "no signature"
+                )
+            )
+    return found
+
+
+def notes(state: State, steps: List[Step], names: List[str]) -> List[str]:
+    """Media errors of namespaces in ``names`` that are used as they are."""
+    written = _written(state, steps)
+    return [
+        "/dev/{} has {} blocks of 512 bytes that cannot be read, and files there may be damaged: `ndctl list "
+        "-NM -n {}` shows where".format(seen.device, seen.bad_blocks, item.dev)
+        for item in state.namespaces
+        for seen in [observed(state, item.blockdev)]
+        if item.dev in names and item not in written and seen and seen.bad_blocks
+    ]
+
+
+def _written(state: State, steps: List[Step]) -> List[Namespace]:
+    """Namespaces with a block device whose content the steps end."""
+    names: List[str] = []
+    for step in steps:
+        if step.action in ("make_filesystem", "create_namespace", "destroy_namespace", "give_up_data"):
+            args = step.args
+            names += [args.get("device", ""), args.get("namespace", "")] + args.get("namespaces", [])
+    return [item for item in state.namespaces if item.blockdev and {item.blockdev, item.dev} & set(names)]
+
+
+def sized(name: str, size: int) -> str:
+    """A device with its size, as plans show it: ``pmem0 (1008 GiB)``."""
+    return "{} ({})".format(name, human(size)) if size else name
 
 
 def check_unused(system: System, found: FileSystem) -> None:
     """CommandError when a device is mounted or another device is built on it."""
     mounts = [line.split() for line in system.read("/proc/mounts").splitlines()]
-    where = [row[1] for row in mounts if len(row) > 1 and is_on(row[0], found.device)]
+    where = [row[1] for row in mounts if len(row) > 1 and devices.is_on(row[0], found.device)]
     if where:
         raise CommandError("{} is mounted at {}: unmount it first".format(found.device, ", ".join(where)))
     if found.holders:
         raise CommandError(
             "{} is in use by {}: take that apart first".format(found.device, ", ".join(found.holders))
         )
-
-
-def is_on(source: str, device: str) -> bool:
-    """A mount's source is the block device or one of its partitions."""
-    rest = source[len("/dev/" + device) :]
-    return source.startswith("/dev/" + device) and (not rest or (rest[0] == "p" and rest[1:].isdigit()))
 
 
 def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
@@ -178,9 +270,9 @@ def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
     if ours and found.block_size in (0, args["block_size"]) and consent_name(found) not in args["lose"]:
         return Applied(False, "{} holds our {} {}".format(device, found.type, found.uuid))
     wipe(system, device, args["lose"])
-    # Known as ours before it exists: after a power cut nobody takes it for somebody else's.
+    # Known as ours before it exists: after a power cut nobody takes it, or half of it, for somebody else's.
     identity = str(uuid.uuid4())
-    owned.change(system, [identity], [])
+    owned.change(system, [identity, content.vacant_word(system, device)], [])
     system.check(mkfs_command(args, identity), timeout=MKFS_TIMEOUT)
     devices.settle(system)
     made = probe(system, device)

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import firewall, jobfiles, port, systemd
+from . import devices, firewall, jobfiles, modules, port, systemd
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -49,10 +49,9 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
     meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", system.read("/proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", system.read("/sys/kernel/mm/transparent_hugepage/enabled"))
     names = system.list(_BUS)
-    modules = [name for name in names if re.match(r"nmem\d+$", name)]
+    found = modules.observe(system)
     regions = [name for name in names if re.match(r"region\d+$", name)]
-    flags = {name: system.read("{}/{}/nfit/flags".format(_BUS, name)).strip() for name in modules}
-    bad = {name: _blocks(system.read("{}/{}/badblocks".format(_BUS, name))) for name in regions}
+    bad = {name: devices.bad_blocks(system.read("{}/{}/badblocks".format(_BUS, name))) for name in regions}
     taken = {str(number): port.holder(system, number) for number in ports}
     on, lets_in = firewall.look(system, ports)
     return Health(
@@ -61,8 +60,8 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
         huge_pages=int(meminfo.get("HugePages_Total", 0)) * int(meminfo.get("Hugepagesize", 0)) << 10,
         transparent=chosen.group(1) if chosen else "",
         ports={number: holder for number, holder in taken.items() if holder},
-        modules=modules,
-        flags={name: text for name, text in flags.items() if text},
+        modules=[item.dev for item in found],
+        flags={item.dev: " ".join(item.flags) for item in found if item.flags},
         bad_blocks={name: count for name, count in bad.items() if count},
         services={name: system.run(["systemctl", "is-active", name]).out.strip() for name in services},
         disks=_disks(system, places),
@@ -102,12 +101,6 @@ def _servers(system: System) -> Dict[str, str]:
         return {}
     down = [unit for unit in units.values() if unit.failing or not (unit.up or unit.ending)]
     return {unit.name: systemd.how_it_ended(system, unit) for unit in down}
-
-
-def _blocks(text: str) -> int:
-    """Sum of lengths in a list of bad blocks: a line has the first and how many."""
-    rows = [line.split() for line in text.splitlines()]
-    return sum(int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit())
 
 
 def main(wanted: Dict[str, Any]) -> None:

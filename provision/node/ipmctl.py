@@ -56,12 +56,24 @@ def parse_sockets(text: str) -> List[int]:
     return sorted({int(number, 16) for number in found})
 
 
+def parse_unhealthy(text: str) -> Dict[str, str]:
+    """Modules that are not healthy, or locked, from ``ipmctl show -d …,HealthState,LockState -dimm``."""
+    found = {}
+    for block in text.split("---DimmID=")[1:]:
+        values = dict(re.findall(r"^\s*(\w+)=(.*?)\s*$", block, re.MULTILINE))
+        wrong = [values["HealthState"]] if values.get("HealthState", "Healthy") != "Healthy" else []
+        wrong += ["Locked"] if "Locked" in values.get("LockState", "").split(", ") else []
+        if wrong:
+            found[block.split("-")[0]] = ", ".join(wrong)
+    return found
+
+
 def observe(system: System) -> Dimms:
     """Capacities and goals; all zero when ipmctl is not installed."""
     if not system.which("ipmctl"):
         return Dimms()
     resources = parse_memory_resources(system.run(["ipmctl", "show", "-memoryresources"]).out)
-    sockets = parse_sockets(system.run(["ipmctl", "show", "-d", "SocketID", "-dimm"]).out)
+    listed = system.run(["ipmctl", "show", "-d", "SocketID,HealthState,LockState", "-dimm"]).out
     return Dimms(
         ipmctl=parse_version(system.run(["ipmctl", "version"]).out),
         physical=resources.get("Physical", 0),
@@ -69,7 +81,8 @@ def observe(system: System) -> Dimms:
         app_direct=resources.get("AppDirect", 0),
         inaccessible=resources.get("Inaccessible", 0),
         goals=parse_goals(system.run(["ipmctl", "show", "-goal"]).out),
-        sockets=sockets,
+        sockets=parse_sockets(listed),
+        unhealthy=parse_unhealthy(listed),
     )
 
 
@@ -85,6 +98,19 @@ def problems(state: State) -> List[str]:
     if state.dimms.ipmctl == BROKEN:
         return ["ipmctl {} accepts goals but does not apply them; install another version".format(BROKEN)]
     return []
+
+
+def notes(state: State) -> List[str]:
+    """Capacity of the modules that is neither App Direct nor what they keep for themselves."""
+    dimms = state.dimms
+    if dimms.goals or not dimms.app_direct or not (dimms.volatile or mostly_inaccessible(dimms)):
+        return []
+    return [
+        "the modules are configured in part: of {}, {} are App Direct, {} memory mode and {} Inaccessible; "
+        "only the first are used, `ipmctl show -memoryresources` and `ipmctl show -region` say which".format(
+            *map(human, (dimms.physical, dimms.app_direct, dimms.volatile, dimms.inaccessible))
+        )
+    ]
 
 
 def _not_applied(state: State, argument: str) -> List[str]:
@@ -235,8 +261,9 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
 def _explain_failure(code: int, said: str) -> str:
     if code == _NEEDS_EMPTY or re.search(r"\bError[: (]*18\b", said):
         return (
-            "{}; error 18 means that the modules' configuration must be deleted first, with `ipmctl delete "
-            "-f -pcd`: that destroys all data on them, so oeprov never does it for you".format(said)
+            "{}; error 18 means that no module can be used: it is not managed, does not work, or sits in the "
+            "wrong slot. `ipmctl show -topology` and `ipmctl show -dimm` say which (LockState, HealthState, "
+            "DeviceLocator); mend that, and leave the modules' data as it is".format(said)
         )
     return said
 

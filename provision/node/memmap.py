@@ -6,7 +6,7 @@ Without the argument the range is a memory node without CPUs; with it, it is ``/
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import mount, ndctl, numa, system_ram
+from . import mount, ndctl, numa, owned, system_ram
 from .command import System
 from .devices import namespaces
 from .directory import human
@@ -142,12 +142,17 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         reboot_why = "without a persistent device, the kernel must start elsewhere"
     if reboot_why and devices:
         before += leave(state, desired, "the range changes")
+    if wanted not in state.kernel.cmdline:
+        before += _vacant_step(state, value)
     after: List[Step] = []
     count = len(parse(value))
     if reboot_why:
         for number in range(count):
             where = desired.pmem_mount_prefix + str(number)
-            after += mount.plan(state, desired, "pmem{}".format(number), where, fresh=True)
+            size = parse(value)[number][1]
+            after += mount.plan(state, desired, "pmem{}".format(number), where, True, size)
+            # The range is a namespace without page structures of its own.
+            notes += ndctl.map_notes(desired, "pmem{}".format(number), size, "mem", making=True)
     else:
         for number, item in enumerate(devices):
             where = desired.pmem_mount_prefix + str(number)
@@ -155,8 +160,12 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
             ready = item.mode == "fsdax" and item.blockdev != ""
             if not ready:
                 after += system_ram.release(state, item).after + ndctl.convert(state, desired, item, "fsdax")
-            after += mount.plan(state, desired, device, where, fresh=not ready)
+            steps = mount.plan(state, desired, device, where, not ready, item.size)
+            after += steps
             problems += mount.problems(state, device, where)
+            location = item.map if ready else ndctl.map_of(desired, "fsdax", item)
+            making = any(step.action == "make_filesystem" for step in steps)
+            notes += ndctl.map_notes(desired, item.dev, item.size, location, making)
             if not item.labels:
                 notes.append(ndctl.label_note(item))
     return Part(
@@ -169,6 +178,29 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         notes=notes,
         problems=problems,
     )
+
+
+def _vacant_step(state: State, value: str) -> List[Step]:
+    """Of ordinary memory a boot makes devices that are not zero and hold nobody's data: this says which."""
+    names = ["pmem{}".format(number) for number in range(len(parse(value)))]
+    if all(owned.vacant(name) in state.owned for name in names):
+        return []
+    return [
+        Step(
+            id="range-vacant",
+            what="write down that {} will hold nobody's data".format(", ".join(names)),
+            why="the range {} is ordinary memory until the boot, and what lies there then would need "
+            "consent".format(value),
+            commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
+            action="mark_vacant",
+            args={"devices": names},
+        )
+    ]
+
+
+def _mark_vacant(system: System, args: Dict[str, Any]) -> Applied:
+    changed = owned.change(system, [owned.vacant(name) for name in args["devices"]], [])
+    return Applied(changed, "{} will be empty".format(", ".join(args["devices"])))
 
 
 def leave(state: State, desired: Desired, why: str) -> List[Step]:
@@ -227,4 +259,4 @@ def _plan_system_ram(state: State, desired: Desired, words: List[str]) -> Part:
     )
 
 
-ACTIONS: Dict[str, Action] = {"give_up_data": _give_up_data}
+ACTIONS: Dict[str, Action] = {"give_up_data": _give_up_data, "mark_vacant": _mark_vacant}

@@ -1,55 +1,30 @@
 """Mount points of persistent memory: now and, through /etc/fstab, after every boot."""
 
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
-from . import devices, filesystem, inuse
+from . import content, devices, filesystem, fstab, inuse, owned
 from .command import CommandError, System
 from .state import FstabEntry, Mount, State
 from .step import Action, Applied, Desired, Step
 
-FSTAB = "/etc/fstab"
+FSTAB = fstab.PATH
 _TIMEOUT = "x-systemd.device-timeout="
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-
-
-def _unescape(text: str) -> str:
-    for code, character in _ESCAPES:
-        text = text.replace(code, character)
-    return text
-
-
-def _escape(text: str) -> str:
-    for code, character in reversed(_ESCAPES):
-        text = text.replace(character, code)
-    return text
 
 
 def parse_mounts(text: str) -> List[Mount]:
     """Lines of /proc/mounts whose source is a device."""
     rows = [line.split() for line in text.splitlines()]
     return [
-        Mount(_unescape(row[0]), _unescape(row[1]), row[2], row[3].split(","))
+        Mount(fstab.unescape(row[0]), fstab.unescape(row[1]), row[2], row[3].split(","))
         for row in rows
         if len(row) >= 4 and row[0].startswith("/dev/")
     ]
 
 
-def parse_fstab(text: str) -> List[FstabEntry]:
-    """Entries of /etc/fstab."""
-    return [entry for entry in map(_parse_line, text.splitlines()) if entry]
-
-
-def _parse_line(line: str) -> Optional[FstabEntry]:
-    row = line.split()
-    if len(row) < 4 or row[0].startswith("#"):
-        return None
-    return FstabEntry(row[0], _unescape(row[1]), row[2], row[3].split(","))
-
-
 def mounts_of(state: State, device: str) -> List[Mount]:
     """Where the device or a partition of it is mounted."""
-    return [item for item in state.mounts if filesystem.is_on(item.device, device)]
+    return [item for item in state.mounts if devices.is_on(item.device, device)]
 
 
 def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool:
@@ -81,7 +56,7 @@ def entered_by_us(entry: FstabEntry, desired: Desired) -> bool:
 
 def entry_line(uuid: str, where: str, kind: str, options: List[str]) -> str:
     """A line of /etc/fstab."""
-    return " ".join(["UUID=" + uuid, _escape(where), kind, ",".join(options), "0", "0"])
+    return " ".join(["UUID=" + uuid, fstab.escape(where), kind, ",".join(options), "0", "0"])
 
 
 def edit_fstab(text: str, remove: List[str], line: str) -> str:
@@ -93,7 +68,7 @@ def edit_fstab(text: str, remove: List[str], line: str) -> str:
     kept = []
     pending = line + "\n" if line else ""
     for old in text.splitlines(True):
-        entry = _parse_line(old)
+        entry = fstab.parse_line(old)
         if entry is None or entry.where not in remove:
             kept.append(old)
         elif pending:
@@ -143,8 +118,8 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
     ]
 
 
-def plan(state: State, desired: Desired, device: str, where: str, fresh: bool) -> List[Step]:
-    """From a block device to a DAX mount that survives a reboot.
+def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
+    """From a block device of ``size`` bytes to a DAX mount that survives a reboot.
 
     ``fresh``: the device does not exist yet or will be made again, so nothing on it can be kept.
     """
@@ -156,12 +131,8 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool) -
     if not keep:
         lost = [] if fresh else filesystem.data_on(state, device)
         steps += unmount_step(state, device) if mounts else []
-        why = "the device is empty"
-        if lost and found:
-            why = "it holds a file system that oeprov did not make or cannot use with DAX ({}{})".format(
-                found.type, ", mounted at " + mounts[0].where if mounts else ""
-            )
-        steps.append(filesystem.make_step(state, desired, device, why, lost))
+        why = _why_made(state, device, mounts) if not fresh else "the device is empty"
+        steps.append(filesystem.make_step(state, desired, device, size, why, lost))
         mounts = []
     dax = len(mounts) == 1 and mounts[0].where == where and has_dax(mounts[0].options)
     if mounts and not dax:
@@ -183,6 +154,21 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool) -
             )
         )
     return steps
+
+
+def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
+    """Why a file system is made on a device that is there."""
+    found = filesystem.observed(state, device)
+    if found is None:
+        return "the device is empty"
+    if found.type:
+        return "it holds a file system that oeprov did not make or cannot use with DAX ({}{})".format(
+            found.type, ", mounted at " + mounts[0].where if mounts else ""
+        )
+    gone = content.lost_with_power(state, found)
+    if gone:
+        return "file system {} on it did not outlive a stop of the instance".format(gone)
+    return content.why_data(state, found) or "the device is empty"
 
 
 def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: str) -> List[Step]:
@@ -212,17 +198,8 @@ def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: 
 
 def problems(state: State, device: str, where: str) -> List[str]:
     """Why a device cannot be mounted at a place."""
-    found = filesystem.recognised(state, device)
-    if found and found.holders:
-        return [
-            "{} is in use by {} ({}): take that apart first".format(
-                device, ", ".join(found.holders), found.type
-            )
-        ]
     others = [
-        item.device
-        for item in state.mounts
-        if item.where == where and not filesystem.is_on(item.device, device)
+        item.device for item in state.mounts if item.where == where and not devices.is_on(item.device, device)
     ]
     return [
         "{} is to be mounted at {}, where {} is mounted; unmount that or set pmem_mount_prefix".format(
@@ -299,6 +276,8 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
                 )
             )
         line = entry_line(found.uuid, args["where"], args["type"], args["options"])
+        # From now on each boot mounts it, and there may be files.
+        owned.change(system, [], [content.vacant_word(system, args["device"])])
     text = system.read(FSTAB)
     if "\ufffd" in text:
         raise CommandError(

@@ -10,6 +10,7 @@ from .state import Namespace, NumaNode, Region, State
 from .step import Action, Applied, Desired, Step
 
 ALIGNMENT = 16 << 20  # of namespaces, where the kernel does not say
+PAGE_COST = 64  # struct pages take 1/64 of the memory they describe
 TIMEOUT = 1800.0  # seconds; page structures on a terabyte of the device itself take a while
 
 
@@ -52,15 +53,14 @@ def missing(state: State, desired: Desired) -> List[str]:
 
 def is_ours(state: State, item: Namespace) -> bool:
     """oeprov made the namespace as it is, or was making it when it was interrupted."""
-    words = (item.uuid, item.raw_uuid, owned.making(item.dev, item.mode))
-    return any(word and word in state.owned for word in words)
+    return owned.is_ours(state.owned, item)
 
 
 def data_in(state: State, item: Namespace) -> List[str]:
     """Objects that are lost when the namespace is made again, as consent names them.
 
-    A file system always counts. A namespace whose content cannot be looked at (devdax, sector, disabled)
-    counts unless oeprov made it; one without a signature is empty.
+    A file system always counts, and so does what has no signature unless the device is empty (``content``). A
+    namespace whose content cannot be looked at (devdax, sector, disabled) counts unless oeprov made it.
     """
     lost = filesystem.data_on(state, item.blockdev) if item.blockdev else []
     hidden = item.mode not in ("raw", "fsdax") or not item.enabled
@@ -73,33 +73,61 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
     """Takes a namespace out of use and makes it again in another mode."""
     steps = mount.unmount_step(state, item.blockdev) if item.blockdev else []
     lost = data_in(state, item)
+    location = map_of(desired, mode, item)
     why = "it is in mode {}".format(item.mode) if item.enabled else "it is disabled"
     if lost:
         why += " and holds data: " + ", ".join(lost)
     steps.append(
         Step(
             id="namespace-" + item.dev,
-            what="make {} a {} namespace".format(item.dev, mode),
+            what="make {} a {} namespace".format(filesystem.sized(item.dev, item.size), mode),
             why=why,
             destroys=lost,
-            commands=[_command(["-f", "-e", item.dev], mode, desired.pmem_map)],
+            commands=[_command(["-f", "-e", item.dev], mode, location)],
             action="create_namespace",
-            args={"namespace": item.dev, "mode": mode, "map": desired.pmem_map, "lose": lost},
+            args={"namespace": item.dev, "mode": mode, "map": location, "lose": lost},
         )
     )
     return steps
 
 
-def create(state: State, desired: Desired, region: str, mode: str, why: str) -> Step:
+def create(state: State, desired: Desired, region: Region, mode: str, why: str) -> Step:
     """Makes the first namespace of a region."""
+    location = map_of(desired, mode)
     return Step(
-        id="namespace-" + region,
-        what="create a {} namespace on {}".format(mode, region),
+        id="namespace-" + region.dev,
+        what="create a {} namespace on {}".format(mode, filesystem.sized(region.dev, region.size)),
         why=why,
-        commands=[_command(["--region=" + region], mode, desired.pmem_map)],
+        commands=[_command(["--region=" + region.dev], mode, location)],
         action="create_namespace",
-        args={"region": region, "mode": mode, "map": desired.pmem_map},
+        args={"region": region.dev, "mode": mode, "map": location},
     )
+
+
+def map_of(desired: Desired, mode: str, old: Optional[Namespace] = None) -> str:
+    """Where page structures go. auto: for fsdax where they are, else on the device, as with ndctl alone."""
+    if desired.pmem_map != "auto":
+        return desired.pmem_map
+    if mode != "fsdax":
+        return "mem"
+    return (old.map if old and old.mode == "fsdax" else "") or "dev"
+
+
+def map_notes(desired: Desired, name: str, size: int, location: str, making: bool) -> List[str]:
+    """DRAM that page structures of an fsdax namespace take, and a map that is not the one asked for."""
+    found = []
+    if making and location == "mem" and size:
+        found.append(
+            "{}: page structures take {} of DRAM (1/64 of {})".format(
+                name, human(size // PAGE_COST), human(size)
+            )
+        )
+    if desired.pmem_map not in ("auto", location) and location:
+        found.append(
+            "{} keeps its map {}, though pmem_map asks for {}: only making the namespace again, which loses "
+            "what is on it, would change that".format(name, location, desired.pmem_map)
+        )
+    return found
 
 
 def _command(which: List[str], mode: str, location: str) -> List[str]:
@@ -111,7 +139,7 @@ def destroy(state: State, item: Namespace, why: str) -> Step:
     lost = data_in(state, item)
     return Step(
         id="destroy-" + item.dev,
-        what="destroy " + item.dev,
+        what="destroy " + filesystem.sized(item.dev, item.size),
         why=why,
         destroys=lost,
         commands=[["ndctl", "destroy-namespace", "-f", item.dev]],
@@ -143,6 +171,35 @@ def alignment_problems(state: State, steps: List[Step]) -> List[str]:
                 "{} is {} bytes, no multiple of {}: the kernel refuses namespaces on it; of a virtual "
                 "NVDIMM, make the backing file a multiple of that plus its label area".format(
                     region.dev, region.size, human(align)
+                )
+            )
+    return found
+
+
+def media_problems(state: State, steps: List[Step]) -> List[str]:
+    """Media errors of regions that the steps make memory of; dax devices have no list of their own."""
+    names = [step.args["device"] for step in steps if step.args.get("mode") == "system-ram"]
+    names = [re.sub(r"dax(\d+)\..*", r"region\1", name) for name in names]
+    return [
+        "{0} has {1} blocks of 512 bytes that cannot be read, and a program that touches them as memory is "
+        "killed: `ndctl list -RM -r {0}` shows where, `ndctl clear-errors NAMESPACE` ends it".format(
+            region.dev, region.bad_blocks
+        )
+        for region in state.regions
+        if region.bad_blocks and region.dev in names and region.bus != "cxl"
+    ]
+
+
+def room_notes(state: State, desired: Desired) -> List[str]:
+    """Regions whose namespaces leave room for more."""
+    found = []
+    for region in state.regions:
+        names = [item.dev for item in chosen(state, desired) if item.region == region.dev]
+        if names and region.available >= (region.align or ALIGNMENT):
+            found.append(
+                "{0}: {1} of {2} are unused beside {3}; `ndctl create-namespace --region={0}` makes a "
+                "namespace of them, which the next plan uses".format(
+                    region.dev, human(region.available), human(region.size), ", ".join(names)
                 )
             )
     return found
@@ -231,8 +288,9 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
             )
         )
     item = made[0]
-    gone = [old.uuid, old.raw_uuid] if old else []
-    owned.change(system, [item.uuid, item.raw_uuid], [word] + gone)
+    gone = [old.uuid, old.raw_uuid, owned.vacant(old.blockdev, old.uuid)] if old else []
+    empty = [owned.vacant(item.blockdev, item.uuid)] if item.blockdev else []
+    owned.change(system, [item.uuid, item.raw_uuid] + empty, [word] + gone)
     if item.dev != expected:
         raise CommandError(
             "the kernel named the new namespace {} instead of {}; nothing is lost: run it again, and the "
@@ -253,7 +311,7 @@ def _destroy_namespace(system: System, args: Dict[str, Any]) -> Applied:
     left = next((item for item in devices.namespaces(system) if item.dev == name), None)
     if left is not None and (left.labels or left.mode not in ("raw", "fsdax")):
         raise CommandError("{} is still there: {}".format(name, result.explain()))
-    owned.change(system, [], [old.uuid, old.raw_uuid])
+    owned.change(system, [], [old.uuid, old.raw_uuid, owned.vacant(old.blockdev, old.uuid)])
     return Applied(True, "{} is destroyed".format(name))
 
 

@@ -1,14 +1,16 @@
 """What oeprov made on this node, written down before anything relies on it.
 
 One word a line: UUIDs of namespaces and file systems; ``making:NAMESPACE:MODE`` while a namespace is being
-made, since its UUID is not known before; ``goal:GOAL:BOOT`` for the last goal given to the modules and the
-boot it was given in. Label-less namespaces drop a name silently, so names cannot tell whose they are.
+made, since its UUID is not known before; ``vacant:DEVICE:UUID`` from when one is made, or may be erased,
+until its file system is in /etc/fstab; ``goal:GOAL:BOOT`` for the last goal given to the modules and the boot
+it was given in. Label-less namespaces drop a name silently, so names cannot tell whose they are.
 """
 
 from typing import List
 
 from . import devices
 from .command import System
+from .state import Namespace
 
 PATH = "/var/lib/oeprov/owned"
 
@@ -31,12 +33,24 @@ def making(namespace: str, mode: str) -> str:
     return "making:{}:{}".format(namespace, mode)
 
 
+def vacant(device: str, uuid: str = "") -> str:
+    """The word that stands while nothing that matters is on a block device; ``uuid`` is its namespace's."""
+    return "vacant:{}:{}".format(device, uuid)
+
+
+def is_ours(words: List[str], item: Namespace) -> bool:
+    """oeprov made the namespace as it is, or was making it when it was interrupted."""
+    return any(word and word in words for word in (item.uuid, item.raw_uuid, making(item.dev, item.mode)))
+
+
 def adopt(system: System) -> None:
     """Namespaces whose making was interrupted after they were made are known by their UUIDs from now on."""
     words = observe(system)
     for item in devices.namespaces(system) if any(word.startswith("making:") for word in words) else []:
         if making(item.dev, item.mode) in words:
-            change(system, [item.uuid, item.raw_uuid], [making(item.dev, item.mode)])
+            empty = [vacant(item.blockdev, item.uuid)] if item.blockdev else []
+            before = [word for word in words if empty and word.startswith(vacant(item.blockdev))]
+            change(system, [item.uuid, item.raw_uuid] + empty, [making(item.dev, item.mode)] + before)
 
 
 def goal(argument: str, boot_id: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import directory, inuse, ipmctl, memmap, mount, ndctl, system_ram
+from . import directory, filesystem, inuse, ipmctl, memmap, modules, mount, ndctl, system_ram
 from .part import Part, join
 from .state import State
 from .step import Desired, Step
@@ -11,7 +11,33 @@ from .step import Desired, Step
 def plan(state: State, desired: Desired) -> Part:
     """Steps for ``desired.pmem_mode`` on ``desired.kind``; nothing for mode none."""
     part = _plan(state, desired)
-    return part._replace(problems=part.problems + inuse.problems(state, part.before + part.after))
+    part = part._replace(before=_sized(state, part.before), after=_sized(state, part.after))
+    steps = part.before + part.after
+    notes: List[str] = []
+    problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps)
+    if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
+        # Nothing is made on modules that cannot keep it; what works goes on.
+        broken = modules.complaints(state)
+        problems += broken if steps else []
+        notes += [] if steps else broken
+    if desired.pmem_mode in ("fsdax", "system-ram"):
+        notes += filesystem.notes(state, steps, [item.dev for item in ndctl.chosen(state, desired)])
+        notes += ndctl.room_notes(state, desired) + ipmctl.notes(state)
+    return part._replace(
+        notes=part.notes + notes, problems=part.problems + problems + inuse.problems(state, steps)
+    )
+
+
+def _sized(state: State, steps: List[Step]) -> List[Step]:
+    """The same steps, with the sizes of dax devices that are there."""
+    found = []
+    for step in steps:
+        for item in state.dax:
+            if step.args.get("device") == item.chardev:
+                sized = filesystem.sized(item.chardev, item.size)
+                step = step._replace(what=step.what.replace(item.chardev, sized, 1))
+        found.append(step)
+    return found
 
 
 def _plan(state: State, desired: Desired) -> Part:
@@ -57,16 +83,22 @@ def _fsdax(state: State, desired: Desired) -> Part:
             after += release.after
             reboot_why = reboot_why or release.reboot_why
             after += ndctl.convert(state, desired, item, "fsdax")
-        after += mount.plan(state, desired, device, where, fresh=not ready)
+        steps = mount.plan(state, desired, device, where, not ready, item.size)
+        after += steps
         problems += mount.problems(state, device, where)
+        location = item.map if ready else ndctl.map_of(desired, "fsdax", item)
+        making = any(step.action == "make_filesystem" for step in steps)
+        notes += ndctl.map_notes(desired, item.dev, item.size, location, making)
         if not item.labels:
             notes.append(ndctl.label_note(item))
     for region in ndctl.empty_regions(state, desired):
         device = region.dev.replace("region", "pmem")
         where = desired.pmem_mount_prefix + str(number)
         number += 1
-        after.append(ndctl.create(state, desired, region.dev, "fsdax", "the region has no namespace"))
-        after += mount.plan(state, desired, device, where, fresh=True)
+        after.append(ndctl.create(state, desired, region, "fsdax", "the region has no namespace"))
+        after += mount.plan(state, desired, device, where, True, region.size)
+        location = ndctl.map_of(desired, "fsdax")
+        notes += ndctl.map_notes(desired, region.dev, region.size, location, making=True)
         problems += mount.problems(state, device, where)
     if not number and not problems:
         problems.append(ndctl.nothing_there(state, desired))

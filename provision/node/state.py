@@ -83,6 +83,7 @@ class Region(NamedTuple):
     persistence: str = ""
     bus: str = ""  # "nvdimm", "e820" or "cxl"
     align: int = 0  # what namespaces of it must be a multiple of; 0: the kernel does not say
+    bad_blocks: int = 0  # of 512 bytes, that the kernel knows to be unreadable
 
 
 class Namespace(NamedTuple):
@@ -111,6 +112,7 @@ class FileSystem(NamedTuple):
     """What ``blkid -p`` says is on a block device; ``type`` is empty when it found no signature.
 
     A partition table counts as a type (``gpt``, ``dos``). ``holders`` are devices built on this one (dm-0).
+    ``sample`` says what was read where there is no signature: ``zero``, or a digest (``content``).
     """
 
     device: str
@@ -119,6 +121,9 @@ class FileSystem(NamedTuple):
     label: str = ""
     block_size: int = 0
     holders: List[str] = []
+    sample: str = ""
+    error: str = ""  # of type "unreadable": what could not be read, and why
+    bad_blocks: int = 0  # of 512 bytes, that the kernel knows to be unreadable
 
 
 class Mount(NamedTuple):
@@ -187,6 +192,13 @@ class MemoryPolicy(NamedTuple):
     dax_model: str = "bus"  # "bus", or "class" where `daxctl migrate-device-model` was never run
 
 
+class Module(NamedTuple):
+    """One persistent memory module as the kernel sees it; ``flags`` say what is wrong (``modules.WORDS``)."""
+
+    dev: str
+    flags: List[str] = []
+
+
 class Dimms(NamedTuple):
     """What ipmctl says: tool version, capacities in bytes and goals that wait for a reboot."""
 
@@ -197,6 +209,7 @@ class Dimms(NamedTuple):
     inaccessible: int = 0
     goals: List[str] = []  # "memorymode" / "appdirect", one per socket with a pending goal
     sockets: List[int] = []
+    unhealthy: Dict[str, str] = {}  # module id -> health and lock, of those that are not healthy and open
 
 
 class Directory(NamedTuple):
@@ -295,6 +308,7 @@ class State(NamedTuple):
     ranges: List[MemoryRange] = []
     memory: MemoryPolicy = MemoryPolicy()
     dimms: Dimms = Dimms()
+    modules: List[Module] = []
     directories: List[Directory] = []
     files: Dict[str, str] = {}  # text of configuration files of ours, by path; absent files are left out
     packages: Dict[str, str] = {}  # name -> installed version, of the names asked for; empty: not installed
@@ -321,7 +335,8 @@ class State(NamedTuple):
         """The state without what a plan does not depend on.
 
         Free memory and free space may move, a boot may pass, another Python may be the one that looks, and
-        processes come and go: jobs and users are a reason to stop, checked again on the node.
+        processes come and go: jobs and users are a reason to stop, checked again on the node. What lies on a
+        device without a signature may change where no step touches it; a step that does checks it again.
         """
         return self._replace(
             boot_id="",
@@ -330,6 +345,10 @@ class State(NamedTuple):
             os=self.os._replace(python="", is_root=False),
             kernel=self.kernel._replace(boot_free=0),
             numa=[node._replace(free=0) for node in self.numa],
+            filesystems=[
+                item._replace(sample="data") if item.sample not in ("", "zero") else item
+                for item in self.filesystems
+            ],
             directories=[directory._replace(free=0) for directory in self.directories],
         )
 

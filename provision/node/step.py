@@ -59,7 +59,7 @@ class Desired(NamedTuple):
     pmem_mount_prefix: str = "/mnt/pmem"
     pmem_filesystem: str = "ext4"
     pmem_namespaces: List[str] = []  # empty: all
-    pmem_map: str = "mem"
+    pmem_map: str = "auto"  # see ndctl.map_of
     pmem_movable: bool = True
     pmem_device_timeout: int = 90
     pmem_max_movable_ratio: float = 4.0

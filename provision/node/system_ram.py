@@ -8,8 +8,6 @@ from .part import Part
 from .state import DaxDevice, Namespace, NumaNode, State
 from .step import Desired, Step
 
-PAGE_COST = 64  # struct pages take 1/64 of the memory they describe
-
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:
     """The dax device of a namespace, if it is there."""
@@ -80,10 +78,10 @@ def preflight(state: State, desired: Desired, size: int) -> List[str]:
             )
         )
     free = sum(node.free for node in state.numa if node.cpus)
-    if desired.pmem_map == "mem" and free and size // PAGE_COST > free // 2:
+    if desired.pmem_map != "dev" and free and size // ndctl.PAGE_COST > free // 2:
         found.append(
             "page structures for {} take {} of DRAM and only {} are free; set pmem_map: dev".format(
-                human(size), human(size // PAGE_COST), human(free)
+                human(size), human(size // ndctl.PAGE_COST), human(free)
             )
         )
     return found
@@ -95,7 +93,7 @@ def notes(desired: Desired, size: int) -> List[str]:
         return []
     return [
         "page structures take {} of DRAM (1/64 of {}); pmem_map: dev puts them on the device".format(
-            human(size // PAGE_COST), human(size)
+            human(size // ndctl.PAGE_COST), human(size)
         )
     ]
 
@@ -252,7 +250,7 @@ def _namespaces(state: State, desired: Desired) -> Part:
             nodes.append(dax.target_node)
     for region in ndctl.empty_regions(state, desired):
         name = "dax{}.0".format(region.dev.replace("region", ""))
-        steps.append(ndctl.create(state, desired, region.dev, "devdax", "the region has no namespace"))
+        steps.append(ndctl.create(state, desired, region, "devdax", "the region has no namespace"))
         steps.append(_to_system_ram(name, desired, "the namespace is new", []))
         size += region.size
         names.append(name)

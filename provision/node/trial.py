@@ -22,7 +22,7 @@ import re
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import bootentry, bootloader, kernel, kernelinstall, mount
+from . import bootentry, bootloader, fstab, kernel, kernelinstall, mount
 from .bootentry import TRIAL
 from .command import NOT_FOUND, CommandError, System
 from .state import Bootloader, Mount
@@ -270,7 +270,7 @@ def _mounted(system: System) -> List[Mount]:
 
 def _entered(system: System) -> List[str]:
     """Where persistent memory is mounted, and is to be after a boot."""
-    places = [entry.where for entry in mount.parse_fstab(system.read(mount.FSTAB))]
+    places = [entry.where for entry in fstab.parse(system.read(fstab.PATH))]
     found = [item.where for item in _mounted(system) if item.device.startswith("/dev/pmem")]
     return [where for where in found if where in places]
 

@@ -50,6 +50,14 @@ def free_mkfs(user: User) -> None:
     user.on("lab-1", "rm -f /usr/local/sbin/mkfs.ext4; kill $(cat /run/mkfs-begun) 2>/dev/null || true")
 
 
+def data_without_a_signature(user: User) -> list[str]:
+    """Consent to lose what lies behind a signature that was wiped; without it nothing is touched."""
+    assert re.search(
+        r"add: --consent lab-1:pmem0/data/[0-9a-f]{16}", user.oeprov("bootstrap", "--yes", expect=1)
+    )
+    return user.consents("bootstrap")
+
+
 class TestOneNode:
     """A node that holds somebody's data, and then loses its power, its controller, its network."""
 
@@ -57,6 +65,17 @@ class TestOneNode:
     def user(self, new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> User:
         lab = new_lab(nodes=1, variant="re6p", pmem=1 << 30)
         return User(lab, tmp_path_factory.mktemp("faults"), runtime_extra="none")
+
+    def test_somebodys_raw_data_is_left_alone(self, user: User) -> None:
+        """Pitfall 24: blkid finds no signature on it."""
+        user.on("lab-1", "head -c 1M /dev/urandom | dd of=/dev/pmem0 bs=4k seek=64 conv=fsync status=none")
+        before = user.on("lab-1", "blkid -p /dev/pmem0; echo $?; md5sum /dev/pmem0")
+        assert before.startswith("2\n")
+        assert data_without_a_signature(user)[1].startswith("lab-1:pmem0/data/")
+        assert user.on("lab-1", "blkid -p /dev/pmem0; echo $?; md5sum /dev/pmem0") == before
+        user.on("lab-1", "dd if=/dev/zero of=/dev/pmem0 bs=4k seek=64 count=256 conv=fsync status=none")
+        assert user.json("bootstrap", "--check", expect=2)["pending"][0]["steps"]
+        assert user.consents("bootstrap") == [], "zeros are empty"
 
     def test_somebodys_file_system_is_left_alone(self, user: User) -> None:
         """Pitfall 6 and safety: namespace0.0 is not ours, and neither is what lies on it."""
@@ -120,7 +139,7 @@ class TestOneNode:
     def test_controller_killed_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
         node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
-        command = stuck_in_mkfs(user, "bootstrap", "--yes")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes", *data_without_a_signature(user))
         os.killpg(command.pid, signal.SIGKILL)
         command.communicate()
         free_mkfs(user)
@@ -131,7 +150,7 @@ class TestOneNode:
     def test_network_cut_in_the_middle(self, user: User) -> None:
         node = user.lab.node("lab-1")
         node.check("umount /mnt/pmem0 && wipefs -qa /dev/pmem0")
-        command = stuck_in_mkfs(user, "bootstrap", "--yes")
+        command = stuck_in_mkfs(user, "bootstrap", "--yes", *data_without_a_signature(user))
         node.cable(False)
         user.finish(command, expect=1, seconds=600)
         node.cable(True)

@@ -6,15 +6,17 @@ a real one would: mounts from /etc/fstab, memory nodes from our unit, goals of t
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.node import daxctl, pmem
 from provision.node.apply import apply
-from provision.node.command import NOT_FOUND, Result, System
+from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.observe import observe
 from provision.node.part import Part
 from provision.node.state import State
@@ -49,6 +51,9 @@ class Ns:
     uuid: str = ""
     raw_uuid: str = ""
     content: Content | None = None
+    data: str = ""  # what lies there without a signature; empty: zeros
+    bad_blocks: int = 0
+    error: int = 0  # of every read
     kmem: bool = False
     online: int = 0
     movable: bool = True
@@ -207,6 +212,8 @@ class Host(MemoryFiles):
         else:
             self._file(f"{held}/block/pmem{number}/size", self.size // 512)
             self._file(f"/dev/pmem{number}", "")
+            bad = f"8 {space.bad_blocks}" if space.bad_blocks else ""
+            self._file(f"/sys/class/block/pmem{number}/badblocks", bad)
 
     def _dax_device(self, number: int, space: Ns, held: str) -> None:
         name = f"dax{number}.0"
@@ -253,7 +260,9 @@ class Host(MemoryFiles):
         self.goals = ""
         if self.memmap_platform:
             old = self.spaces.get(0)
-            self.spaces = {0: old or Ns("fsdax")} if self._memmap() else {}
+            # Of what the range held as memory, some is there after the boot.
+            new = Ns("fsdax", data=f"memory of boot {self.boots}")
+            self.spaces = {0: old or new} if self._memmap() else {}
         self.mounts = []
         self.policy = "offline"
         unit = self.read(daxctl.UNIT) if self.exists(daxctl.ENABLED) else ""
@@ -286,6 +295,15 @@ class Host(MemoryFiles):
         self.event()
         return self.files.pop(path, None) is not None or self.links.pop(path, None) is not None
 
+    def pieces(self, path: str, choose: Callable[[int], list[tuple[int, int]]]) -> Iterator[bytes]:
+        """Of a device: zeros, or the same bytes everywhere."""
+        space = self._space(path)
+        if space.error:
+            raise CommandError(f"{path} cannot be read at byte 0: {os.strerror(space.error)}")
+        said = (space.content.uuid if space.content else space.data).encode() or b"\0"
+        for _, length in choose(1 << 12):
+            yield (said * length)[:length]
+
     def which(self, name: str) -> str:
         """Every tool that is simulated is installed."""
         return f"/usr/bin/{name}" if hasattr(self, "_" + _method(name)) else ""
@@ -316,7 +334,8 @@ class Host(MemoryFiles):
         if words[0] == "destroy-namespace":
             number = int(words[2][9])
             assert not self._space(words[2]).kmem
-            self.spaces[number] = None if self.labels else Ns()
+            left = self._space(words[2]).data
+            self.spaces[number] = None if self.labels else Ns(data=left)
             return 0, ""
         assert words[0] == "create-namespace"
         options = dict(word[2:].split("=") for word in words if word.startswith("--"))
@@ -333,6 +352,7 @@ class Host(MemoryFiles):
             str(uuid.uuid4()),
             str(uuid.uuid4()) if self.labels else "",
             hidden if options["mode"] == "fsdax" else None,
+            space.data if space else "",
         )
         return 0, "{}"
 
@@ -344,6 +364,7 @@ class Host(MemoryFiles):
             space.kmem, space.online = False, 0
         elif words[0] == "reconfigure-device":
             space.kmem, space.movable = True, "--no-movable" not in words
+            space.data = "what programs wrote"
             space.online = self._blocks()
             return 1, "reconfigured 0 devices"  # as v66 says after success
         elif words[0] == "online-memory":
@@ -353,7 +374,8 @@ class Host(MemoryFiles):
         return 0, "reconfigured 1 device"
 
     def _blkid(self, words: list[str]) -> tuple[int, str]:
-        content = self._space(words[-1]).content
+        space = self._space(words[-1])
+        content = None if space.error else space.content  # as the real one, which says nothing of errors
         return (0, f"UUID={content.uuid}\nTYPE={content.type}\n") if content else (2, "")
 
     def _dumpe2fs(self, words: list[str]) -> tuple[int, str]:
@@ -361,11 +383,17 @@ class Host(MemoryFiles):
         return 0, f"Block size: {content.block_size if content else 0}\n"
 
     def _wipefs(self, words: list[str]) -> tuple[int, str]:
-        self._space(words[-1]).content = None
+        space = self._space(words[-1])
+        # Only the signature goes.
+        space.content, space.data = None, space.data or "what lies behind a signature"
         return 0, ""
 
     def _mkfs_ext4(self, words: list[str]) -> tuple[int, str]:
-        self._space(words[-1]).content = Content("ext4", words[words.index("-U") + 1])
+        space = self._space(words[-1])
+        # The superblock comes last.
+        space.data = "groups of blocks"
+        self.event()
+        space.content = Content("ext4", words[words.index("-U") + 1])
         return 0, ""
 
     def _mount(self, words: list[str]) -> tuple[int, str]:

@@ -2,7 +2,19 @@
 
 import pytest
 
-from provision.node import daxctl, filesystem, gpu, ipmctl, kernel, memmap, mount, numa, observe, packages
+from provision.node import (
+    daxctl,
+    filesystem,
+    fstab,
+    gpu,
+    ipmctl,
+    kernel,
+    memmap,
+    mount,
+    numa,
+    observe,
+    packages,
+)
 from provision.node.state import MemoryRange, State
 
 GIB = 1 << 30
@@ -52,7 +64,7 @@ def test_mounts_and_fstab() -> None:
     assert [(item.where, item.options) for item in mount.parse_mounts(text)] == [
         ("/mnt/my pmem", ["rw", "dax=always"])
     ]
-    entries = mount.parse_fstab("# /dev/old /old ext4 rw 0 0\n\nUUID=1 /mnt/pmem0 ext4 dax,nofail 0 0\n")
+    entries = fstab.parse("# /dev/old /old ext4 rw 0 0\n\nUUID=1 /mnt/pmem0 ext4 dax,nofail 0 0\n")
     assert [(item.spec, item.options) for item in entries] == [("UUID=1", ["dax", "nofail"])]
 
 

@@ -46,7 +46,8 @@ def test_a_namespace_that_was_made_counts_whatever_the_tool_says(tmp_path: Path)
     host = lying(tmp_path)
     host.failing = ("ndctl",)
     assert act(host, "create_namespace", namespace="namespace0.0", mode="fsdax", map="mem", lose=[])
-    assert owned.observe(host) == [host.spaces[0].uuid]  # type: ignore[union-attr]
+    identity = host.spaces[0].uuid  # type: ignore[union-attr]
+    assert owned.observe(host) == [identity, f"vacant:pmem0:{identity}"]
 
 
 def test_a_file_system_that_was_not_made_is_said(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_file_system_with_blocks_of_another_size_is_made_again_only_when_agree
     assert act(host, "make_filesystem", lose=["pmem0/ext4/mine"], **args)
     made = host.spaces[0].content  # type: ignore[union-attr]
     assert made is not None
-    assert owned.observe(host) == [made.uuid]
+    assert owned.observe(host) == ["vacant:pmem0:n", made.uuid]
 
 
 def test_memory_that_does_not_go_offline_is_tried_again_and_then_said(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """Every way between the modes on a simulated host, with reboots, power cuts and things of other people."""
 
+import errno
 import itertools
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pmem_host import Content, Host, Ns, PowerCut, carry_out, converge, look
@@ -80,6 +84,8 @@ def assert_mode(host: Host, platform: str, mode: str) -> None:
     else:
         assert host.read(numa.ENVIRONMENT) == "MEMKIND_DAX_KMEM_NODES=1\n"
     assert not [word for word in owned.observe(host) if word.startswith("making:")]
+    if mode == "fsdax":
+        assert not [word for word in owned.observe(host) if word.startswith("vacant:")]
 
 
 @pytest.mark.parametrize(("platform", "first", "second"), WAYS)
@@ -163,13 +169,115 @@ def test_a_devdax_namespace_of_others_counts_as_data(mode: str, tmp_path: Path) 
     assert [step.destroys for step in steps if step.destroys] == [["namespace0.0/theirs"]]
 
 
+@pytest.mark.parametrize("space", [Ns(data="theirs"), Ns("fsdax", uuid="n", raw_uuid="r", data="theirs")])
+@pytest.mark.parametrize("mode", ["fsdax", "system-ram"])
+def test_data_without_a_signature_is_named_and_stays(space: Ns, mode: str, tmp_path: Path) -> None:
+    """Pitfall 24: a raw database, or plain dm-crypt, looks like an empty device to blkid."""
+    for cut in itertools.count():
+        make = labelled if space.raw_uuid else re6p
+        host = make(tmp_path / str(cut), spaces={0: replace(space)})
+        desired = wanted("re6p", mode)
+        steps = steps_of(host, desired)
+        lost = {name for step in steps for name in step.destroys}
+        assert len(lost) == 1
+        assert re.fullmatch(r"pmem0/data/[0-9a-f]{16}", min(lost))
+        with pytest.raises(AssertionError, match="destroys"):
+            carry_out(host, steps, [])
+        assert host.spaces[0] == space
+        # Agreed to once, it is not asked for again, whenever the power goes.
+        host.cut_at = host.events + cut
+        try:
+            converge(host, desired, [*lost])
+        except PowerCut:
+            host.cut_at = -1
+            host.boot()
+            converge(host, desired, [*lost])
+            assert_mode(host, "re6p", mode)
+        else:
+            break
+    assert cut > 6
+
+
+def test_zeros_need_no_consent_beside_a_file_system_of_ours(tmp_path: Path) -> None:
+    host = labelled(tmp_path)
+    host.spaces = {0: Ns("fsdax", uuid="n", raw_uuid="r")}
+    host.render()
+    converge(host, wanted("labelled", "fsdax"), [])
+    host.spaces[1] = Ns("fsdax", uuid="m", raw_uuid="q")
+    host.render()
+    converge(host, wanted("labelled", "fsdax"), [])
+    assert_mode(host, "labelled", "fsdax")
+
+
+def test_our_rows_are_no_empty_device_when_their_superblock_is_gone(tmp_path: Path) -> None:
+    """Pitfall 23."""
+    host = re6p(tmp_path)
+    converge(host, wanted("re6p", "fsdax"), [])
+    host.mounts, host.spaces[0].content = [], None  # type: ignore[union-attr]
+    for data in ("rows", ""):
+        host.spaces[0].data = data  # type: ignore[union-attr]
+        host.render()
+        steps = steps_of(host, wanted("re6p", "fsdax"))
+        assert [step.destroys[0][:11] for step in steps if step.destroys] == ["pmem0/data/"]
+        assert steps[0].why.startswith("/etc/fstab names UUID=")
+
+
+@pytest.mark.parametrize("mode", ["fsdax", "system-ram"])
+def test_media_errors_stop_what_would_write_over_them(mode: str, tmp_path: Path) -> None:
+    """Pitfall 23: blkid finds no signature on a device that cannot be read, and says nothing."""
+    theirs = Content("ext4", "theirs")
+    host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n", content=theirs, error=errno.EIO)})
+    _, part = look(host, wanted("re6p", mode))
+    assert len(part.problems) == 1
+    assert part.problems[0].startswith("/dev/pmem0 cannot be read at byte 0: Input/output error; what lies")
+    with pytest.raises(CommandError, match="/dev/pmem0 cannot be read"):
+        carry_out(host, part.after, ["pmem0/unreadable/no-uuid"])
+    host.spaces[0].error, host.spaces[0].bad_blocks = 0, 8  # type: ignore[union-attr]
+    host.render()
+    _, part = look(host, wanted("re6p", mode))
+    assert [line[:50] for line in part.problems] == ["/dev/pmem0 has 8 blocks of 512 bytes that cannot b"]
+    with pytest.raises(CommandError, match="has 8 blocks of 512 bytes"):
+        carry_out(host, part.after, ["pmem0/ext4/theirs"])
+    assert host.spaces[0].content == theirs  # type: ignore[union-attr]
+
+
+def test_what_memory_held_before_is_nobodys_data(tmp_path: Path) -> None:
+    """re7p: after the first boot with memmap=, what DRAM held lies there; of a range of others, who knows."""
+    host = re7p(tmp_path)
+    desired = wanted("re7p", "fsdax")
+    _, part = look(host, desired)
+    assert [step.id for step in part.before] == ["range-vacant"]
+    host.boot(part.add_arguments)
+    others = [step for step in steps_of(host, desired) if step.destroys]
+    assert [step.destroys[0][:11] for step in others] == ["pmem0/data/"], "that step was not done"
+    carry_out(host, part.before, [])
+    assert not [step for step in steps_of(host, desired) if step.destroys]
+    # The fresh plan of the first run goes on after the boot, and its last step looks again.
+    carry_out(host, part.after, [])
+    assert_mode(host, "re7p", "fsdax")
+
+
+def test_a_stop_of_the_instance_takes_what_was_there(tmp_path: Path) -> None:
+    """Pitfall 2: what lies there then was nobody's, whatever it is."""
+    host = re7p(tmp_path)
+    desired = wanted("re7p", "fsdax")
+    converge(host, desired, [])
+    host.spaces = {}
+    host.boot()
+    assert host.spaces[0].data  # type: ignore[union-attr]
+    steps = steps_of(host, desired)
+    assert "did not outlive a stop of the instance" in steps[0].why
+    converge(host, desired, [])
+    assert_mode(host, "re7p", "fsdax")
+
+
 @pytest.mark.parametrize(
     "action", ["make_filesystem", "create_namespace", "destroy_namespace", "give_up_data"]
 )
 def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> None:
     """Every action that destroys looks again at what is there."""
     host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n")})
-    args = {
+    kinds: dict[str, dict[str, Any]] = {
         "make_filesystem": {
             "device": "pmem0",
             "type": "ext4",
@@ -180,9 +288,16 @@ def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> No
         "create_namespace": {"namespace": "namespace0.0", "mode": "devdax", "map": "mem", "lose": []},
         "destroy_namespace": {"namespace": "namespace0.0", "lose": []},
         "give_up_data": {"namespaces": ["namespace0.0"], "lose": []},
-    }[action]
+    }
+    args = kinds[action]
     step = Step("id", "what", "why", action=action, args=args)
-    host.spaces[0].content = Content("xfs", "new")  # type: ignore[union-attr]
+    host.spaces[0].data = "theirs"  # type: ignore[union-attr]
+    with pytest.raises(
+        CommandError, match=r"pmem0 holds data \w{16}, which was not there when the plan was made"
+    ):
+        apply(step, host)
+    assert host.spaces[0] == Ns("fsdax", uuid="n", data="theirs")
+    host.spaces[0] = Ns("fsdax", uuid="n", content=Content("xfs", "new"))
     with pytest.raises(CommandError, match="pmem0 holds xfs new, which was not there when the plan was made"):
         apply(step, host)
     assert host.spaces[0] == Ns("fsdax", uuid="n", content=Content("xfs", "new"))

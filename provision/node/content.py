@@ -1,0 +1,100 @@
+"""Whether a block device on which no signature was found holds data.
+
+Blocks of it are read: both ends whole, and pieces spread over it, always the same ones. A device is empty
+when they are all zero, or when nothing was put on it since oeprov made it; all else is somebody's data,
+and consent names it as ``pmem0/data/DIGEST``. Signatures are the business of ``filesystem``.
+"""
+
+import hashlib
+from typing import List, Optional, Tuple
+
+from . import devices, fstab, owned
+from .command import System
+from .state import FileSystem, FstabEntry, Namespace, State
+
+ZERO = "zero"
+_END = 1 << 20  # bytes read at either end: headers and their copies
+_PIECE = 64 << 10
+_PIECES = 62  # between the ends
+_PAGE = 4096
+_VOLATILE_BUS = "e820"  # of ranges that memmap= names
+
+
+def spans(size: int) -> List[Tuple[int, int]]:
+    """Offset and length of what is read of a device of ``size`` bytes; all of a small one."""
+    between = size - 2 * _END - _PIECE
+    if between < _PIECES * _PIECE:
+        return [(0, size)] if size else []
+    middle = [_END + between * number // (_PIECES - 1) // _PAGE * _PAGE for number in range(_PIECES)]
+    return [(0, _END)] + [(offset, _PIECE) for offset in middle] + [(size - _END, _END)]
+
+
+def sample(system: System, path: str) -> str:
+    """``ZERO`` when all blocks that are read are zero, else their digest; CommandError when one cannot be."""
+    digest = hashlib.sha256()
+    empty = True
+    for piece in system.pieces(path, spans):
+        digest.update(piece)
+        empty = empty and piece == bytes(len(piece))
+    return ZERO if empty else digest.hexdigest()[:16]
+
+
+def why_data(state: State, found: FileSystem) -> str:
+    """Why a device without a signature is not empty; empty when it is."""
+    item = namespace_on(state, found.device)
+    if is_vacant(state, found.device, item) or lost_with_power(state, found):
+        return ""
+    for entry in _missing(state):
+        return "{} names {} for {}, and no file system is recognised there".format(
+            fstab.PATH, entry.spec, entry.where
+        )
+    for entry in state.fstab:
+        if devices.is_on(entry.spec, found.device):
+            return "{} names it for {}, and no file system is recognised there".format(
+                fstab.PATH, entry.where
+            )
+    if found.sample != ZERO:
+        return "no file system is recognised there, and its blocks are not all zero"
+    if item and owned.is_ours(state.owned, item):
+        return "oeprov made a file system there, and none is recognised any more"
+    return ""
+
+
+def is_vacant(state: State, device: str, item: Optional[Namespace]) -> bool:
+    """Nothing was put on the device since oeprov made it or was allowed to erase it."""
+    words = [owned.vacant(device, item.uuid if item else "")]
+    words += [owned.making(item.dev, item.mode)] if item else []
+    return any(word in state.owned for word in words)
+
+
+def vacant_word(system: System, device: str) -> str:
+    """The word of the registry for a device that is there."""
+    item = namespace_on(State(namespaces=devices.namespaces(system)), device)
+    return owned.vacant(device, item.uuid if item else "")
+
+
+def lost_with_power(state: State, found: FileSystem) -> str:
+    """UUID of the file system of ours that a stop of the instance took; empty: none, or not volatile."""
+    item = namespace_on(state, found.device)
+    buses = [region.bus for region in state.regions if item and region.dev == item.region]
+    if found.type or buses != [_VOLATILE_BUS]:
+        return ""
+    specs = [entry.spec.replace("UUID=", "") for entry in _missing(state)]
+    return next((uuid for uuid in specs if uuid in state.owned), "")
+
+
+def namespace_on(state: State, device: str) -> Optional[Namespace]:
+    """The namespace whose block device it is."""
+    return next((item for item in state.namespaces if item.blockdev == device), None)
+
+
+def _missing(state: State) -> List[FstabEntry]:
+    """Entries with DAX whose file system is on no device that was looked at."""
+    there = ["UUID=" + item.uuid for item in state.filesystems if item.uuid]
+    return [
+        entry
+        for entry in state.fstab
+        if entry.spec.startswith("UUID=")
+        and entry.spec not in there
+        and any(word.split("=")[0] == "dax" for word in entry.options)
+    ]

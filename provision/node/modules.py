@@ -1,0 +1,57 @@
+"""Persistent memory modules as the kernel sees them, and what is wrong with them."""
+
+import re
+from typing import List
+
+from .command import System
+from .devices import ND
+from .state import Module, State
+
+LOCKED = "locked"
+# Flags of a module in the kernel's words (Documentation/ABI/testing/sysfs-bus-nfit), and two of its security.
+WORDS = {
+    "save_fail": "did not save its contents at the last power loss",
+    "restore_fail": "could not restore its contents at boot",
+    "flush_fail": "could not flush its buffers",
+    "not_armed": "is not armed: it would lose data at a power loss",
+    "smart_event": "has reported a health event",
+    "map_fail": "could not be mapped",
+    "smart_notify": "will report health events",
+    LOCKED: "is locked: nothing on it can be read",
+    "overwrite": "is being overwritten by a secure erase",
+}
+_FINE = "smart_notify"
+_CURES = {LOCKED: "unlock it (`ndctl load-keys`, or ipmctl's LockState=Unlocked) and plan again"}
+_CURE = "`ndctl list -DH -d {0}` and `ipmctl show -dimm` say more; replace the module if that stays"
+
+
+def observe(system: System) -> List[Module]:
+    """The modules of the nvdimm bus."""
+    found = []
+    for name in system.list(ND):
+        if re.match(r"nmem\d+$", name):
+            base = "{}/{}/".format(ND, name)
+            flags = system.read(base + "nfit/flags").split()
+            # The kernel's own flag stands where firmware refuses to show the labels.
+            locked = "lock" in system.read(base + "flags").split()
+            security = system.read(base + "security").strip()
+            words = [LOCKED] if locked else []
+            words += [security] if security in (LOCKED, "overwrite") and security not in words else []
+            found.append(Module(name, flags + words))
+    return found
+
+
+def complaints(state: State) -> List[str]:
+    """What is wrong with modules, and what to do; as the kernel and ipmctl tell it."""
+    found = []
+    for item in state.modules:
+        words = [word for word in item.flags if word != _FINE]
+        if words:
+            said = ", ".join(WORDS.get(word, word) for word in words)
+            cure = next((_CURES[word] for word in words if word in _CURES), _CURE.format(item.dev))
+            found.append("persistent memory module {} {}; {}".format(item.dev, said, cure))
+    for name, said in state.dimms.unhealthy.items():
+        found.append(
+            "ipmctl says of module {}: {}; `ipmctl show -a -dimm {}` says more".format(name, said, name)
+        )
+    return found
