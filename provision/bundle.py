@@ -169,7 +169,7 @@ def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
 def _platforms(os: OsInfo) -> list[str]:
     """Names of the platforms whose wheels a system can use, the best first."""
     family = families.of(os)
-    newest = family.glibc.get(families.release(family, os), _OLDEST) if family else _OLDEST
+    newest = family.glibc.get(families.release_of(os), _OLDEST) if family else _OLDEST
     names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
     return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
 

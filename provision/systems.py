@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from provision.errors import OeprovError
@@ -9,19 +10,29 @@ from provision.inventory import Inventory
 from provision.node import families
 from provision.node.state import OsInfo
 
+ARCHITECTURES = ("x86_64", "aarch64")
+
 
 def parse(text: str) -> OsInfo:
-    """The system in ``debian-12`` or ``debian-12-x86_64``; OeprovError when there is none like it."""
-    words = text.split("-")
-    os = OsInfo(words[0], words[1] if len(words) > 1 else "", architecture="x86_64")
+    """The system in ``debian-12`` or ``debian-12-aarch64``; OeprovError when there is none like it."""
+    name, _, rest = text.partition("-")
+    release, dash, architecture = rest.partition("-")
+    os = OsInfo(name.lower(), release, architecture=architecture if dash else ARCHITECTURES[0])
     family = families.of(os)
-    if len(words) not in (2, 3) or family is None or not families.is_known(os):
+    if family is None or not families.is_known(os):
+        known = families.known_systems()
+        close = difflib.get_close_matches(f"{os.id}-{release}", known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
         raise OeprovError(
-            f"--system {text!r}: expected ID-RELEASE, such as debian-12; known: {families.KNOWN}"
+            f"--system {text!r}: expected ID-RELEASE, with -ARCHITECTURE if it is not {ARCHITECTURES[0]}; "
+            f"known: {', '.join(known)}{hint}"
+        )
+    if os.architecture not in ARCHITECTURES:
+        raise OeprovError(
+            f"--system {text!r}: found architecture {os.architecture!r}; allowed: {', '.join(ARCHITECTURES)}"
         )
     manager = "apt" if family.lineage == "debian" else family.managers[0]
-    found = os._replace(family=family.lineage, package_manager=manager)
-    return found._replace(architecture=words[2]) if len(words) == 3 else found
+    return os._replace(family=family.lineage, package_manager=manager)
 
 
 def assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:

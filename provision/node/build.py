@@ -87,7 +87,7 @@ def python_version(state: State, desired: Desired) -> str:
     python, family = python_of(state.os, desired), families.of(state.os)
     if state.runtime.base or family is None:
         return state.runtime.base
-    return family.pythons.get(families.release(family, state.os), "") if python == family.python else ""
+    return family.pythons.get(families.release_of(state.os), "") if python == family.python else ""
 
 
 def wheel_file(system: System, build: str) -> str:

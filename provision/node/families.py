@@ -1,6 +1,6 @@
 """The family of a host, and what it calls things."""
 
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from . import family_alinux3, family_debian, family_el7, family_el8, family_el9, family_ubuntu
 from .family import Family
@@ -9,9 +9,31 @@ from .state import OsInfo
 _LINEAGES = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
 KNOWN = "CentOS 7, EL 8 and 9 (RHEL, Rocky, Alma, CentOS Stream), Alibaba Cloud Linux 3, Ubuntu and Debian"
 
+# What derivatives whose releases have numbers of their own are made from: ID -> major release -> ID and
+# release of that one; "": any other release.
+_MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
+    "linuxmint": {
+        "20": ("ubuntu", "20.04"),
+        "21": ("ubuntu", "22.04"),
+        "22": ("ubuntu", "24.04"),
+        "5": ("debian", "11"),  # Debian Edition
+        "6": ("debian", "12"),
+        "7": ("debian", "13"),
+        "": ("ubuntu", ""),
+    },
+    "pop": {
+        "20": ("ubuntu", "20.04"),
+        "22": ("ubuntu", "22.04"),
+        "24": ("ubuntu", "24.04"),
+        "": ("ubuntu", ""),
+    },
+}
+# What all others are taken for by their lineage: a release of it with the same number.
+_LIKE = {"debian": "debian", "rhel": "rhel"}
+
 
 def known() -> List[Family]:
-    """All families; a release of none of them is treated as the last that it is like."""
+    """All families; their order means nothing."""
     return [
         family_el7.FAMILY,
         family_alinux3.FAMILY,
@@ -20,6 +42,13 @@ def known() -> List[Family]:
         family_ubuntu.FAMILY,
         family_debian.FAMILY,
     ]
+
+
+def known_systems() -> List[str]:
+    """ID and release of all systems that are known, such as debian-12."""
+    return sorted(
+        "{}-{}".format(name, item) for family in known() for name in family.ids for item in family.releases
+    )
 
 
 def lineage(name: str, like: List[str]) -> str:
@@ -31,16 +60,47 @@ def lineage(name: str, like: List[str]) -> str:
 
 
 def of(os: OsInfo) -> Optional[Family]:
-    """The family of a system; a derivative gets the one that it is like, None when there is none."""
-    alike = [item for item in known() if os.id in item.ids] or [
-        item for item in known() if item.lineage == os.family
-    ]
-    exact = [item for item in alike if release(item, os) in item.releases]
-    return next(iter(exact or alike[-1:]), None)
+    """The family of a system, or that of what it is made from; None where there is none that fits."""
+    return _like(os)[0]
+
+
+def release_of(os: OsInfo) -> str:
+    """The release by which the family's tables know the system; empty where it is newer than all in them."""
+    return _like(os)[1]
+
+
+def _like(os: OsInfo) -> Tuple[Optional[Family], str]:
+    """What a system is treated as: family and release.
+
+    Each release of rpm systems has repositories of its own, so one that no table has is refused. One of
+    Debian and its derivatives that is newer than all in the tables is treated as the newest: packages come
+    from its own repositories, and few names change.
+    """
+    name, version = os.id, os.version
+    derived = not any(name in family.ids for family in known())
+    if name in _MADE_FROM:
+        made_from = _MADE_FROM[name]
+        name, version = made_from.get(version.split(".")[0], made_from[""])
+    elif derived:
+        name = _LIKE.get(os.family, "")
+    families = [family for family in known() if name in family.ids]
+    exact = [item for item in families if release(item, os._replace(version=version)) in item.releases]
+    if exact:
+        found = exact[0]
+        return found, release(found, os._replace(version=version))
+    releases = {number: item for item in families for number in item.releases if item.lineage == "debian"}
+    # The numbers of other derivatives are not those of what they are like.
+    if not releases or not (derived or not version or _number(version) > min(map(_number, releases))):
+        return None, ""
+    return releases[max(releases, key=_number)], ""
+
+
+def _number(version: str) -> List[int]:
+    return [int(word) if word.isdigit() else 0 for word in version.split(".")]
 
 
 def release(family: Family, os: OsInfo) -> str:
-    """The release as the family's tables name it."""
+    """The system's own release, as its family names releases."""
     return os.version.split(".")[0] if family.by_major else os.version
 
 
@@ -52,14 +112,23 @@ def is_known(os: OsInfo) -> bool:
 
 def lacks(os: OsInfo, need: str) -> bool:
     """The release has no package of it, while others of the family do."""
-    found = of(os)
-    return found is not None and need in found.lacks.get(release(found, os), [])
+    found, number = _like(os)
+    return found is not None and need in found.lacks.get(number, [])
 
 
 def names(os: OsInfo, need: str) -> List[str]:
     """Packages of a need; empty where there are none."""
     found = of(os)
     return [] if found is None or lacks(os, need) else found.packages.get(need, "").split()
+
+
+def treated_as(os: OsInfo) -> str:
+    """What a system is treated as, in words; empty where there is nothing."""
+    found, number = _like(os)
+    if found is None or found.by_major:
+        return found.name if found else ""
+    newest = "{}, the newest that is known".format(max(found.releases, key=_number))
+    return "{} {}".format(found.name, number or newest)
 
 
 def title(os: OsInfo) -> str:
@@ -69,5 +138,5 @@ def title(os: OsInfo) -> str:
 
 def daxctl_version(os: OsInfo) -> int:
     """The version that the release's package has, where it is too old for something; 0 elsewhere."""
-    found = of(os)
-    return 0 if found is None else found.daxctl.get(release(found, os), 0)
+    found, number = _like(os)
+    return 0 if found is None else found.daxctl.get(number, 0)

@@ -91,7 +91,7 @@ def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
     last = last_branch(state)
     if state.os.package_manager == "apt" and REPOSITORY in desired.runtime_repositories:
         return _VENDOR, last
-    newest = family.gpu.branches.get(families.release(family, state.os), "")
+    newest = family.gpu.branches.get(families.release_of(state.os), "")
     beyond = last and (not newest or int(newest) > int(last))
     return family.gpu, last if beyond and family.gpu.proprietary.branch else newest
 

@@ -171,7 +171,7 @@ def notes(state: State, desired: Desired) -> List[str]:
     if not families.is_known(state.os):
         found.append(
             "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
-                families.title(state.os), families.KNOWN, family.name
+                families.title(state.os), families.KNOWN, families.treated_as(state.os)
             )
         )
     if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):

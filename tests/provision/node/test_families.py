@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from provision import fresh, systems
+from provision.errors import OeprovError
 from provision.node import build, families, observe, openembedding, packages, repositories, runtime
 from provision.node.command import System
 from provision.node.state import OsInfo, State
@@ -27,7 +28,7 @@ SYSTEMS = {
     'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="20.04"': ("Ubuntu", "python3", "ubuntu-20.04-"),
     'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"': ("Ubuntu", "python3", "ubuntu-24.04-"),
     'ID=debian\nVERSION_ID="13"': ("Debian", "python3", "debian-13-"),
-    'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="21"': ("Debian", "python3", "linuxmint-21-"),
+    'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="21"': ("Ubuntu", "python3", "linuxmint-21-"),
 }
 ALL = [
     OsInfo(name, release, family.lineage, architecture="x86_64", package_manager=manager)
@@ -50,6 +51,114 @@ def test_a_system_tells_its_family(text: str, tmp_path: Path) -> None:
     assert build.python_of(os, Desired()) == python
     assert build.wheel_key(os, "3.11.2").startswith(key)
     assert families.is_known(os) == (os.id not in ("ol", "linuxmint"))
+
+
+# ID, VERSION_ID, ID_LIKE as these have them -> what they are treated as; empty: refused.
+DERIVATIVES = {
+    ("alinux", "2.1903", "rhel fedora centos anolis"): "",
+    ("alinux", "3", "rhel fedora centos anolis"): "Alibaba Cloud Linux 3",
+    ("anolis", "8.8", "rhel fedora centos"): "EL 8",
+    ("anolis", "23", "rhel fedora centos"): "",
+    ("openEuler", "22.03", ""): "",
+    ("ol", "7.9", "fedora"): "CentOS 7",
+    ("ol", "8.10", "fedora"): "EL 8",
+    ("ol", "9.4", "fedora"): "EL 9",
+    ("ol", "10.0", "fedora"): "",
+    ("rocky", "8.10", "rhel centos fedora"): "EL 8",
+    ("rocky", "9.4", "rhel centos fedora"): "EL 9",
+    ("rocky", "10.0", "rhel centos fedora"): "",
+    ("almalinux", "8.10", "rhel centos fedora"): "EL 8",
+    ("almalinux", "9.4", "rhel centos fedora"): "EL 9",
+    ("almalinux", "10.0", "rhel centos fedora"): "",
+    ("centos", "6", "rhel fedora"): "",
+    ("centos", "8", "rhel fedora"): "EL 8",
+    ("centos", "9", "rhel fedora"): "EL 9",
+    ("centos", "10", "rhel fedora"): "",
+    ("amzn", "2", "centos rhel fedora"): "",
+    ("amzn", "2023", "fedora"): "",
+    ("fedora", "42", ""): "",
+    ("sles", "15.6", "suse"): "",
+    ("opensuse-leap", "15.6", "suse opensuse"): "",
+    ("debian", "10", ""): "",
+    ("debian", "13", ""): "Debian 13",
+    ("debian", "14", ""): "Debian 13, the newest that is known",
+    ("debian", "", ""): "Debian 13, the newest that is known",  # testing has no number
+    ("ubuntu", "18.04", "debian"): "",
+    ("ubuntu", "25.10", "debian"): "Ubuntu 24.04, the newest that is known",
+    ("ubuntu", "26.04", "debian"): "Ubuntu 24.04, the newest that is known",
+    ("linuxmint", "21.3", "ubuntu debian"): "Ubuntu 22.04",
+    ("linuxmint", "22", "ubuntu debian"): "Ubuntu 24.04",
+    ("linuxmint", "23", "ubuntu debian"): "Ubuntu 24.04, the newest that is known",
+    ("linuxmint", "6", "debian"): "Debian 12",
+    ("pop", "22.04", "ubuntu debian"): "Ubuntu 22.04",
+    ("raspbian", "12", "debian"): "Debian 12",
+    ("kali", "2025.3", "debian"): "Debian 13, the newest that is known",
+}
+
+
+def derivative(root: Path, system: tuple[str, str, str]) -> OsInfo:
+    name, version, like = system
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/os-release").write_text(f'ID="{name}"\nVERSION_ID="{version}"\nID_LIKE="{like}"\n')
+    return observe.observe_os(System(str(root)))
+
+
+@pytest.mark.parametrize("system", DERIVATIVES, ids=lambda system: "-".join(system[:2]))
+def test_what_a_derivative_is_treated_as(system: tuple[str, str, str], tmp_path: Path) -> None:
+    os = derivative(tmp_path, system)
+    expected = DERIVATIVES[system]
+    assert families.treated_as(os) == expected
+    desired = Desired(kind="cpu", parameter_server=True)
+    state = State(os=os._replace(package_manager="apt", is_root=True))
+    (line,) = packages.problems(state, desired) or [""]
+    assert ("packages are known for" in line) == (not expected)
+    if not families.is_known(os):
+        said = " ".join(packages.notes(state, desired))
+        assert (f"it is treated as {expected}" in said) == bool(expected)
+
+
+def test_the_order_of_the_families_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = families.known()
+    systems_ = [derivative(tmp_path, system) for system in [*DERIVATIVES, ("new", "10", "rhel")]]
+    before = [families.treated_as(os) for os in systems_]
+    another = found[0]._replace(name="EL 11", ids=["rhel"], releases=["11"])
+    for order in (found[::-1], [*found, another], [another, *found]):
+        monkeypatch.setattr(families, "known", lambda order=order: order)
+        assert [families.treated_as(os) for os in systems_] == before
+
+
+def test_tables_of_what_a_derivative_is_made_from_are_used() -> None:
+    mint = OsInfo("linuxmint", "21.3", "debian", architecture="x86_64", package_manager="apt")
+    assert families.lacks(mint, "cxl")
+    assert build.python_version(State(os=mint), Desired()) == "3.10"
+    assert build.wheel_key(mint, "3.10.12") == "linuxmint-21.3-x86_64-py3.10"
+    assert families.daxctl_version(OsInfo("ol", "7.9", "rhel")) == 65
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        ("debian-12-foo", "found architecture 'foo'; allowed: x86_64, aarch64"),
+        ("debian-12-", "found architecture ''; allowed: x86_64, aarch64"),
+        ("debian-9", "known: alinux-3, almalinux-8, almalinux-9, centos-7"),
+        ("ubunto-22.04", "did you mean ubuntu-22.04?"),
+        ("rocky-10", "did you mean rocky-"),
+        ("opensuse-leap-15.6", "expected ID-RELEASE"),
+        ("linuxmint-22", "expected ID-RELEASE"),
+        ("debian", "expected ID-RELEASE"),
+        ("", "expected ID-RELEASE"),
+    ],
+)
+def test_systems_that_cannot_be_named(text: str, piece: str) -> None:
+    with pytest.raises(OeprovError) as caught:
+        systems.parse(text)
+    assert str(caught.value).startswith(f"--system {text!r}: ")
+    assert piece in str(caught.value)
+
+
+def test_names_of_systems_are_taken_in_any_case() -> None:
+    assert systems.parse("Debian-12") == systems.parse("debian-12-x86_64")
+    assert systems.parse("ROCKY-8.10-aarch64").architecture == "aarch64"
 
 
 def test_packages_of_the_inventory_come_from_the_repositories_that_it_names_too() -> None:
