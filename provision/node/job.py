@@ -17,6 +17,7 @@ from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
+MOST_EVENTS = 16 << 20  # bytes of them in one answer
 LOG_LINES = 200  # of each unit, brought back when it is stopped
 
 
@@ -351,7 +352,7 @@ def _tail(system: System, path: str, offset: int) -> str:
     try:
         with open(system.path(path), "rb") as file:
             file.seek(offset)
-            return file.read(16 << 20).decode("utf-8", "replace")
+            return file.read(MOST_EVENTS).decode("utf-8", "replace")
     except OSError:
         return ""
 

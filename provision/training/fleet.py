@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import HostError
+from provision.node.job import MOST_EVENTS
 from provision.training import errand, units
 from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
 from provision.training.metrics import last_word
@@ -97,7 +98,9 @@ class Fleet:
                 self.hosts[self.worker.host], "look", {**self.args(), "offset": offset}, LOOK_SECONDS
             )
             self.mirror(answer, offset)
-            if not answer["events"]:
+            count = len(answer["events"].encode())
+            # Else there is more, or another process was quicker and has brought less than this one has seen.
+            if count < MOST_EVENTS and self.mirrored >= offset + count:
                 return
 
     def start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Answer:

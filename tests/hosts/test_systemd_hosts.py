@@ -2,16 +2,17 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ssh_hosts import SshHosts, why_no_systemd
-from test_training_hosts import Cluster, launch_apart, runtime_layer, wait_for
+from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_runtime, wait_for
 
 from provision.look import Look
 from provision.node.state import Mount, State
-from provision.training import jobs, launching, stopping
+from provision.training import fetching, jobs, launching, stopping
 from provision.training.jobs import Job
 
 WHY_NOT = why_no_systemd()
@@ -20,8 +21,12 @@ FSDAX = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    layer = runtime_layer(tmp_path_factory.mktemp("layer"))
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runtime_layer(tmp_path_factory.mktemp("layer"))
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, layer: Path) -> Iterator[SshHosts]:
     with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer, systemd=True) as found:
         yield found
 
@@ -30,19 +35,29 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A server on the first host, with rows in persistent memory (a tmpfs), and the worker on the second."""
     monkeypatch.chdir(tmp_path)
-    found = Cluster(hosts, tmp_path)
-    one, two = hosts
-    found.servers = [one]
-    found.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
-    found.tell(one, "mkdir -p /mnt/pmem0; mountpoint -q /mnt/pmem0 || mount -t tmpfs none /mnt/pmem0")
-    found.states[one.name] = FSDAX
-    found.more[one.name] = "pmem_mode: fsdax"
+    found = halves(hosts, tmp_path)
+    two = hosts[1]
     monkeypatch.setattr(launching, "look", lambda inventory: Look(states=found.states))
     yield found
     for job in jobs.all_jobs(found.state_dir):
         if any(item.alive for item in job.state().processes):
             stopping.stop(found.state_dir, job.id)
         found.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
+
+
+def halves(hosts: SshHosts, directory: Path) -> Cluster:
+    """Servers with persistent memory on the first half of the hosts, workers on the others."""
+    found = Cluster(hosts, directory)
+    everyone = list(hosts)
+    found.servers, workers = everyone[: len(everyone) // 2], everyone[len(everyone) // 2 :]
+    found.worker = "\n        ".join(
+        f"{host.name}: {{ansible_host: {host.address}, oeprov_kind: cpu}}" for host in workers
+    )
+    for host in found.servers:
+        found.tell(host, "mkdir -p /mnt/pmem0; mountpoint -q /mnt/pmem0 || mount -t tmpfs none /mnt/pmem0")
+        found.states[host.name] = FSDAX
+        found.more[host.name] = "pmem_mode: fsdax"
+    return found
 
 
 def begin(cluster: Cluster) -> Job:
@@ -133,3 +148,43 @@ def test_a_server_comes_back_after_a_power_cut(cluster: Cluster) -> None:
     wait_for(lambda: cluster.tell(one, f"systemctl is-active {unit} || :").strip() == "active")
     assert stopping.stop(cluster.state_dir, None) == 0
     assert job.state().message == "stopped at step 3, which is saved"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_real_workers_on_hosts_stop_resume_and_are_fetched(
+    layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two servers with pools and two workers, a host each, with the real trainer."""
+    monkeypatch.chdir(tmp_path)
+    with SshHosts(tmp_path / "hosts", 4, layer=layer, systemd=True) as hosts:
+        cluster = halves(hosts, tmp_path)
+        monkeypatch.setattr(launching, "look", lambda inventory: Look(states=cluster.states))
+        use_real_runtime(cluster)
+        first = list(hosts)[2]
+        small = {"data": "generate:20000", "batch_size": 16, "steps": 250, "max_cardinality": 5000, "dim": 4}
+        assert cluster.launch(detach=True, **small) == 0
+        job = cluster.job()
+        log = f"journalctl --no-pager -u oeprov-{job.id}-worker-0.service"
+        deadline = time.monotonic() + 300
+        while not cluster.report()["step"]:
+            assert job.state().phase in jobs.ACTIVE, job.state().message
+            assert time.monotonic() < deadline, cluster.tell(first, log)
+            time.sleep(1)
+        assert stopping.stop(cluster.state_dir, None) == 0
+        state = job.state()
+        assert state.phase == "interrupted", state.message
+        assert state.message.endswith("which is saved"), state.message
+        assert job.pool_servers() == 2
+        pools = f"ls /mnt/pmem0/oeprov/{job.id} 2>/dev/null || :"
+        assert [cluster.tell(host, pools).strip() for host in cluster.servers] == ["server-0", "server-1"]
+        capsys.readouterr()
+
+        assert cluster.launch(resume=job.id) == 0, cluster.job().state().message
+        shown = capsys.readouterr().out
+        assert "goes on from step" in shown
+        assert f"oeprov fetch {job.id}" in shown
+        assert [cluster.tell(host, pools).strip() for host in cluster.servers] == ["", ""]
+        assert fetching.fetch(cluster.state_dir, job.id) == 0
+        assert "held-out" in (job.run_dir / "report.html").read_text()
+        assert (job.run_dir / "export" / "saved_model.pb").stat().st_size > 0

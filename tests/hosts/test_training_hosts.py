@@ -42,14 +42,14 @@ REPOSITORY = HERE.parents[1]
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 SERVER = '''#!/usr/bin/python3 -IS
-"""Stands in for oe_runtime.server: listens, says so, counts."""
+"""Stands in for oe_runtime.server: listens, says so, counts. With /run/real it is the real one."""
 import json, os, signal, socket, stat, sys, time
 words = sys.argv[3:]
 flags = dict(zip(words, words[1:]))
 if os.path.exists("/run/real"):
     run = ("import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
-        "runpy.run_module('oe_runtime.server', run_name='__main__', alter_sys=True)")
-    os.execv(sys.executable, [sys.executable, "-c", run, open("/run/real").read(), *words])
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
+    os.execv(sys.executable, [sys.executable, "-c", run, open("/run/real").read(), sys.argv[2], *words])
 assert flags["--tls"] == "on", "all hosts are reached over a network"
 if sys.argv[2] == "oe_runtime.train":
     worker = open("/opt/oeprov/worker.py").read()
@@ -271,12 +271,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
 def test_real_servers_train_over_encrypted_connections(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The interpreter of this environment may lie where a job's user has no access.
-    asked = [SYSTEM_PYTHON, "-c", "import sys; print(sys.version_info[:2])"]
-    if subprocess.run(asked, capture_output=True, text=True).stdout.strip() != str(sys.version_info[:2]):
-        pytest.skip(f"{SYSTEM_PYTHON} is another version than {sys.executable}")
-    for host in cluster.hosts:
-        host.enter("sh", "-c", f"printf %s '{sysconfig.get_path('purelib')}' >/run/real")
+    use_real_runtime(cluster)
     cluster.worker = LOCAL_WORKER.format(venv=sys.prefix)
     assert cluster.launch(detach=True, batch_size=16, epochs=20, max_cardinality=5000) == 0
     job = cluster.job()
@@ -295,6 +290,16 @@ def test_real_servers_train_over_encrypted_connections(
     assert cluster.launch(resume=job.id) == 0
     assert f"{job.id} is done" in capsys.readouterr().out
     cluster.assert_clean()
+
+
+def use_real_runtime(cluster: Cluster) -> None:
+    """Servers and workers on the hosts are this environment's from now on."""
+    # The interpreter of this environment may lie where a job's user has no access.
+    asked = [SYSTEM_PYTHON, "-c", "import sys; print(sys.version_info[:2])"]
+    if subprocess.run(asked, capture_output=True, text=True).stdout.strip() != str(sys.version_info[:2]):
+        pytest.skip(f"{SYSTEM_PYTHON} is another version than {sys.executable}")
+    for host in cluster.hosts:
+        cluster.tell(host, f"printf %s '{sysconfig.get_path('purelib')}' >/run/real")
 
 
 def test_place_follows_what_the_host_has(cluster: Cluster) -> None:

@@ -2,8 +2,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from fake_processes import make_environment, make_job
 from test_training_supervisor import assert_nothing_left, until
 
-from provision.errors import TrainingError
+from provision.errors import Interrupted, TrainingError
 from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.look import Look
@@ -262,6 +265,57 @@ def test_launch_stop_and_resume(
         if path.is_file() and path != job.token_file:
             assert token not in path.read_text(errors="replace"), f"the token is in {path}"
     assert not list((state_dir / "ansible").iterdir())
+
+
+def ctrl_c_when(condition: Callable[[], object]) -> threading.Thread:
+    """Interrupt this process as a terminal does, as soon as that holds."""
+
+    def wait_and_interrupt() -> None:
+        deadline = time.monotonic() + 30
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait_and_interrupt)
+    thread.start()
+    return thread
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_ctrl_c_is_130_also_when_the_job_is_done(
+    state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv', worker='ends-slowly')}")
+    thread = ctrl_c_when(lambda: list(jobs.jobs_dir(state_dir).glob("*/run/waiting")))
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 130
+    thread.join()
+    (job,) = jobs.all_jobs(state_dir)
+    assert job.state().phase == "done"
+    assert f"{job.id} is done" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("ready")
+def test_ctrl_c_while_an_earlier_run_still_ends(state_dir: Path) -> None:
+    found = inventory(state_dir)
+    job = make_job(state_dir)
+    spec = job.spec()
+    settings = jobspec.request(found, LaunchOptions()).settings()
+    job.write_spec(spec.model_copy(update={"cluster": found.cluster, "settings": settings}))
+    mine = jobs.ProcessState(
+        name="worker-0",
+        role="worker",
+        host="localhost",
+        pid=os.getpid(),
+        started=process.start_time(os.getpid()),
+    )
+    job.write_state(JobState(phase="interrupted", processes=[mine]))
+    before = signal.getsignal(signal.SIGINT)
+    thread = ctrl_c_when(lambda: signal.getsignal(signal.SIGINT) != before)
+    with pytest.raises(Interrupted, match=r"worker-0 of job .* still ends"):
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+    thread.join()
 
 
 @pytest.mark.process

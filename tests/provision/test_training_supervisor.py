@@ -420,6 +420,31 @@ def test_the_pools_of_a_checkpoint_on_another_host_are_known(tmp_path: Path) -> 
         assert job.pool_servers() == servers
 
 
+def test_events_are_read_to_the_end_beside_another_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(tmp_path)
+    spec = job.spec()
+    far = spec.processes[1].model_copy(update={"unit": "oeprov-j-worker-0.service"})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], far]}))
+    fleet = Fleet(job, job.spec())
+    fleet.__dict__["hosts"] = {"localhost": None}
+    there = '{"event": "start"}\n{"event": "end"}\n'
+    asked: list[int] = []
+
+    def look(host: object, errand: str, args: dict[str, int], timeout: int) -> dict[str, str]:
+        if not asked:
+            job.metrics_file.write_text(there[:19])  # `oeprov status` has asked a moment before
+        asked.append(args["offset"])
+        return {"events": there[args["offset"] :]}
+
+    monkeypatch.setattr("provision.training.errand.run", look)
+    fleet.take_events()
+    assert asked == [0, 19]
+    assert job.metrics_file.read_text() == there
+    assert job.is_done()
+
+
 def test_second_stop_ends_a_deaf_worker(tmp_path: Path) -> None:
     job, stop = make_job(tmp_path, worker="deaf"), StopRequest()
     thread = ask_when(job.run_dir / "waiting", stop, times=2)
