@@ -41,7 +41,6 @@ def observe(system: System) -> Bootloader:
         cmdline=" ".join(grubdefaults.configured_words(files)),
         cmdline_lines=len(grubdefaults.cmdline_values(files[DEFAULTS])),
         saved_default=grubdefaults.default_of(files) == "saved",
-        grubenv_on=_grubenv_on(system, name + "-probe", os.path.dirname(config)),
         has_grubby=bool(system.which("grubby")),
         bls=bool(system.list(BLS)),
         mkconfig=name + "-mkconfig",
@@ -78,8 +77,9 @@ def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
     return [bootentry.parse_bls(name, system.read(BLS + "/" + name), environment) for name in names]
 
 
-def _grubenv_on(system: System, probe: str, directory: str) -> str:
+def grubenv_on(system: System, loader: Bootloader) -> str:
     """What GRUB's own tool says is below its environment block; see ``Bootloader.grubenv_on``."""
+    probe, directory = tool(loader, "probe"), os.path.dirname(loader.config_path)
     path = directory + "/grubenv"
     target = path if system.exists(path) else directory
     layers = system.run([probe, "--target=abstraction", target])

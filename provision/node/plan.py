@@ -65,8 +65,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
 def _removal(state: State, desired: Desired) -> Plan:
     """The steps that take away what oeprov made; kernel arguments go by a boot on trial, like any change."""
     part = removal.plan(state, desired)
-    # Nothing that the inventory asks for is to be reached on the way.
-    bare = desired._replace(kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none")
+    bare = _bare(desired)
     if desired.kind == "local":
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
@@ -74,6 +73,11 @@ def _removal(state: State, desired: Desired) -> Plan:
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
     problems += filesystem.problems(state, steps)
     return Plan(desired.host, steps, state.digest(), notes, list(dict.fromkeys(problems)))
+
+
+def _bare(desired: Desired) -> Desired:
+    """Nothing that the inventory asks for is to be reached on the way of a removal."""
+    return desired._replace(kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none")
 
 
 def _change(state: State, desired: Desired, part: Part) -> bootloader.Change:
@@ -95,10 +99,18 @@ def _reasons(state: State, desired: Desired, part: Part) -> List[str]:
     return found + gpu.reboot_reasons(state, desired)
 
 
+def makes_trial(state: State, desired: Desired, part: Part) -> bool:
+    """Whether the plan has a boot on trial; ``part`` is that of persistent memory, or of the removal."""
+    if desired.remove:
+        desired = _bare(desired)
+    reboots = bool(_reasons(state, desired, part))
+    return reboots and kernel.on_trial(state, desired, _change(state, desired, part))
+
+
 def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
     change = _change(state, desired, part)
     reasons = _reasons(state, desired, part)
-    trial = bool(reasons) and kernel.on_trial(state, desired, change)
+    trial = makes_trial(state, desired, part)
     mkconfig = bootloader.mkconfig_command(state) if state.bootloader.mkconfig else []
     steps = bootloader.plan_leftovers(state) + gpu.plan(state, desired)
     if trial:
@@ -130,7 +142,7 @@ def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
     add, remove = bootloader.pending(state, change)
     if not kernel.needs_boot(state, desired) and (add or remove):
         found += kernel.failed_before(state, desired, bootloader.key(add, remove))
-    if _reasons(state, desired, part) and kernel.on_trial(state, desired, change):
+    if makes_trial(state, desired, part):
         found += kernel.trial_problems(state)
     return found
 

@@ -59,7 +59,7 @@ class Bootloader(NamedTuple):
     cmdline_lines: int = 0  # how many GRUB_CMDLINE_LINUX lines the file has
     saved_default: bool = False  # GRUB_DEFAULT=saved
     # "plain" where GRUB can write its environment block, else what keeps it from that: "lvm", "raid",
-    # "cryptodisk" or a file system (btrfs). Empty: grub-probe cannot tell.
+    # "cryptodisk" or a file system (btrfs). Empty: grub-probe cannot tell, or no trial is to be made.
     grubenv_on: str = ""
     has_grubby: bool = False
     bls: bool = False

@@ -10,6 +10,7 @@ from provision.node import bootloader, grubdefaults
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
 from provision.node.grubdefaults import DEFAULTS
+from provision.node.state import Bootloader
 from provision.node.step import Applied, Step
 
 DEBIAN = """\
@@ -349,7 +350,7 @@ def test_what_grubs_environment_block_lies_on(
     system = Probed(tmp_path, {name: text for name, text in answers.items() if text is not None})
     system.write(DEFAULTS, DEBIAN)
     system.write("/boot/grub2/grub.cfg", "")
-    assert bootloader.observe(system).grubenv_on == on
+    assert bootloader.grubenv_on(system, bootloader.observe(system)) == on
 
 
 PROBED = {"ext4": "plain", "xfs": "plain", "btrfs": "btrfs"}
@@ -377,7 +378,8 @@ def test_grubs_own_tool_says_so_of_real_file_systems(tmp_path: Path, fs: str) ->
             pytest.skip(mount.explain())
         try:
             (mounted / "grubenv").write_text("# GRUB Environment Block\n")
-            assert bootloader._grubenv_on(system, "grub-probe", str(mounted)) == PROBED[fs]
+            loader = Bootloader("grub", mkconfig="grub-mkconfig", config_path=f"{mounted}/grub.cfg")
+            assert bootloader.grubenv_on(system, loader) == PROBED[fs]
         finally:
             system.check(["umount", str(mounted)])
     finally:

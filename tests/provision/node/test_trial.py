@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from boot_machine import BLS, NEW, OLD, SYSCTL, El, Machine, PowerCut, Stuck
 
-from provision.node import bootloader, kernel, trial
+from provision.node import bootloader, kernel, observe, trial
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result
 from provision.node.plan import make_plan
@@ -70,6 +70,7 @@ def wanted(release: str = "", *arguments: str) -> Desired:
 
 def plan(machine: Machine, desired: Desired) -> Plan:
     loader = bootloader.observe(machine)
+    loader = loader._replace(grubenv_on=bootloader.grubenv_on(machine, loader))
     seen = State(os=DEBIAN, kernel=kernel.observe(machine, DEBIAN, desired, loader), bootloader=loader)
     return make_plan(seen, desired)
 
@@ -207,6 +208,18 @@ def test_where_grub_cannot_clear_the_entry_there_is_no_trial(
     trial.prepare_reboot(machine, reboot_args(OLD, arguments=[ARGUMENT]))
     with pytest.raises(Stuck, match="again and again"):
         machine.boot()
+
+
+@pytest.mark.parametrize(
+    "desired", [wanted("", ARGUMENT), wanted(NEW), wanted()], ids=["word", "kernel", "no"]
+)
+def test_grub_probe_is_asked_before_a_trial_only(machine: Machine, desired: Desired) -> None:
+    """Two processes per host, for nothing where no trial is made."""
+    machine.asked.clear()
+    state = observe.observe(machine, desired)
+    asked = any(argv[0] == "grub-probe" for argv in machine.asked)
+    assert (asked, state.bootloader.grubenv_on) == ((False, "") if desired == wanted() else (True, "plain"))
+    assert asked is any(step.reboots for step in make_plan(state, desired).steps)
 
 
 def test_a_trial_that_nobody_confirmed_is_made_again_when_asked(machine: Machine) -> None:
