@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from provision.errors import TrainingError
 from provision.kubernetes import record, view
 from provision.training import jobs, processview
 from provision.training.ending import saved, state_flag
@@ -30,11 +31,18 @@ UNREADABLE: dict[str, Any] = {
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow"}
 
 
-def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -> int:
-    """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
+def status(
+    state_dir: Path, name: str | None = None, *, cluster: str | None = None, as_json: bool = False
+) -> int:
+    """Show all jobs and the processes of the running (or named, or last) one; returns 0.
+
+    With ``cluster`` only jobs of that one; TrainingError for a named job of another.
+    """
     named = record.find(state_dir, name) if name else None
     there = [named] if named else [] if name else record.all_jobs(state_dir)
     shown = [] if named else [jobs.find(state_dir, name)] if name else jobs.all_jobs(state_dir)
+    if cluster is not None:
+        shown = [job for job in shown if _belongs(job, cluster, named=bool(name))]
     console = Console(stderr=True) if as_json else Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has no edge that lines must end at
@@ -48,7 +56,8 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
     if clusters and not reports:
         return 0
     if not reports:
-        console.print(f"no jobs in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
+        of = f" of cluster {cluster}" if cluster is not None else ""
+        console.print(f"no jobs{of} in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
     console.print(_job_table(reports[-20:]))
     for item in detailed(reports):
@@ -63,6 +72,14 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
         for line in _advice(item, state_flag(state_dir)):
             console.print(line, highlight=False, soft_wrap=True)
     return 0
+
+
+def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
+    """Whether a job is of the cluster; TrainingError where it was asked for and is not."""
+    mine = job.spec().cluster
+    if named and mine != cluster:
+        raise TrainingError(f"job {job.id} belongs to cluster {mine}, not to {cluster}; leave out -i")
+    return mine == cluster
 
 
 def report(job: Job) -> dict[str, Any]:
