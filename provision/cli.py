@@ -299,9 +299,10 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is None or error.errno not in _PLACES:
+        if error.errno not in _PLACES:
             raise
-        return _fail(f"{error.filename}: {os.strerror(error.errno).lower()}")
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(place + os.strerror(error.errno).lower())
     return code if isinstance(code, int) else 0
 
 
