@@ -5,6 +5,7 @@ Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from enum import Enum
@@ -271,6 +272,9 @@ app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
+# What is wrong with a place where a command reads or writes.
+_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT)
+
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -300,8 +304,11 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except PermissionError as error:
-        return _fail(f"{error.filename}: permission denied")
+    except OSError as error:
+        if error.errno not in _PLACES:
+            raise
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(place + os.strerror(error.errno).lower())
     return code if isinstance(code, int) else 0
 
 

@@ -77,8 +77,8 @@ def edits_for(
     try:
         with tempfile.TemporaryDirectory(prefix="oeprov-") as shadow:
             return _edits(_Files(path, Path(shadow)), set(hosts), set(alike), key, value)
-    except (_Unclear, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
+    except (_Unclear, OSError, UnicodeError) as error:
+        why = str(error) if isinstance(error, _Unclear) else f"a file beside it cannot be read ({error})"
         raise InventoryError(
             f"{path} was not edited: {why}; set {key}: {value} for {', '.join(hosts)} there, or in "
             f"{path.parent / 'host_vars'}/HOST.yml"
@@ -166,7 +166,8 @@ class _Place:
             self.text.edit(at, at, line + (", " if node.value else ""))
         elif isinstance(node, yaml.MappingNode) and node.value:
             first = node.value[0][0].start_mark
-            self.text.edit(first.index, first.index, f"{line}\n{' ' * first.column}")
+            end = "\r\n" if "\r\n" in self.text.new else "\n"
+            self.text.edit(first.index, first.index, f"{line}{end}{' ' * first.column}")
         elif isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             before = self.text.new[:start].rstrip(" ")
             joint = "" if self.text.new[start - 1 : start] == " " else " "
@@ -212,10 +213,11 @@ class _Files:
             path = self.path.parent / folder / (name + suffix)
             inside = sorted(path.rglob("*")) if path.is_dir() else [path]
             for item in inside:
-                if item.is_file() and item.suffix in _SUFFIXES and not _is_encrypted(item):
-                    text = self.text(item)
-                    if _has(_compose(text.new), key):
-                        yield _Place(text, (), hosts)
+                if not item.is_file() or item.suffix not in _SUFFIXES or _is_encrypted(item):
+                    continue
+                with suppress(_Unclear):  # a file that Ansible does not read as YAML either
+                    if _has(_compose(self.text(item).new), key):
+                        yield _Place(self.text(item), (), hosts)
 
     def add(self, name: str, key: str, value: str) -> None:
         """Give a host a line of its own in the inventory."""
@@ -237,7 +239,10 @@ class _Files:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         _shadow(self.path.parent.absolute(), place, {item.path.absolute(): item.new for item in self.edits()})
-        return inventory_file.read(place / self.path.name)
+        try:
+            return inventory_file.read(place / self.path.name)
+        except InventoryError as error:
+            raise _Unclear(str(error).replace(str(place), str(self.path.parent))) from None
 
     def check(self, before: RawInventory, hosts: set[str], key: str, value: str) -> None:
         """The new files mean what the old ones did but for the variable of these hosts; else _Unclear."""
@@ -290,7 +295,7 @@ def _compose(text: str) -> yaml.Node:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise _Unclear(f"it is not YAML: {error}") from None
+        raise _Unclear("it is not YAML: " + " ".join(str(error).split())) from None
     if node is None:
         return yaml.MappingNode("tag:yaml.org,2002:map", [])
     return node
@@ -321,7 +326,7 @@ def _set(want: Any, keys: tuple[str, ...], key: str, value: str) -> None:
 
 
 def _child(node: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node]:
-    """Key and value of a mapping's entry; of several with one name the last, which counts."""
+    """Key and value of a mapping's entry, which must be there once."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     found = [(key, value) for key, value in pairs if key.value == name]
     if len(found) != 1:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from provision.errors import ConvergeError
 from provision.node.command import flush_directory
@@ -102,15 +102,25 @@ class Journal:
                 yield entry
 
 
+def _open_lock(state_dir: Path, path: Path) -> TextIO:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        return path.open("a+")
+    except OSError as error:
+        raise ConvergeError(
+            f"state directory {state_dir}: cannot be written: {error.strerror}; choose another with "
+            "--state-dir or OEPROV_STATE_DIR"
+        ) from None
+
+
 @contextmanager
 def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
     """Hold the cluster for this process; ConvergeError names who holds it already.
 
     The kernel drops the lock when the process ends, however it ends.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / f"lock-{cluster}"
-    with path.open("a+") as file:
+    with _open_lock(state_dir, path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from oe_runtime.training.charts import LEVEL_COLOR, Chart, Mark, Series, Size, b
 from oe_runtime.training.report_style import STYLE
 
 FILE = "report.html"
+_RUN_OF_JOB = "run"  # in a job's directory, which has the job's name
 
 Event = Mapping[str, Any]
 
@@ -48,10 +49,11 @@ def render(run_directory: Path) -> str:
         config = json.loads((run_directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
-    name = run_directory.absolute().name
+    path = run_directory.absolute()
+    name = path.parent.name if path.name == _RUN_OF_JOB else path.name
     start = _last(events, "start")
     model = config.get("model") or start.get("model") or "run"
-    title = f"{model} · {name}"
+    title = name if name.startswith(model) else f"{model} · {name}"
     sections = [
         f"<header><h1>{escape(title)}</h1>{_status(events)}</header>",
         _facts(events, start),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provision.errors import OeprovError
+
 if TYPE_CHECKING:
     from provision.inventory import Inventory
 
@@ -33,11 +35,27 @@ Limit = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def _directory(path: Path) -> Path:
+    """The state directory; OeprovError where it is a file, or lies below one."""
+    for place in (path, *path.absolute().parents):
+        if place.is_dir():
+            return path
+        if place.exists():
+            raise OeprovError(
+                f"state directory {path}: {place} is not a directory; choose another with --state-dir or "
+                "OEPROV_STATE_DIR"
+            )
+    return path
+
+
 StateDir = Annotated[
     Path,
     typer.Option(
         "--state-dir",
         metavar="DIR",
+        callback=_directory,
         envvar="OEPROV_STATE_DIR",
         help="Where jobs, checkpoints and the journal are kept.",
     ),

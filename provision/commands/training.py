@@ -21,7 +21,7 @@ LAUNCH_EXAMPLES = (
     "Examples:  oeprov launch-training -i inventory/local.yml  |  oeprov launch-training --data criteo.tsv "
     "--model deepfm --storage pmem_libpmem  |  oeprov launch-training --resume"
 )
-STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json"
+STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json  |  oeprov status -i inventory.yml"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
 RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
 FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  |  oeprov fetch JOB --replace"
@@ -282,6 +282,15 @@ def resume(
 
 def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help=_JOB)] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "-i",
+            "--inventory",
+            metavar="FILE",
+            help="Only jobs of this inventory's cluster, and all on Kubernetes; default: every job.",
+        ),
+    ] = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -291,7 +300,8 @@ def status(
     """
     from provision.training import jobview
 
-    return jobview.status(state_dir, job, as_json=as_json)
+    cluster = open_inventory(inventory, None, state_dir).cluster if inventory else None
+    return jobview.status(state_dir, job, cluster=cluster, as_json=as_json)
 
 
 def logs(

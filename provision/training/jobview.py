@@ -31,12 +31,20 @@ UNREADABLE: dict[str, Any] = {
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
 
 
-def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -> int:
-    """Show all jobs and the processes of the running (or named, or last) one; returns 0."""
+def status(
+    state_dir: Path, name: str | None = None, *, cluster: str | None = None, as_json: bool = False
+) -> int:
+    """Show all jobs and the processes of the running (or named, or last) one; returns 0.
+
+    With ``cluster`` only jobs of that one, and those that cannot be read; TrainingError for a named job of
+    another.
+    """
     here, there = jobs.all_jobs(state_dir), record.all_jobs(state_dir)
     if name is not None:
         named = jobs.find(state_dir, name)
         here, there = ([], [named]) if named.on_kubernetes else ([named], [])
+    if cluster is not None:
+        here = [job for job in here if _belongs(job, cluster, named=name is not None)]
     console = Console(stderr=True) if as_json else Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has no edge that lines must end at
@@ -50,7 +58,8 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
     if clusters and not reports:
         return 0
     if not reports:
-        console.print(f"no jobs in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
+        of = f" of cluster {cluster}" if cluster is not None else ""
+        console.print(f"no jobs{of} in {jobs.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
     console.print(_job_table(reports[-20:]))
     for item in detailed(reports):
@@ -65,6 +74,19 @@ def status(state_dir: Path, name: str | None = None, *, as_json: bool = False) -
         for line in _advice(item, state_flag(state_dir)):
             console.print(line, highlight=False, soft_wrap=True)
     return 0
+
+
+def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
+    """Whether a job is of the cluster; TrainingError where it was asked for and is not."""
+    try:
+        mine = job.spec().cluster
+    except TrainingError:
+        if named:
+            raise
+        return True
+    if named and mine != cluster:
+        raise TrainingError(f"job {job.id} belongs to cluster {mine}, not to {cluster}; leave out -i")
+    return mine == cluster
 
 
 def report(job: Job) -> dict[str, Any]:

@@ -123,6 +123,21 @@ def test_a_failed_and_a_running_run(tmp_path: Path) -> None:
     assert "1 lines of metrics.jsonl could not be read" in render(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("place", "title"),
+    [
+        ("jobs/nightly-20261122-101500/run", "dlrm · nightly-20261122-101500"),
+        ("jobs/dlrm-20261122-101500/run", "dlrm-20261122-101500"),
+        ("runs/third", "dlrm · third"),
+    ],
+)
+def test_the_title_is_the_name_of_the_job(tmp_path: Path, place: str, title: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    page = render(run(tmp_path / place, *steps(2)))
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1>" in page
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     error = capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line: exit codes, help that teaches, JSON that parses, and one line for every mistake."""
 
+import errno
 import json
 import os
 import re
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from fake_processes import make_job
 
 from provision import cli, share
 from provision.errors import Interrupted
@@ -225,6 +228,85 @@ def test_an_inventory_that_may_not_be_read_is_said(run, tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("root may read everything")
     assert "inventory.yml" in run("plan").error()
+
+
+def test_status_of_one_cluster(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    first, second = (make_job(tmp_path / "state") for _ in range(2))
+    spec = second.spec()
+    second.write_spec(spec.model_copy(update={"cluster": "ads"}))
+    for name in (spec.cluster, "ads", "empty"):
+        document = yaml.safe_load(Path(LOCAL).read_text())
+        document["all"].setdefault("vars", {})["oeprov_cluster"] = name
+        (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(document))
+
+    def shown(*words: str) -> list[str]:
+        return [item["job"] for item in json.loads(run("status", "--json", *words).out)["jobs"]]
+
+    assert shown() == [first.id, second.id]
+    assert shown("-i", f"{tmp_path}/{spec.cluster}.yml") == [first.id]
+    assert shown("-i", f"{tmp_path}/ads.yml") == shown("-i", f"{tmp_path}/ads.yml", second.id) == [second.id]
+    assert "no jobs of cluster empty in" in run("status", "-i", f"{tmp_path}/empty.yml").out
+    said = run("status", "-i", f"{tmp_path}/ads.yml", first.id).error()
+    assert said == f"job {first.id} belongs to cluster {spec.cluster}, not to ads; leave out -i"
+
+
+STATE_COMMANDS = [
+    ["plan", "-i", LOCAL],
+    ["bootstrap", "-i", LOCAL, "--yes"],
+    ["pmem-mode", "directory", "-i", LOCAL],
+    ["rollback", "kernel", "-i", LOCAL],
+    ["destroy", "-i", LOCAL],
+    ["doctor", "-i", LOCAL],
+    ["launch-training", "-i", LOCAL],
+    ["resume"],
+    ["status"],
+    ["logs"],
+    ["stop"],
+    ["report", "-i", LOCAL],
+    ["dashboard", "-i", LOCAL],
+    ["serve-export"],
+    ["monitoring", "-i", LOCAL],
+    ["manifests", "-i", LOCAL],
+    ["inventory", "check", "-i", LOCAL],
+    ["lab", "list"],
+    ["lab", "up"],
+]
+
+
+@pytest.mark.parametrize("below", ["", "/deeper/still"])
+@pytest.mark.parametrize("command", STATE_COMMANDS, ids=" ".join)
+def test_a_state_directory_that_is_a_file(run, tmp_path: Path, command: list[str], below: str) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("rows of somebody\n")
+    said = run(*command, "--state-dir", f"{tmp_path}/file{below}").error()
+    assert said == (
+        f"state directory {tmp_path}/file{below}: {tmp_path}/file is not a directory; choose another with "
+        "--state-dir or OEPROV_STATE_DIR"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bootstrap", "-i", LOCAL, "--yes"],
+        ["pmem-mode", "directory", "-i", LOCAL],
+        ["launch-training", "-i", LOCAL],
+    ],
+    ids=" ".join,
+)
+def test_a_state_directory_that_cannot_be_written(run, tmp_path: Path, command: list[str]) -> None:  # type: ignore[no-untyped-def]
+    place = "/proc/oeprov"  # where root cannot make one either
+    said = run(*command, "--state-dir", place).error()
+    assert said.startswith(f"state directory {place}: cannot be written: ")
+    assert said.endswith("; choose another with --state-dir or OEPROV_STATE_DIR")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_place_that_cannot_be_written_is_said(run, monkeypatch: pytest.MonkeyPatch, number: int) -> None:  # type: ignore[no-untyped-def]
+    def broken(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number), "/somewhere/journal.jsonl")
+
+    monkeypatch.setattr("provision.planning.plan", broken)
+    assert run("plan", "-i", LOCAL).error() == f"/somewhere/journal.jsonl: {os.strerror(number).lower()}"
 
 
 def test_ctrl_c_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

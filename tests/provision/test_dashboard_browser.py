@@ -112,7 +112,7 @@ def test_numbers_change_while_one_looks(page: Browser, job: Job) -> None:
     card = f"[data-job={job.id}]"
     until(page, lambda: "step 60 of 4,000" in text(page, "#jobs"))
     assert "1,060" in text(page, card)
-    assert page.title == "ads · oeprov"
+    assert page.title == f"{job.id} · ads · oeprov"
     opened = page.find_element(By.CSS_SELECTOR, f"{card} summary")
     opened.click()
     say(job, event="step", step=80, loss=0.25, auc=0.7, samples_per_s=54321.0, eta_s=20)

@@ -158,6 +158,15 @@ def test_files_beside_the_inventory(path: Path) -> None:
     assert (path.parent / "host_vars/c").read_bytes() == b"pmem_mode: system-ram\r\nother: 2\r\n"
 
 
+def test_lines_of_a_file_from_windows(path: Path) -> None:
+    path.write_bytes(b"all:\r\n  hosts:\r\n    a:\r\n      oeprov_kind: re6p\r\n")
+    edit(path, "a")
+    assert path.read_bytes().split(b"\r\n")[3:5] == [
+        b"      pmem_mode: system-ram",
+        b"      oeprov_kind: re6p",
+    ]
+
+
 def test_links_modes_and_owners_stay(path: Path) -> None:
     real = write(path.with_name("real.yml"), a=", pmem_mode: fsdax")
     real.chmod(0o640)

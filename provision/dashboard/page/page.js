@@ -292,7 +292,8 @@ async function refresh() {
     const data = await answer.json();
     failures = 0;
     warn("");
-    document.title = `${data.cluster} · oeprov`;
+    const running = data.jobs.list.filter((job) => ACTIVE.includes(job.state)).map((job) => job.job);
+    document.title = [...running, data.cluster, "oeprov"].join(" · ");
     show("cluster", data.cluster);
     show("source", data.inventory);
     showTiles(data);
