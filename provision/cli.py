@@ -270,6 +270,10 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if "" in words and words[:2] != ["lab", "ssh"]:
+        before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"
+        return _fail(f"an argument is empty: {before}; is a variable of your command line not set?")
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
@@ -290,8 +294,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except PermissionError as error:
-        return _fail(f"{error.filename}: permission denied")
+    except OSError as error:  # a full disk, a read-only one, a file where a directory should be, …
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
     return code if isinstance(code, int) else 0
 
 
