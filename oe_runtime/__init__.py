@@ -3,6 +3,7 @@
 Nothing here imports TensorFlow; ``oe_runtime.keras`` does.
 """
 
+from oe_runtime import interrupt as interrupt  # first: what follows takes time, and Ctrl-C may come
 from oe_runtime.client import Client, Group, Pulled
 from oe_runtime.errors import (
     AuthError,

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import _core, checkpoint, checkpoint_problems
+from oe_runtime import _core, checkpoint, checkpoint_problems, interrupt
 from oe_runtime.checkpoint_problems import fields
 from oe_runtime.errors import CheckpointError, OeError
 
@@ -423,10 +423,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except KeyboardInterrupt:
-        return 130
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from oe_runtime import interrupt
 from oe_runtime.training.report import FILE, ReportError, render, write
 
 
@@ -33,4 +34,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

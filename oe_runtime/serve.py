@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from oe_runtime import interrupt
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.server import read_token
@@ -143,4 +144,4 @@ def _wait(model: object, ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

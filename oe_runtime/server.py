@@ -62,7 +62,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oe_runtime import _core, prometheus
+from oe_runtime import _core, interrupt, prometheus
 from oe_runtime.errors import OeError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
 
@@ -362,4 +362,4 @@ def _write_atomically(path: Path, value: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

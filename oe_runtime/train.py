@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from oe_runtime import interrupt
 from oe_runtime.training.options import parse
 from oe_runtime.training.run import run
 
@@ -15,4 +16,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

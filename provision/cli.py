@@ -5,7 +5,6 @@ Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from enum import Enum
@@ -272,15 +271,16 @@ app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
-# What is wrong with a place where a command reads or writes.
-_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT)
-
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if "" in words and words[:2] != ["lab", "ssh"]:
+        before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"
+        return _fail(f"an argument is empty: {before}; is a variable of your command line not set?")
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
@@ -304,11 +304,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in _PLACES:
-            raise
-        place = "" if error.filename is None else f"{error.filename}: "
-        return _fail(place + os.strerror(error.errno).lower())
+    except OSError as error:  # a full disk, a read-only one, a file where a directory should be, …
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
     return code if isinstance(code, int) else 0
 
 

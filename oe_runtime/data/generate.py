@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from oe_runtime import interrupt
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
@@ -231,4 +232,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupt.run(main))

@@ -14,7 +14,7 @@ from provision.training.child import StopRequest
 
 
 def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:
-    """Serve the page until SIGINT or SIGTERM; OeprovError when the port cannot be used."""
+    """Serve the page until it is stopped, which is 130; OeprovError when the port cannot be used."""
     console = Console()
     stop = StopRequest()
     with (
@@ -35,4 +35,4 @@ def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:
             stop.wait(1.0)
         server.shutdown()
         thread.join()
-    return 0
+    return 130

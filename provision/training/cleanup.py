@@ -35,7 +35,7 @@ from provision.training.jobview import STYLE
 from provision.training.metrics import summary
 from provision.training.stopping import is_running
 
-INCOMPLETE = "incomplete"  # a directory without job.json: its launch, or its removal, was broken off
+INCOMPLETE = "incomplete"  # a directory without job.json
 ENDED = ("done", "failed", "interrupted", "unreadable", INCOMPLETE)
 _LAUNCH_SECONDS = 3600.0  # that a directory without job.json may be a launch in progress
 
@@ -48,6 +48,7 @@ class Holding:
     state: str
     running: bool = False
     problem: str = ""  # why its files cannot be read
+    denied: bool = False  # it is another user's
     bytes: int = 0  # of its directory here
     spec: JobSpec | None = None
     pools: list[tuple[Path, int]] = field(default_factory=list)  # of servers here, with their bytes
@@ -60,7 +61,7 @@ class Holding:
     def changed(self) -> float:
         """When it was last started or ended, in seconds since 1970."""
         files = (self.job.job_file, self.job.state_file, self.job.cluster_file, self.job.directory)
-        return max(path.stat().st_mtime if path.exists() else 0.0 for path in files)
+        return max(map(jobs.modified, files)) / 1e9
 
     @property
     def total(self) -> int:
@@ -84,7 +85,7 @@ class Holding:
         """Where the rows of its newest checkpoint are, if no file has them; else nothing."""
         if self.claims:
             return f"volumes of its cluster ({', '.join(self.claims)})"
-        if self.state == "unreadable" and self.job.pool_servers() is not None:
+        if self.state == "unreadable" and not self.denied and self.job.pool_servers() is not None:
             return "persistent memory, of which its job.json would say where"
         if self.state == "done" or self.checkpoint is None or self.spec is None:
             return ""
@@ -117,8 +118,11 @@ class Holding:
 def holding(job: Job) -> Holding:
     """Look at one job's files; never raises for what is in them."""
     size = disk_bytes(job.directory)
-    if not os.access(job.directory, os.R_OK | os.X_OK):
-        return Holding(job, "unreadable", problem=f"{job.directory}: permission denied")
+    if job.broken:
+        denied = not os.access(job.directory, os.R_OK | os.X_OK)
+        return Holding(
+            job, "unreadable" if denied else INCOMPLETE, bytes=size, problem=job.broken, denied=denied
+        )
     running = False
     try:
         running = is_running(job)
@@ -126,8 +130,6 @@ def holding(job: Job) -> Holding:
             phase = record.read(job).phase
             claims = [] if phase == "done" else _claims(job)
             return Holding(job, phase, running=running, bytes=size, claims=claims)
-        if not os.path.isfile(job.job_file):
-            return Holding(job, INCOMPLETE, bytes=size, problem="it has no job.json")
         state, spec = job.state(), job.spec()
     except TrainingError as error:
         return Holding(job, "unreadable", running=running, problem=str(error), bytes=size)
@@ -239,7 +241,8 @@ def select(
     ``older_than``: seconds since they were started or ended; ``keep``: the newest so many of them stay.
     """
     now = time.time()
-    ended = [item for item in found if not item.running and (not states or item.state in states)]
+    mine = [item for item in found if not item.running and not item.denied]
+    ended = [item for item in mine if (not states or item.state in states)]
     ended = ended[: max(0, len(ended) - keep)]
     return [
         item
@@ -286,6 +289,8 @@ def remove(
     known, place = jobs.directories(state_dir), jobs.jobs_dir(state_dir)
     chosen = [holding(job) for job in dict.fromkeys(jobs.choose(known, name, place) for name in names)]
     for item in chosen:
+        if item.denied:
+            raise TrainingError(item.problem)
         if item.running:
             stop = f"oeprov stop {item.job.id}{state_flag(state_dir)}"
             raise TrainingError(f"job {item.job.id} is running, or may be; stop it first: {stop}")

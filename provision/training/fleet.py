@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import HostError
+from provision.errors import HostError, TrainingError
 from provision.node.job import MOST_EVENTS
 from provision.training import errand, units
 from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
@@ -43,6 +43,8 @@ class Fleet:
     def hosts(self) -> dict[str, Host]:
         """Every host that runs units of the job; slow to make, because it needs the inventory's code."""
         names = {item.host for item in self.processes.values()}
+        if unknown := sorted(names - self.spec.hosts.keys()):
+            raise TrainingError(f"{self.job.job_file}: it does not say how host {unknown[0]} is reached")
         return {name: restored(values) for name, values in self.spec.hosts.items() if name in names}
 
     def of_role(self, role: Role) -> dict[str, Host]:

@@ -133,10 +133,19 @@ class Job:
         return os.path.isfile(self.cluster_file)
 
     @property
+    def broken(self) -> str:
+        """Why nothing can be read of it; empty otherwise."""
+        if not os.access(self.directory, os.R_OK | os.X_OK):
+            return f"{self.directory}: permission denied"
+        if not self.on_kubernetes and not os.path.isfile(self.job_file):
+            return "it has no job.json: its launch has not come so far, or was broken off"
+        return ""
+
+    @property
     def started(self) -> int:
         """When its newest run was started, in ns since 1970; of one on Kubernetes, when it was made."""
         file = self.token_file if self.on_kubernetes else self.job_file
-        return _modified(file) or _modified(self.directory)
+        return modified(file) or modified(self.directory)
 
     def ready_file(self, process_name: str) -> Path:
         """Where a server says that it listens."""
@@ -287,11 +296,14 @@ def find(state_dir: Path, name: str | None) -> Job:
 
     On hosts or on Kubernetes. TrainingError says which jobs there are, or which are meant.
     """
-    return choose(
-        [job for job in directories(state_dir) if os.path.isfile(job.job_file) or job.on_kubernetes],
-        name,
-        jobs_dir(state_dir),
-    )
+    known, place = directories(state_dir), jobs_dir(state_dir)
+    try:
+        return choose([job for job in known if not job.broken], name, place)
+    except TrainingError:
+        for job in known:
+            if job.broken and name in (job.id, job.name):
+                raise TrainingError(f"job {job.id}: {job.broken}; `oeprov jobs` lists all") from None
+        raise
 
 
 def choose(found: list[Job], name: str | None, place: Path) -> Job:
@@ -323,7 +335,8 @@ def _listed(found: list[Job]) -> str:
     return ", ".join(words) + (f" and {more} older" if more > 0 else "")
 
 
-def _modified(path: Path) -> int:
+def modified(path: Path) -> int:
+    """When a file was last written, in ns since 1970; 0 when nobody can say."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from provision.errors import TrainingError
-from provision.kubernetes import record, view
+from provision.kubernetes import view
 from provision.training import jobs, processview
 from provision.training.ending import saved, state_flag
 from provision.training.jobs import ACTIVE, Job
@@ -39,7 +39,9 @@ def status(
     With ``cluster`` only jobs of that one, and those that cannot be read; TrainingError for a named job of
     another.
     """
-    here, there = jobs.all_jobs(state_dir), record.all_jobs(state_dir)
+    known = jobs.directories(state_dir)
+    here = [job for job in known if not job.on_kubernetes]
+    there = [job for job in known if job.on_kubernetes]
     if name is not None:
         named = jobs.find(state_dir, name)
         here, there = ([], [named]) if named.on_kubernetes else ([named], [])
@@ -109,10 +111,13 @@ def report(job: Job) -> dict[str, Any]:
 
 def readable_report(job: Job) -> dict[str, Any]:
     """The same, or why the job's files cannot be read: one such job must not hide the others."""
+    why = job.broken
     try:
-        return report(job)
-    except TrainingError as error:
-        return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": str(error)}
+        if not why:
+            return report(job)
+    except (TrainingError, OSError) as error:
+        why = str(error)
+    return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": why}
 
 
 def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -39,13 +39,23 @@ class MetricsTail:
         return [event for line in lines if (event := parse_event(line)) is not None]
 
 
+# What a field is, where others than the trainer could have written it.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("step", "steps", "epoch"), int),
+    **dict.fromkeys(("loss", "auc", "samples_per_s", "eta_s"), (int, float)),
+    **dict.fromkeys(("path", "message"), str),
+}
+
+
 def parse_event(line: bytes) -> Event | None:
-    """One line of ``metrics.jsonl``; None when it is not an event."""
+    """One line of ``metrics.jsonl``, without values of another kind; None when it is not an event."""
     try:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    return {key: value for key, value in event.items() if isinstance(value, _KINDS.get(key, object))}
 
 
 def last_word(path: Path, since: int = 0) -> Event | None:
@@ -121,7 +131,7 @@ def summary(path: Path) -> Summary:
         auc=step.get("auc"),
         samples_per_s=end.get("samples_per_s", step.get("samples_per_s")),
         eta_s=None if end else step.get("eta_s"),
-        eval=last.get("eval"),
+        eval={"loss": None, "auc": None, **last["eval"]} if "eval" in last else None,
         export=str(export) if export else None,
         error=last.get("error", {}).get("message"),
         checkpoint=saved.get("path"),

@@ -1,11 +1,14 @@
 """The command line: exit codes, help that teaches, JSON that parses, and one line for every mistake."""
 
+import contextlib
 import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -306,7 +309,7 @@ def test_a_place_that_cannot_be_written_is_said(run, monkeypatch: pytest.MonkeyP
         raise OSError(number, os.strerror(number), "/somewhere/journal.jsonl")
 
     monkeypatch.setattr("provision.planning.plan", broken)
-    assert run("plan", "-i", LOCAL).error() == f"/somewhere/journal.jsonl: {os.strerror(number).lower()}"
+    assert run("plan", "-i", LOCAL).error() == f"/somewhere/journal.jsonl: {os.strerror(number)}"
 
 
 def test_ctrl_c_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -327,6 +330,55 @@ def test_a_launch_that_is_stopped_early_is_130(run, monkeypatch: pytest.MonkeyPa
     found = run("launch-training", "-i", LOCAL)
     assert (found.code, found.out) == (130, "")
     assert found.err == "error: stopped before training began; nothing was started\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [["--help"], ["status"], ["checkpoint", "inspect", "."]], ids=" ".join)
+def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str]) -> None:
+    """Also while it is imported, and its child with it, as from a terminal."""
+    program = [sys.executable, "-X", "importtime", "-m", "provision", *arguments]
+    ends = []
+    for number in range(6):
+        with subprocess.Popen(
+            program,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(share.root())},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            assert process.stderr is not None
+            # Before our first line there is Python alone, for some tens of milliseconds.
+            assert any("typer" in line for line in process.stderr)
+            time.sleep(number * 0.15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            said = process.stderr.read()
+        assert "Traceback" not in said
+        assert "KeyboardInterrupt" not in said
+        ends.append(process.returncode)
+    assert ends[0] == 130
+    # It may be done before, or be ended by the signal itself in its last instant: a shell says 130 then too.
+    assert set(ends) <= {130, 0, 1, -signal.SIGINT}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        (
+            ["stop", ""],
+            "an argument is empty: the one after stop; is a variable of your command line not set?",
+        ),
+        (["destroy", "--limit", "", "--yes"], "an argument is empty: the one after --limit; "),
+        (["", "x"], "an argument is empty: the first one; "),
+        (["resume", "--epochs", "0"], "Invalid value for '--epochs'"),
+        (["jobs", "prune", "--keep", "-1"], "Invalid value for '--keep'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_an_empty_argument_is_a_mistake(run, arguments: list[str], piece: str) -> None:  # type: ignore[no-untyped-def]
+    assert piece in run(*arguments).error()
 
 
 def test_the_program_itself(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import stat
 from datetime import datetime
 from pathlib import Path
@@ -103,6 +104,43 @@ def test_job_file_that_was_tampered_with(tmp_path: Path) -> None:
     job.job_file.write_text(job.job_file.read_text().replace('"cluster"', '"clutter"'))
     with pytest.raises(TrainingError, match=r"job\.json: cluster: Field required"):
         job.spec()
+
+
+def test_one_hostile_job_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    good, odd, half = named(tmp_path, "good", 1), named(tmp_path, "odd", 2), named(tmp_path, "half", 3)
+    write(good.metrics_file, {"event": "step", "step": 7, "loss": 0.5})
+    write(
+        odd.metrics_file,
+        {"event": "step", "step": "seven", "loss": [], "samples_per_s": {}},
+        {"event": "checkpoint", "step": "x", "path": 5},
+        {"event": "eval", "loss": "low"},
+        {"event": "export", "path": ["x"]},
+    )
+    running(odd)
+    odd.job_file.write_bytes(b"\xff\xfe{")
+    odd.state_file.write_text(odd.state_file.read_text().replace('"pid": ', '"pid": -'))
+    half.job_file.unlink()
+    assert jobview.status(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"{good.id} +interrupted +7/", shown)
+    assert f"{odd.id}: {odd.job_file}: Invalid JSON" in shown
+    assert f"{half.id}: it has no job.json: its launch has not come so far, or was broken off" in shown
+    assert jobview.status(tmp_path, as_json=True) == 0
+    found = {item["job"]: item for item in json.loads(capsys.readouterr().out)["jobs"]}
+    assert [found[job.id]["state"] for job in (good, odd, half)] == [
+        "interrupted",
+        "unreadable",
+        "unreadable",
+    ]
+    with pytest.raises(TrainingError, match=f"job {half.id}: it has no job.json"):
+        jobs.find(tmp_path, "half")
+    odd.job_file.write_text(good.job_file.read_text())
+    assert jobview.report(odd)["step"] is None
+    odd.state_file.write_text("[")
+    assert odd.state().message.startswith(f"{odd.state_file}: Invalid JSON")
 
 
 def test_state_of_a_supervisor_that_is_gone(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""Ctrl-C for the programs of this package: exit status 130 and no traceback, also during their imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(130)
+
+
+def _guard_imports() -> None:
+    """End at once on Ctrl-C until `run`, if this process is `python -m oe_runtime.…` and nothing else.
+
+    Whoever imports the package keeps their own handlers.
+    """
+    ours = sys.argv[:1] == ["-m"] and any(word.startswith("oe_runtime.") for word in sys.orig_argv)
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def run(main: Callable[[], int]) -> int:
+    """What `main` returns, which no signal changes any more; or 130 after Ctrl-C."""
+    try:
+        if signal.getsignal(signal.SIGINT) is _end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = main()
+        for number in (signal.SIGINT, signal.SIGTERM):  # while the interpreter tidies up
+            signal.signal(number, lambda *_: os._exit(code))
+        return code
+    except KeyboardInterrupt:
+        return 130
+
+
+_guard_imports()
