@@ -14,6 +14,7 @@ from provision import share
 from provision.node import content, filesystem, owned
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
+from provision.node.state import Namespace, State
 from provision.node.step import Applied, Step
 
 MIB = 1 << 20
@@ -139,6 +140,17 @@ def test_a_device_that_is_not_there_is_not_empty(machine: Machine) -> None:
     assert found.type == "unreadable"
     assert "/dev/pmem7 cannot be read: No such file or directory" in found.error
     assert trouble == [found.error]
+    state = State(namespaces=[Namespace("namespace7.0", blockdev="pmem7")], filesystems=[found])
+    step = Step("id", "what", "why", action="make_filesystem", args={"device": "pmem7"})
+    said = filesystem.problems(state, [step])
+    assert len(said) == 1
+    assert "clear-errors" not in said[0], "no media error, no loss of data"
+
+
+def test_a_device_without_a_size_is_not_empty(machine: Machine) -> None:
+    Path(machine.path("/dev/pmem1")).touch()
+    with pytest.raises(CommandError, match="/dev/pmem1 has no bytes to read"):
+        content.sample(machine, "/dev/pmem1")
 
 
 def preload(tmp_path: Path) -> Path:
