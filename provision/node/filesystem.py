@@ -201,8 +201,8 @@ def _unsound(found: FileSystem, where: str) -> List[str]:
     cure = "mend that"
     if found.bad_blocks or os.strerror(errno.EIO) in found.error:
         cure = (
-            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` ends them "
-            "and loses what lies in those blocks".format(where)
+            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` ends "
+            "them and loses what lies in those blocks".format(where)
         )
     return ["{}, so nothing is made there: {}; or set pmem_namespaces without {}".format(what, cure, where)]
 
