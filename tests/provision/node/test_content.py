@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,33 @@ def test_a_media_error_is_not_an_empty_device(
     assert (kind, sample) == ("unreadable", "")
     assert error == f"/dev/pmem0 cannot be read at byte {where} of {SIZE}: Input/output error"
     assert trouble == [error]
+
+
+@pytest.fixture
+def loop(machine: Machine) -> Iterator[Machine]:
+    """/dev/pmem0 is a block device, whose reads fail where the file behind it is cut."""
+    backing = Path(machine.path("/dev/pmem0")).rename(machine.path("/backing"))
+    done = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("loop devices cannot be made here")
+    device = Path(done.stdout.strip())
+    Path(machine.path("/dev/pmem0")).symlink_to(device)
+    yield machine
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("losetup"), reason="needs root and losetup")
+def test_errors_of_the_kernel_itself(loop: Machine) -> None:
+    loop.check(["mkfs.ext4", "-q", "/dev/pmem0"])
+    assert filesystem.probe(loop, "pmem0").type == "ext4"
+    os.truncate(loop.path("/backing"), SIZE // 2)
+    subprocess.run(["blockdev", "--flushbufs", loop.path("/dev/pmem0")], check=True)
+    said = loop.run(["blkid", "-p", "/dev/pmem0"])  # type: ignore[no-untyped-call]
+    assert (said.code, said.out, said.err) == (2, "", ""), "the silence that this is about"
+    with pytest.raises(
+        CommandError, match=rf"/dev/pmem0 cannot be read at byte \d+ of {SIZE}: Input/output error"
+    ):
+        filesystem.probe(loop, "pmem0")
 
 
 def make(machine: Machine, *lose: str) -> Applied:
