@@ -9,7 +9,7 @@ import hashlib
 from typing import List, Optional, Tuple
 
 from . import devices, fstab, owned
-from .command import System
+from .command import CommandError, System
 from .state import FileSystem, FstabEntry, Namespace, State
 
 ZERO = "zero"
@@ -32,10 +32,13 @@ def spans(size: int) -> List[Tuple[int, int]]:
 def sample(system: System, path: str) -> str:
     """``ZERO`` when all blocks that are read are zero, else their digest; CommandError when one cannot be."""
     digest = hashlib.sha256()
-    empty = True
+    empty, size = True, 0
     for piece in system.pieces(path, spans):
         digest.update(piece)
         empty = empty and piece == bytes(len(piece))
+        size += len(piece)
+    if not size:
+        raise CommandError("{} has no bytes to read".format(path))
     return ZERO if empty else digest.hexdigest()[:16]
 
 

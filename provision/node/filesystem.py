@@ -1,5 +1,7 @@
 """What lies on a block device of persistent memory, and file systems that can be used with DAX on it."""
 
+import errno
+import os
 import uuid
 from typing import Any, Dict, List, Optional
 
@@ -196,11 +198,13 @@ def _unsound(found: FileSystem, where: str) -> List[str]:
         what = "/dev/{} has {} blocks of 512 bytes that cannot be read".format(found.device, found.bad_blocks)
     else:
         return []
-    return [
-        "{}, so nothing is made there: `ndctl list -NM` shows media errors. Save what you need first: `ndctl "
-        "clear-errors {}` ends them and loses what lies in those blocks; or leave the namespace out of "
-        "pmem_namespaces".format(what, where)
-    ]
+    cure = "mend that"
+    if found.bad_blocks or os.strerror(errno.EIO) in found.error:
+        cure = (
+            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` ends "
+            "them and loses what lies in those blocks".format(where)
+        )
+    return ["{}, so nothing is made there: {}; or set pmem_namespaces without {}".format(what, cure, where)]
 
 
 def problems(state: State, steps: List[Step]) -> List[str]:

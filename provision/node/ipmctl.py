@@ -16,7 +16,7 @@ _LOSES = 0.05  # modules keep a little for themselves: that much Inaccessible is
 _MEMORY_MODE = "memorymode=100"
 _APP_DIRECT = "persistentmemorytype=appdirect"
 _KINDS = {_MEMORY_MODE: "memorymode", _APP_DIRECT: "appdirect"}
-_NEEDS_EMPTY = 18  # exit status: the modules' configuration is in the way
+_NO_USABLE = 18  # exit status: there is no module that can be used
 _WAITS = "the goal of the modules waits for a boot"
 _APPLIES = "the firmware applies the goal at boot"
 
@@ -259,7 +259,7 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _explain_failure(code: int, said: str) -> str:
-    if code == _NEEDS_EMPTY or re.search(r"\bError[: (]*18\b", said):
+    if code == _NO_USABLE or re.search(r"\bError[: (]*18\b", said):
         return (
             "{}; error 18 means that no module can be used: it is not managed, does not work, or sits in the "
             "wrong slot. `ipmctl show -topology` and `ipmctl show -dimm` say which (LockState, HealthState, "

@@ -161,6 +161,8 @@ def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
     found = filesystem.observed(state, device)
     if found is None:
         return "the device is empty"
+    if found.type == filesystem.UNREADABLE:
+        return "it cannot be read"
     if found.type:
         return "it holds a file system that oeprov did not make or cannot use with DAX ({}{})".format(
             found.type, ", mounted at " + mounts[0].where if mounts else ""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from provision import share
 from provision.node import content, filesystem, owned
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
+from provision.node.state import Namespace, State
 from provision.node.step import Applied, Step
 
 MIB = 1 << 20
@@ -139,6 +141,17 @@ def test_a_device_that_is_not_there_is_not_empty(machine: Machine) -> None:
     assert found.type == "unreadable"
     assert "/dev/pmem7 cannot be read: No such file or directory" in found.error
     assert trouble == [found.error]
+    state = State(namespaces=[Namespace("namespace7.0", blockdev="pmem7")], filesystems=[found])
+    step = Step("id", "what", "why", action="make_filesystem", args={"device": "pmem7"})
+    said = filesystem.problems(state, [step])
+    assert len(said) == 1
+    assert "clear-errors" not in said[0], "no media error, no loss of data"
+
+
+def test_a_device_without_a_size_is_not_empty(machine: Machine) -> None:
+    Path(machine.path("/dev/pmem1")).touch()
+    with pytest.raises(CommandError, match="/dev/pmem1 has no bytes to read"):
+        content.sample(machine, "/dev/pmem1")
 
 
 def preload(tmp_path: Path) -> Path:
@@ -175,6 +188,30 @@ def test_a_media_error_is_not_an_empty_device(
     assert (kind, sample) == ("unreadable", "")
     assert error == f"/dev/pmem0 cannot be read at byte {where} of {SIZE}: Input/output error"
     assert trouble == [error]
+
+
+@pytest.fixture
+def loop(machine: Machine) -> Iterator[Machine]:
+    """/dev/pmem0 is a block device, whose reads fail where the file behind it is cut."""
+    backing = Path(machine.path("/dev/pmem0")).rename(machine.path("/backing"))
+    done = subprocess.run(["losetup", "-f", "--show", backing], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("loop devices cannot be made here")
+    device = Path(done.stdout.strip())
+    Path(machine.path("/dev/pmem0")).symlink_to(device)
+    yield machine
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("losetup"), reason="needs root and losetup")
+def test_errors_of_the_kernel_itself(loop: Machine) -> None:
+    loop.check(["mkfs.ext4", "-q", "/dev/pmem0"])
+    assert filesystem.probe(loop, "pmem0").type == "ext4"
+    os.truncate(loop.path("/backing"), SIZE // 2)
+    subprocess.run(["blockdev", "--flushbufs", loop.path("/dev/pmem0")], check=True)
+    # Of this, blkid of util-linux 2.38 says nothing and ends with 2.
+    with pytest.raises(CommandError, match="/pmem0"):
+        filesystem.probe(loop, "pmem0")
 
 
 def make(machine: Machine, *lose: str) -> Applied:
