@@ -2,10 +2,13 @@
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +16,28 @@ if find_spec("torch"):
     import torch._dynamo  # noqa: F401 - does not understand sys.intern after Ansible has replaced it
 
 _LEFT = pytest.StashKey[list[threading.Thread]]()
+_TEMPORARY = pytest.StashKey[Path]()
+# TensorFlow's own, where the process that made them was killed; Python's of such files.
+_NOT_OURS = ("__autograph_generated_file*", "__pycache__")
 
 
-def pytest_configure() -> None:
-    """Started in the background of a shell, the tests and all that they start would ignore SIGINT."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let SIGINT through, and give the run a temporary directory of its own.
+
+    Started in the background of a shell, the tests and all that they start would ignore SIGINT.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):  # the processes of pytest-xdist inherit it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's stay where they are
+        directory = tempfile.mkdtemp(prefix="oe_tests_")
+        config.stash[_TEMPORARY] = Path(directory)
+        os.environ["TMPDIR"] = tempfile.tempdir = directory
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail, and name them, where tests have left threads that do not end."""
+    """Fail, and name them, where tests have left threads that do not end, or temporary files."""
     gc.collect()  # pools end their threads with the last of whoever held them
     threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     for thread in threads:
@@ -32,11 +46,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash[_LEFT] = left
     if left:
         session.exitstatus = 1
+    if temporary := session.config.stash.get(_TEMPORARY, None):
+        files = [path for path in temporary.iterdir() if not any(path.match(name) for name in _NOT_OURS)]
+        if files:
+            print(f"tests have left files in the temporary directory: {files}", file=sys.stderr, flush=True)
+            session.exitstatus = 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The interpreter would wait for such threads for ever."""
+    """Remove the temporary directory; the interpreter would wait for threads that do not end for ever."""
+    if temporary := config.stash.get(_TEMPORARY, None):
+        shutil.rmtree(temporary, ignore_errors=True)
     if left := config.stash.get(_LEFT, []):
         print(f"tests have left threads that do not end: {left}", file=sys.stderr, flush=True)
         sys.stdout.flush()

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from bare_debian import put_wheel
 from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
+from other_pythons import find_python
 
 from provision import share
 
@@ -28,7 +29,7 @@ CENTOS = (
     'NAME="CentOS Linux"\nID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n'
     'PRETTY_NAME="CentOS Linux 7 (Core)"\n'
 )
-PYTHON_3_6 = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
+PYTHON_3_6 = find_python("3.6")
 ARCHIVE = f"file://{REPOSITORY} unsigned"
 
 pytestmark = [
@@ -127,11 +128,14 @@ def test_a_rocky_host_becomes_a_parameter_server(rocky: ElHost, tmp_path: Path) 
     assert "Unable to find a match: no-such-package" in failed
 
 
-@pytest.mark.skipif(not PYTHON_3_6, reason="no Python 3.6 here")
+@pytest.mark.skipif(
+    PYTHON_3_6 is None or PYTHON_3_6.parents[1] == Path("/usr"),
+    reason="no Python 3.6 here in a folder of its own",
+)
 def test_a_host_with_python_3_6_is_set_up_by_ansible_core_2_16(rocky: ElHost, tmp_path: Path) -> None:
-    (python,) = PYTHON_3_6[-1:]
-    rocky.bind(python.parents[1])
-    rocky.run(f"ln -sf {python} /usr/bin/python3.6")  # EL 8's own, for Ansible; python3.11 is the runtime's
+    assert PYTHON_3_6
+    rocky.bind(PYTHON_3_6.parents[1])
+    rocky.run(f"ln -sf {PYTHON_3_6} /usr/bin/python3.6")  # EL 8's, for Ansible; 3.11 is the runtime's
     variables = {
         "ansible_python_interpreter": "/usr/bin/python3.6",
         "runtime_repositories": {"archive": ARCHIVE},

@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from recorded import write_program
+
 from provision.training.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
 
 SERVER = """
@@ -188,8 +190,8 @@ def make_environment(directory: Path, *, server: str = "good", worker: str = "go
     """A stand-in for `runtime_venv`: its bin/python runs the stand-ins for `-m oe_runtime.*`."""
     python_file = directory / "bin" / "python"
     python_file.parent.mkdir(parents=True)
-    python_file.write_text(
-        f"#!{sys.executable} -IS\n"
+    write_program(
+        python_file,
         "import sys\n"
         f"SERVER, WORKER = {SERVER!r}, {WORKER!r}\n"
         "module, words = sys.argv[2], sys.argv[3:]\n"
@@ -201,7 +203,6 @@ def make_environment(directory: Path, *, server: str = "good", worker: str = "go
         "    exec(SERVER)\n"
         "else:\n"
         f"    sys.argv = ['train', flags['--servers'], flags['--run-dir'], {worker!r}, *resume]\n"
-        "    exec(WORKER)\n"
+        "    exec(WORKER)\n",
     )
-    python_file.chmod(0o755)
     return directory

@@ -271,6 +271,8 @@ STATE_COMMANDS = [
     ["monitoring", "-i", LOCAL],
     ["manifests", "-i", LOCAL],
     ["inventory", "check", "-i", LOCAL],
+    ["jobs"],
+    ["fetch"],
     ["lab", "list"],
     ["lab", "up"],
 ]

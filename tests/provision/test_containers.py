@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_processes import make_environment
+from recorded import write_program
 from test_training_launch import inventory
 from test_training_supervisor import assert_nothing_left, until
 
@@ -25,7 +25,6 @@ from provision.training.jobspec import LaunchOptions
 from provision.training.supervisor import Supervisor
 
 ENGINE = """\
-#!{python} -IS
 import json, os, sys
 words = sys.argv[1:]
 with open({log!r}, "a") as log:
@@ -51,9 +50,8 @@ class Engine:
         process = make_environment(directory / "environment", worker=worker) / "bin" / "python"
         program = directory / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        values = {"python": sys.executable, "log": str(self.log), "process": str(process)}
-        program.write_text(ENGINE.format(**values, images=images, info=info))
-        program.chmod(0o755)
+        values = {"log": str(self.log), "process": str(process)}
+        write_program(program, ENGINE.format(**values, images=images, info=info))
 
     def runs(self) -> list[list[str]]:
         return [words for words in map(json.loads, self.log.read_text().splitlines()) if words[0] == "run"]

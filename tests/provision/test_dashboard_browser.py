@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,10 +51,13 @@ def browser() -> Iterator[Browser]:
     options.binary_location = shutil.which("chromium")
     for flag in FLAGS.split():
         options.add_argument(flag)
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
+    # Chromium leaves its socket behind. Not in a tmp_path, which is too long for the name of one.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        env = {**os.environ, "TMPDIR": directory}
+        service = webdriver.ChromeService(shutil.which("chromedriver"), env=env)
+        driver = webdriver.Chrome(options=options, service=service)
+        yield driver
+        driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from other_pythons import find_python
 from ssh_server import SshServer, serving
 
 from provision import carry, remote, remote_python, share
@@ -21,8 +22,8 @@ from provision.node.observe import observe_node
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State, difference
 
-PYTHON_2 = sorted(Path("/root/.pyenv/versions").glob("2.7*/bin/python2.7"))
-OLD_PYTHONS = sorted(Path("/root/.pyenv/versions").glob("3.6*/bin/python3.6"))
+PYTHON_2_7 = find_python("2.7")
+PYTHON_3_6 = find_python("3.6")
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +93,11 @@ def test_making_the_directory_changes_the_digest(tmp_path: Path) -> None:
     assert before.digest() != after.digest()
 
 
-@pytest.mark.skipif(not OLD_PYTHONS, reason="no Python 3.6 here")
+@pytest.mark.skipif(not PYTHON_3_6, reason="no Python 3.6 here")
 @pytest.mark.parametrize("kind", ["local", "re7p", "bare_metal_pmem", "cxl", "gpu"])
 def test_the_payload_runs_on_python_3_6(kind: str) -> None:
     wanted = {"host": "h", "kind": kind, "pmem_mode": "system-ram", "worker": True}
-    state = observing.parse("h", carried_to(str(OLD_PYTHONS[0]), wanted))
+    state = observing.parse("h", carried_to(str(PYTHON_3_6), wanted))
     assert state.os.python.startswith("3.6.")
 
 
@@ -195,10 +196,10 @@ def test_a_host_whose_python_is_too_old(tmp_path: Path, server: SshServer) -> No
     )
 
 
-@pytest.mark.skipif(not PYTHON_2, reason="no Python 2.7 here")
+@pytest.mark.skipif(not PYTHON_2_7, reason="no Python 2.7 here")
 def test_a_host_whose_python_is_python_2(tmp_path: Path, server: SshServer) -> None:
-    found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {PYTHON_2[0]}"))
-    assert f"{PYTHON_2[0]} is Python 2, and oeprov needs 3.6" in reason(observing.observe(found)["a"])
+    found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {PYTHON_2_7}"))
+    assert f"{PYTHON_2_7} is Python 2, and oeprov needs 3.6" in reason(observing.observe(found)["a"])
 
 
 def test_a_name_that_does_not_resolve(tmp_path: Path) -> None:

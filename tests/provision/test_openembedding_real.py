@@ -1,7 +1,7 @@
 """OpenEmbedding itself: PyPI's package, its server and its Horovod example, on loopback.
 
-Eight minutes of downloads and compiling on two busy cores, so by hand, with a Python 3.8 under pyenv and a
-checkout of v0.1.2 for its scripts:
+Eight minutes of downloads and compiling on two busy cores, so by hand, with a Python 3.8 in PATH or pyenv and
+a checkout of v0.1.2 for its scripts:
 
     OEPROV_OPENEMBEDDING=… python -m pytest -m slow tests/provision/test_openembedding_real.py
 """
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from other_pythons import find_python
 
-PYTHONS = sorted(Path.home().joinpath(".pyenv/versions").glob("3.8*/bin/python3.8"))
+PYTHON_3_8 = find_python("3.8")
 SOURCES = os.environ.get("OEPROV_OPENEMBEDDING", "")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
-        not PYTHONS or not SOURCES, reason="no Python 3.8, or OEPROV_OPENEMBEDDING is not set"
+        not PYTHON_3_8 or not SOURCES, reason="no Python 3.8, or OEPROV_OPENEMBEDDING is not set"
     ),
 ]
 
@@ -32,7 +33,7 @@ def test_pypis_package_is_installed_and_trains_with_its_server(tmp_path: Path) -
         "oeprov_kind": "local",
         "pmem_mode": "none",
         "runtime_venv": str(tmp_path / "openembedding"),
-        "runtime_python": str(PYTHONS[-1]),
+        "runtime_python": str(PYTHON_3_8),
         "runtime_sources": SOURCES,
     }
     job = {

@@ -50,6 +50,15 @@ def until(path: Path, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+def until_running(job: Job, seconds: float = 20) -> JobState:
+    """The state once it says so, which the launcher writes only after it has started the last worker."""
+    deadline = time.monotonic() + seconds
+    while (state := job.state()).phase != "running":
+        assert time.monotonic() < deadline, f"{state.phase}, not running"
+        time.sleep(0.02)
+    return state
+
+
 def ask_when(path: Path, stop: StopRequest, times: int = 1) -> threading.Thread:
     def wait_and_ask() -> None:
         until(path)
@@ -490,8 +499,7 @@ def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
         [sys.executable, "-m", "provision.training.background", str(job.directory)], cwd=REPOSITORY
     )
     until(job.run_dir / "waiting")
-    state = job.state()
-    assert state.phase == "running"
+    state = until_running(job)
     assert [item.alive for item in state.processes] == [True, True]
     launcher.kill()
     launcher.wait()

@@ -38,8 +38,8 @@ void Load(const std::string& table_file) {
 }  // namespace
 
 void FuzzFilterFile(const uint8_t* data, size_t size) {
-  static TestDirectory* const directory = new TestDirectory;  // lives as long as the process
-  const std::string file = directory->file("table.oet");
+  static const TestDirectory directory;  // lives as long as the process
+  const std::string file = directory.file("table.oet");
   std::string content(reinterpret_cast<const char*>(data), size);
   WriteAll(FilterFileName(file), content);
   Load(file);

@@ -46,10 +46,10 @@ struct Fixture {
 // Requests of one input follow each other, as on two connections: a byte for the operation, two for the
 // length. A hello has the text that says which worker the client is.
 void FuzzRequest(const uint8_t* data, size_t size) {
-  static Fixture* const fixture = new Fixture;  // lives as long as the process
-  Workers* const workers = &fixture->job->workers;
-  std::array<Session, 2> sessions = {Session{fixture->job, &fixture->scratch, 1, 1},
-                                     Session{fixture->job, &fixture->scratch, 2, 2}};
+  static Fixture fixture;  // lives as long as the process
+  Workers* const workers = &fixture.job->workers;
+  std::array<Session, 2> sessions = {Session{fixture.job, &fixture.scratch, 1, 1},
+                                     Session{fixture.job, &fixture.scratch, 2, 2}};
   std::vector<std::byte> shared(256);  // with a fence behind it under the sanitizers
   sessions[0].shared = shared.data();
   sessions[0].shared_size = shared.size();
@@ -65,7 +65,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
     const Bytes bytes{body.data(), body.size()};
     // Tables and the files of a restore that are of any size are the owner's right, but not this test's
     // memory.
-    if (op == Op::kCreateTable && fixture->store.TableNames().size() > 50) continue;
+    if (op == Op::kCreateTable && fixture.store.TableNames().size() > 50) continue;
     try {
       if (op == Op::kHello) {
         workers->End(session.client);
@@ -96,7 +96,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
   }
   for (const Session& session : sessions) {
     workers->End(session.client);
-    fixture->scratch.Drop(session.client);
+    fixture.scratch.Drop(session.client);
   }
   Require(workers->Stats().is_null());
 }

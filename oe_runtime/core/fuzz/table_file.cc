@@ -63,8 +63,8 @@ TableSpec SpecOf(const std::string& name, uint32_t dim, const std::string& optim
 }  // namespace
 
 void FuzzTableFile(const uint8_t* data, size_t size) {
-  static TestDirectory* const directory = new TestDirectory;  // lives as long as the process
-  const std::string file = directory->file("table.oet");
+  static const TestDirectory directory;  // lives as long as the process
+  const std::string file = directory.file("table.oet");
   std::string content(reinterpret_cast<const char*>(data), size);
   WriteAll(file, content);
   Read(file);
