@@ -95,9 +95,7 @@ def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -
             )
             after.append(f"oeprov serve-export {job.id}{state_flag(state_dir)}")
         elif facts.export:
-            after.append(
-                f"oeprov fetch {job.id}{state_flag(state_dir)}  # export and report, from their host"
-            )
+            after.append(f"oeprov fetch {job.id}{state_flag(state_dir)}")
     else:
         title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
         style = "red" if outcome.phase == "failed" else style

@@ -93,22 +93,23 @@ def _stop_orphans(job: Job) -> list[str]:
         ended = fleet.ended([item for item in state.processes if item.name in names], answers)
         others = [item for item in state.processes if item.name not in names]
         state = state.model_copy(update={"processes": [*others, *ended]})
-    phase, message = _end(job) or (
-        state.phase,
-        re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message),
-    )
+    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message)
+    phase, message = _end(job, state.phase) or (state.phase, earlier)
     left = fleet.message_of(told)
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines
 
 
-def _end(job: Job) -> tuple[Phase, str] | None:
-    """Phase and message of a job whose worker told its end when nobody listened any more."""
+def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
+    """Phase and message of a job whose worker told its end when nobody listened any more.
+
+    One that had failed before keeps its reason, unless it is done after all.
+    """
     word = last_word(job.metrics_file) or {}
     if word.get("event") == "end":
         return "done", DONE
-    if word.get("event") == "interrupted" and word.get("path"):
+    if phase == "interrupted" and word.get("event") == "interrupted" and word.get("path"):
         return "interrupted", f"stopped at step {word.get('step')}, which is saved"
     return None
 

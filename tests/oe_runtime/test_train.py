@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from oe_runtime.checkpoint import chain, published
 from oe_runtime.train import main
 from oe_runtime.training import progress
 from oe_runtime.training.options import parse
+from oe_runtime.training.run_directory import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,27 @@ def test_a_run_tells_its_course(whole: Path) -> None:
     assert end["steps"] == 18
     assert end["samples_per_s"] > 0
     assert json.loads((whole / "config.json").read_text())["dim"] == 4
+
+
+def test_a_stop_after_the_last_step_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    run_dir, write = tmp_path / "run", RunDirectory.event
+
+    def event(self: RunDirectory, kind: str, **values: Any) -> None:
+        write(self, kind, **values)
+        if kind == "trained":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    arguments = ("--epochs", "2", "--checkpoint-steps", "5", "--export", str(run_dir / "export"))
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "event", event)
+        assert train(run_dir, *arguments) == 130
+    assert events(run_dir, "interrupted")[0]["step"] == 18
+    assert train(run_dir, *arguments, "--resume") == 0
+    assert events(run_dir, "eval")[0]["auc"] == events(whole, "eval")[0]["auc"]
+    assert events(run_dir)[-1]["event"] == "end"
+    assert (run_dir / "export" / "saved_model.pb").is_file()
 
 
 def test_checkpoints_describe_themselves_and_are_pruned(whole: Path) -> None:
