@@ -7,19 +7,7 @@ are put in order around at most one reboot.
 
 from typing import List
 
-from . import (
-    bootloader,
-    families,
-    filesystem,
-    flavors,
-    gpu,
-    gpuconflicts,
-    inuse,
-    kernel,
-    packages,
-    pmem,
-    removal,
-)
+from . import bootloader, families, flavors, gpu, gpuconflicts, inuse, kernel, packages, pmem, removal
 from .part import Part
 from .state import State
 from .step import Desired, Plan, Step
@@ -67,7 +55,6 @@ def _removal(state: State, desired: Desired) -> Plan:
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
-    problems += filesystem.problems(state, steps)
     return Plan(desired.host, steps, state.digest(), part.notes, list(dict.fromkeys(problems)))
 
 
