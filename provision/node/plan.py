@@ -10,7 +10,6 @@ from typing import List
 from . import (
     bootloader,
     families,
-    filesystem,
     flavors,
     gpu,
     gpuconflicts,
@@ -71,7 +70,6 @@ def _removal(state: State, desired: Desired) -> Plan:
     steps = _steps(state, bare, part)
     notes = part.notes + _trial_notes(state, bare, part)
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
-    problems += filesystem.problems(state, steps)
     return Plan(desired.host, steps, state.digest(), notes, list(dict.fromkeys(problems)))
 
 

@@ -14,6 +14,7 @@ from . import (
     bootdefault,
     bootloader,
     build,
+    filesystem,
     gpucheck,
     job,
     jobfiles,
@@ -122,7 +123,7 @@ def plan(state: State, desired: Desired) -> Part:
         reboot_why=arguments.reboot_why,
         after=after,
         notes=part.notes + kept.notes + arguments.notes + default.notes,
-        problems=problems,
+        problems=problems + filesystem.problems(state, memory + kept.before + arguments.before),
     )
 
 

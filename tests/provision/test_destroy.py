@@ -116,6 +116,16 @@ def test_what_is_named_goes_and_the_file_system_wants_its_own_name() -> None:
     assert not plan.notes
 
 
+def test_a_namespace_that_cannot_be_read_is_not_destroyed() -> None:
+    error = "/dev/pmem0 cannot be read at byte 0 of 541165879296: Input/output error"
+    state = used(filesystems=[FileSystem("pmem0", "unreadable", error=error)])
+    kept = make_plan(state, desired("re6p"))
+    assert kept.problems == []
+    doomed = make_plan(state, desired("re6p", "namespace0.0/n-1", "pmem0/unreadable/no-uuid"))
+    assert "destroy-namespace0.0" in ids(doomed)
+    assert [line.split(";")[0] for line in doomed.problems] == [error]
+
+
 def test_what_oeprov_did_not_make_is_never_touched() -> None:
     foreign = used(
         owned=[],
