@@ -12,6 +12,7 @@ from .step import Action, Applied, Step
 
 BLS = "/boot/loader/entries"
 _MKCONFIG_TIMEOUT = 600.0
+_PROBE_TIMEOUT = 300.0  # it looks at every disk
 # File systems that GRUB writes into: over a file's own blocks, which copy-on-write and logs forbid.
 _WRITABLE = ("ext2", "xfs", "fat", "jfs", "reiserfs")
 
@@ -82,8 +83,8 @@ def grubenv_on(system: System, loader: Bootloader) -> str:
     probe, directory = tool(loader, "probe"), os.path.dirname(loader.config_path)
     path = directory + "/grubenv"
     target = path if system.exists(path) else directory
-    layers = system.run([probe, "--target=abstraction", target])
-    kind = system.run([probe, "--target=fs", target]) if layers.ok else layers
+    layers = system.run([probe, "--target=abstraction", target], timeout=_PROBE_TIMEOUT)
+    kind = system.run([probe, "--target=fs", target], timeout=_PROBE_TIMEOUT) if layers.ok else layers
     if not kind.ok:
         return ""
     words = layers.out.split()
