@@ -287,12 +287,8 @@ def test_the_host_decides_and_not_the_inventory(
     assert flags(placed)["--storage"] == "pmem_memkind"
     assert "EnvironmentFile=/etc/oeprov/memory.env" in unit(placed), "bound to the node that is there"
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"the job uses system-ram; {tmp_path}/inventory.yml says pmem_mode fsdax, and the next" in said
-    )
-    assert "numactl" not in unit(launch(found, tmp_path, storage="dram")), (
-        "it does not matter"
-    )
+    assert f"the job uses system-ram; {tmp_path}/inventory.yml says pmem_mode fsdax, and the next" in said
+    assert "numactl" not in unit(launch(found, tmp_path, storage="dram")), "it does not matter"
     with pytest.raises(TrainingError) as caught:
         launch(found, tmp_path)
     assert str(caught.value).startswith("host pm-1 is not ready: ")
