@@ -74,9 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (OeError, OSError, ValueError) as error:
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except (OeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+    return 1
 
 
 def read_token(path: Path) -> str:
@@ -350,7 +353,10 @@ class _Ending:
 
 def _write_atomically(path: Path, value: dict[str, object]) -> None:
     """Readers see the old file or the new one, never half of it."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(value, file)

@@ -17,10 +17,13 @@ COST_EXAMPLES = (
 
 def _whole(text: str) -> int:
     """A count such as 2100000000 or 2.1e9."""
-    value = float(text)
-    if value != int(value):
-        raise ValueError(text)
-    return int(value)
+    try:
+        value = float(text)
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"found {text!r}; expected a whole number, such as 2.1e9")
 
 
 def cost(

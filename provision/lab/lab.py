@@ -213,13 +213,13 @@ class Lab:
     def _state(self) -> dict[str, Any]:
         path = self.directory / "lab.json"
         try:
-            state: dict[str, Any] = json.loads(path.read_text())
+            state = json.loads(path.read_text())
         except FileNotFoundError:
             return {}
         except ValueError:
-            raise LabError(
-                f"{path} cannot be read; remove {self.directory / 'nodes'} and this file"
-            ) from None
+            state = None
+        if not isinstance(state, dict):
+            raise LabError(f"{path} cannot be read; remove {self.directory / 'nodes'} and this file")
         return state
 
     def _write_state(self, state: dict[str, Any]) -> None:

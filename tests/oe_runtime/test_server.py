@@ -464,7 +464,7 @@ def bad_start(tmp_path, name):
         "no token file": (("--token-file", str(tmp_path / "absent")), "absent"),
         "all the world": (("--host", "0.0.0.0"), "token"),  # noqa: S104
         "foreign address": (("--host", "192.0.2.1"), "192.0.2.1"),
-        "ready file": (("--ready-file", "/proc/ready"), "/proc"),
+        "ready file": (("--ready-file", "/proc/ready"), "error: /proc/ready: No such file"),
         "index": (("--index", "1"), "index 1 of 1"),
     }[name]
 

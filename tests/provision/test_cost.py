@@ -137,7 +137,9 @@ def test_price_tables_that_cannot_be(
     [
         (["--rows", "0"], "--rows and --dim are at least 1"),
         (["--rows", "1.5"], "1.5"),
-        (["--rows", "many"], "many"),
+        (["--rows", "many"], "found 'many'; expected a whole number, such as 2.1e9"),
+        (["--rows", "1e400"], "found '1e400'; expected a whole number"),
+        (["--rows", "nan"], "found 'nan'; expected a whole number"),
         (["--rows", "9", "--optimizer", "adagradd"], "--optimizer: found 'adagradd'; allowed: adadelta"),
         (["--rows", "9", "--dtype", "int8"], "--dtype: found 'int8'; allowed: float32"),
         (["--rows", "9", "--prices", "/nonexistent"], "/nonexistent: No such file"),

@@ -286,9 +286,10 @@ class TestState:
         ):
             lab.node("lab-9")
 
-    def test_broken_state_is_said(self, lab: Lab) -> None:
+    @pytest.mark.parametrize("text", ["{", "[1]"])
+    def test_broken_state_is_said(self, lab: Lab, text: str) -> None:
         lab.directory.mkdir()
-        (lab.directory / "lab.json").write_text("{")
+        (lab.directory / "lab.json").write_text(text)
         with pytest.raises(LabError, match=r"lab\.json cannot be read"):
             _ = lab.nodes
 
