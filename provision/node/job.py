@@ -309,6 +309,18 @@ def send(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     return {}
 
 
+def check_data(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Run a program that says whether data can be read, as the user that reads it; changes nothing.
+
+    ``args``: ``user``, ``argv`` and ``seconds``. Gives ``problem``, its last line, empty when it ended well.
+    """
+    done = system.run(["runuser", "-u", args["user"], "--"] + args["argv"], timeout=args["seconds"])
+    if done.ok:
+        return {"problem": ""}
+    said = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
+    return {"problem": said[-1] if said and said[-1].startswith("error: ") else done.explain()}
+
+
 def _json(system: System, path: str) -> Dict[str, Any]:
     try:
         found = json.loads(system.read(path))
@@ -328,7 +340,14 @@ def _tail(system: System, path: str, offset: int) -> str:
         return ""
 
 
-_ERRANDS = {"start": start, "stop": stop, "look": look, "send": send, "remove_pools": remove_pools}
+_ERRANDS = {
+    "start": start,
+    "stop": stop,
+    "look": look,
+    "send": send,
+    "remove_pools": remove_pools,
+    "check_data": check_data,
+}
 
 
 def main(wanted: Dict[str, Any]) -> None:

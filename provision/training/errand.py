@@ -15,7 +15,7 @@ from provision.node.job import MARKER
 if TYPE_CHECKING:
     from provision.inventory import Host
 
-Errand = Literal["look", "stop", "start", "send", "remove_pools"]
+Errand = Literal["look", "stop", "start", "send", "remove_pools", "check_data"]
 CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 

@@ -21,7 +21,7 @@ from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
-from provision.training import containers, fleet, jobs, jobspec, placement
+from provision.training import containers, data, fleet, jobs, jobspec, placement
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result, state_flag
@@ -192,6 +192,7 @@ def _check(inventory: Inventory, wanted: Request) -> dict[str, State]:
                 + f"; run: oeprov bootstrap -i {shlex.quote(str(inventory.path))}"
             )
     jobspec.check(inventory, wanted)
+    data.check(inventory, wanted)
     return found.states
 
 
