@@ -2,8 +2,9 @@
 
     python -m oe_runtime.server --host 127.0.0.1 --port 0 --storage dram --ready-file server.json
 
-It serves until SIGTERM or SIGINT, until a client shuts it down, or, with ``--exit-with-parent``, until its
-standard input ends. Exit status: 0 after any of these, 1 when it cannot start.
+It prints one line when it listens, and serves until SIGTERM or SIGINT, until a client shuts it down, or, with
+``--exit-with-parent``, until its standard input ends. Exit status: 0 after any of these, 1 when it cannot
+start.
 
 The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start,
 sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
@@ -246,6 +247,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(f"note: {note}", file=sys.stderr)
             if options.ready_file:
                 _write_atomically(options.ready_file, _ready(options, server))
+            print(_listening(options, server), flush=True)
             why = _serve(options, server, ending)
         finally:
             if endpoint is not None:
@@ -268,6 +270,16 @@ def _ready(options: argparse.Namespace, server: _core.Server) -> dict[str, objec
         "is_pmem": server.is_pmem,
         "encrypted": server.encrypted,
     }
+
+
+def _listening(options: argparse.Namespace, server: _core.Server) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    where = f" in {options.storage_path}" if options.storage_path else ""
+    who = f"clients need the token of {options.token_file}" if options.token_file else "without a token"
+    return (
+        f"server {options.index} of {options.count} listens on {host}:{server.port}, rows in "
+        f"{options.storage}{where}, {'encrypted' if server.encrypted else 'not encrypted'}, {who}"
+    )
 
 
 class _Metrics:

@@ -190,7 +190,9 @@ class Worker:
     the others get ``WorkerLost`` when they wait for it or push, until all go back to a checkpoint together;
     with ``"continue"`` they go on without it, and (``"sync"``) it takes part again when all go back to a
     checkpoint. ``wait`` is how many seconds a request may wait for other workers before it raises
-    ``WorkerLost``.
+    ``WorkerLost``. ``generation`` counts the starts of all workers together: those of a higher one take the
+    places of all of an earlier one, who get ``WorkerLost`` from then on, also where their connections are
+    still open because their host has vanished.
     """
 
     rank: int
@@ -199,6 +201,7 @@ class Worker:
     staleness: int | None = None
     on_lost: str = "stop"
     wait: float = 600.0
+    generation: int = 0
 
     def to_json(self) -> str:
         """The worker as a JSON object; ``SpecError`` if a value has no JSON form."""

@@ -6,6 +6,7 @@ from oe_runtime.data.batches import (
     holdout_batches,
     open_source,
     range_batches,
+    split_of,
     training_batches,
 )
 from oe_runtime.data.errors import DataError
@@ -21,5 +22,6 @@ __all__ = [
     "holdout_batches",
     "open_source",
     "range_batches",
+    "split_of",
     "training_batches",
 ]

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.identity import InputFile
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.work_queue import Range
@@ -23,6 +24,14 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Raise DataError when the data cannot be read."""
+        ...
+
+    def identity(self) -> list[InputFile]:
+        """By what workers on several hosts see whether they have the same rows."""
+        ...
+
+    def evaluation(self) -> Source | None:
+        """Rows that are there for the evaluation alone; None: it is on rows that are held out of these."""
         ...
 
     def total_rows(self) -> int | None:
@@ -91,6 +100,11 @@ class Split:
         return held
 
 
+def split_of(source: Source, holdout: float) -> Split:
+    """What is held out of the training rows: nothing where others are there for the evaluation."""
+    return Split(0.0 if source.evaluation() else holdout)
+
+
 def training_batches(source: Source, split: Split, batch_size: int, skip: int = 0) -> Iterator[Batch]:
     """One epoch's training rows in order, `batch_size` at a time; the last batch may be shorter.
 
@@ -112,7 +126,9 @@ def range_batches(
 
 
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
-    """The held-out rows in order; the last batch may be shorter."""
+    """The rows of the evaluation in order; the last batch may be shorter."""
+    if (apart := source.evaluation()) is not None:
+        return _rebatch(apart.blocks(), batch_size)
     return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from oe_runtime.data.errors import DataError
+from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
 from oe_runtime.data.schema import Batch, field_cardinalities
 from oe_runtime.data.work_queue import Range
@@ -20,6 +23,13 @@ from oe_runtime.data.work_queue import Range
 RANGE_BYTES = 64 << 20
 
 _COMPRESSED = (".gz", ".zst")
+_CHECKS = 8  # files that are looked at at the same time
+# How files of these kinds begin; zstd's also with a frame that is skipped (RFC 8878).
+_MAGIC: dict[str, tuple[str, tuple[bytes, ...]]] = {
+    ".gz": ("gzip", (b"\x1f\x8b",)),
+    ".zst": ("zstd", (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))),
+    "parquet": ("Parquet", (b"PAR1", b"PARE")),
+}
 _KINDS = {
     ".tsv": "tabs",
     ".txt": "tabs",
@@ -41,6 +51,11 @@ class CriteoFiles:
     def __init__(self, name: str, max_cardinality: int = 0, broken: BrokenRows | None = None) -> None:
         self._name = name
         self._files = find_files(name)
+        self._evaluation: CriteoFiles | None = None
+        apart = _evaluation_file(name)
+        if apart is not None:
+            self._files.remove(apart)
+            self._evaluation = CriteoFiles(str(apart), max_cardinality)
         self._cardinalities = field_cardinalities(max_cardinality)
         self.broken = broken or BrokenRows()
         # Known once a pass has reached the end; before that a guess from the share of bytes read.
@@ -51,9 +66,36 @@ class CriteoFiles:
         return self._name
 
     def check(self) -> None:
-        """Read the first rows, so that a wrong file is refused before anything starts."""
-        with contextlib.closing(self.blocks()) as blocks:
-            next(blocks, None)
+        """Read the first rows of every file, so that a wrong one is refused before anything starts."""
+        with ThreadPoolExecutor(_CHECKS, "check") as threads:
+            firsts = list(threads.map(self._first_rows, self._files))
+        broken = BrokenRows(self.broken.limit, say=lambda _: None)  # said when they are left out
+        for path, (good, problems) in zip(self._files, firsts, strict=True):
+            if not good:
+                broken.limit = 0  # it is no file of rows with broken ones among them
+            for place, problem in problems:
+                broken.add(path, place, problem)
+        if self._evaluation is not None:
+            self._evaluation.check()
+
+    def _first_rows(self, path: Path) -> tuple[int, list[tuple[str, str]]]:
+        """How many of the file's first rows are good, and where others are and what is wrong with them."""
+        with contextlib.closing(_open(path, self._cardinalities)) as file:
+            task = next(file.pieces(), None)
+            if task is None:
+                raise _empty(path)
+            batch, broken, _ = task()
+            return batch.rows, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+
+    def evaluation(self) -> CriteoFiles | None:
+        """See Source: the file eval.csv of a directory that has a train.csv too, as DeepRec's data has."""
+        return self._evaluation
+
+    def identity(self) -> list[InputFile]:
+        """See Source: of each file, by its path below the directory that was named."""
+        root = _root(self._name)
+        files = [*self._files, *(self._evaluation._files if self._evaluation else [])]
+        return identify(files, [os.path.relpath(path, root) for path in files])
 
     def total_rows(self) -> int | None:
         """Rows of one epoch: exact after a whole pass, else judged from the bytes read; None before any."""
@@ -72,7 +114,7 @@ class CriteoFiles:
                     if batch.rows:
                         yield batch
             if pass_.rows == 0 and pass_.broken == 0:
-                raise DataError(f"{path} is empty: it has no row of label, I1 … I13 and C1 … C26")
+                raise _empty(path)
             before += pass_.rows
         if before == 0:
             raise DataError(f"{self._name} has no row that is not broken")
@@ -128,8 +170,30 @@ class _Pass:
     read: int = 0  # bytes
 
 
+def _empty(path: Path) -> DataError:
+    return DataError(f"{path} is empty: it has no row of label, I1 … I13 and C1 … C26")
+
+
+def _check_magic(path: Path, kind: str) -> None:
+    """DataError for a file that is not what its name says. TFRecord files have no such bytes."""
+    name = path.suffix if path.suffix in _COMPRESSED else kind
+    if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # which is refused as a whole
+        return
+    what, magics = _MAGIC[name]
+    try:
+        with path.open("rb") as file:
+            found = file.read(16)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if not found:
+        raise _empty(path)
+    if not found.startswith(magics):
+        raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
+
+
 def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:
     kind = file_kind(path) or "tabs"
+    _check_magic(path, kind)
     if kind == "parquet":
         from oe_runtime.data.parquet import ParquetRows
 
@@ -152,6 +216,22 @@ def file_kind(path: Path) -> str | None:
     if ".tfrecord-" in name.name:  # train.tfrecord-00003-of-00010
         return "tfrecord"
     return _KINDS.get(name.suffix)
+
+
+def _evaluation_file(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    both = path / "train.csv", path / "eval.csv"
+    return both[1] if all(file.is_file() for file in both) else None
+
+
+def _root(name: str) -> Path:
+    """The directory that all files of `name` are below: of a glob, what comes before its first pattern."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    while glob.has_magic(str(path.parent)):
+        path = path.parent
+    return path.parent
 
 
 def find_files(name: str) -> list[Path]:

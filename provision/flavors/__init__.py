@@ -46,7 +46,14 @@ class Flavor(Protocol):
         """The request as it will be run; TrainingError names what the flavor cannot do, and what it can."""
 
     def check_data(self, inventory: Inventory, wanted: Request) -> None:
-        """Refuse data that it cannot read, as far as this machine knows."""
+        """Refuse what it can never read: by name, before any host is asked."""
+
+    def data_check(self, host: Host, wanted: Request) -> list[str]:
+        """The program that says on a worker's host whether the data there can be read.
+
+        It ends with 0, or with a last line ``error: …`` that names the file, what was found and what is
+        expected.
+        """
 
     def place(
         self,

@@ -30,6 +30,8 @@ provide = wheel.provide_theirs
 # Lines of its scripts: "loss = 0.5, steps = 100, …" and "steps = 100, loss = 0.5 (1.2 sec)".
 PROGRESS = r"(?=.*\bsteps = (?P<step>\d+))(?=.*\bloss = (?P<loss>[\d.]+(?:e[+-]?\d+)?))"
 GIB = 1 << 30
+COLUMNS = 40  # of a line of Criteo data
+_SHAPE = f"a directory with train.csv and eval.csv, Criteo's {COLUMNS} columns with commas"
 
 
 class Script(NamedTuple):
@@ -128,17 +130,15 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``: a directory with train.csv and eval.csv."""
-    host, data = placement.worker_hosts(inventory)[0], wanted.training.data
-    shape = "a directory with train.csv and eval.csv, Criteo's 40 columns with commas"
+    data = wanted.training.data
     if not data or data.startswith("generate:"):
-        raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {shape}")
-    if units.on_host(host):
-        if not Path(data).is_absolute():
-            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
-        return
-    missing = [name for name in ("train.csv", "eval.csv") if not (Path(data) / name).is_file()]
-    if missing:
-        raise TrainingError(f"--data: {data} has no {missing[0]}; DeepRec's scripts read {shape}")
+        raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {_SHAPE}")
+    programs.check_path(placement.worker_hosts(inventory), data)
+
+
+def data_check(host: Host, wanted: Request) -> list[str]:
+    """See ``Flavor``."""
+    return programs.data_check(host, "tables", wanted.training.data, str(COLUMNS), "train.csv", "eval.csv")
 
 
 def place(

@@ -56,5 +56,11 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
     from provision.training import jobspec
 
-    worker = placement.worker_hosts(inventory)[0]
-    jobspec.check_data(wanted.training.data, worker, wanted.training.max_bad_rows)
+    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory))
+
+
+def data_check(host: Host, wanted: Request) -> list[str]:
+    """See ``Flavor``."""
+    training = wanted.training
+    flags = ["--max-bad-rows", str(training.max_bad_rows)]
+    return [placement.python_of(host), "-m", "oe_runtime.data.check", *flags, "--", training.data]

@@ -6,7 +6,7 @@ Command lines are those of its documents (documents/en/pmem.md and README.md of 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,45 +153,31 @@ def _counts(inventory: Inventory, wanted: Request) -> list[int]:
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``: a CSV with a header, or with servers of their own also TFRecords with ``meta``."""
-    host, data = placement.worker_hosts(inventory)[0], wanted.training.data
-    name, _ = _variant(inventory)
-    convert = (
-        f"{programs.program(host, 'python')} {programs.sources_of(host)}/examples/criteo_preprocess.py "
-        "DAY.tsv DAY.csv"
-    )
+    hosts, data = placement.worker_hosts(inventory), wanted.training.data
     if not data or data.startswith("generate:"):
         raise TrainingError(
             f"--data: found {data!r}; OpenEmbedding's scripts read a .csv with a header (label, I1…, "
             "C1…), which "
-            f"is made from Criteo's TSV by: {convert}"
+            f"is made from Criteo's TSV by: {_convert(hosts[0])}"
         )
-    records = name == "horovod" and not data.endswith("csv")
-    if units.on_host(host):
-        if not Path(data).is_absolute():
-            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
-    elif records:
-        if not data.endswith("1T") and not (Path(data) / "meta").is_file():
-            raise TrainingError(
-                f"--data: {data}: neither a .csv nor a directory of TFRecords with a file `meta`; from "
-                "Criteo's "
-                f"TSV: {convert}"
-            )
-    else:
-        _check_header(data, convert)
+    programs.check_path(hosts, data)
 
 
-def _check_header(data: str, convert: str) -> None:
-    try:
-        with Path(data).open(encoding="utf-8", errors="replace") as file:
-            names = {name.strip() for name in file.readline(1 << 20).split(",")}
-    except OSError as error:
-        raise TrainingError(f"--data: {data}: {error.strerror}") from None
-    missing = [name for name in COLUMNS if name not in names]
-    if missing:
-        raise TrainingError(
-            f"--data: {data}: its first line does not name column {missing[0]}; a .csv with a header is made "
-            f"from Criteo's TSV by: {convert}"
-        )
+def data_check(host: Host, wanted: Request) -> list[str]:
+    """See ``Flavor``."""
+    data = wanted.training.data
+    if host.runtime.variant == "horovod" and not data.endswith("csv"):
+        kind = "any" if data.endswith("1T") else "records"
+        return programs.data_check(host, kind, data, f"from Criteo's TSV: {_convert(host)}")
+    hint = f"a .csv with a header is made from Criteo's TSV by: {_convert(host)}"
+    return programs.data_check(host, "header", data, hint, *COLUMNS)
+
+
+def _convert(host: Host) -> str:
+    return (
+        f"{programs.program(host, 'python')} {programs.sources_of(host)}/examples/criteo_preprocess.py "
+        "DAY.tsv DAY.csv"
+    )
 
 
 def place(
@@ -201,11 +187,13 @@ def place(
     workers = placement.worker_hosts(inventory)
     _, variant = _variant(inventory)
     prepared = {host.name: placement.prepared_for(job, host) for host in inventory.hosts.values()}
-    processes = []
+    processes: list[ProcessSpec] = []
+    pmem: list[str] = []
     if variant.server:
         host = inventory.hosts[inventory.parameter_servers[0]]
         where = place_of(host, states.get(host.name), wanted, job.id, "server-0", 0)
         spec, port = _server(job, host, wanted, where)
+        pmem = _pmem(host, wanted, where)
         processes.append(spec)
         if units.on_host(host):
             start = placement.server_start(job, host, spec, where, port, fresh=fresh)
@@ -215,7 +203,7 @@ def place(
     first = states.get(workers[0].name)
     family = families.of(first.os) if first is not None else None
     mpi = family.mpi if family is not None else ""
-    processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted), mpi))
+    processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted), mpi, pmem))
     return Placement(processes, prepared)
 
 
@@ -231,10 +219,7 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
         listens,
     ]
     argv += ["--server_concurrency", str(host.server.threads or os.cpu_count() or 1)]
-    if where.path:
-        argv += ["--pmem", where.path]
-        if cache := wanted.storage_cache or host.server.storage_cache:
-            argv += ["--cache_size", str(max(1, cache >> 20))]
+    argv += _pmem(host, wanted, where)
     ready = programs.directory_of(job, host) / "ready" / "server-0.json"
     options = ["--ready-file", str(ready), "--listens", listens, "--storage", where.storage]
     spec = programs.process(
@@ -243,8 +228,22 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
     return spec, port
 
 
+def _pmem(host: Host, wanted: Request, where: Place) -> list[str]:
+    """The words of server and workers for rows in persistent memory on the server's ``host``."""
+    if not where.path:
+        return []
+    cache = wanted.storage_cache or host.server.storage_cache
+    return ["--pmem", where.path, *(["--cache_size", str(max(1, cache >> 20))] if cache else [])]
+
+
 def _worker(
-    job: Job, hosts: list[Host], wanted: Request, variant: Variant, counts: list[int], mpi: str
+    job: Job,
+    hosts: list[Host],
+    wanted: Request,
+    variant: Variant,
+    counts: list[int],
+    mpi: str,
+    pmem: Sequence[str],
 ) -> ProcessSpec:
     host, training, total = hosts[0], wanted.training, sum(counts)
     values = {
@@ -264,6 +263,8 @@ def _worker(
     if variant.server:
         # Exactly this word is replaced by where the server listens.
         argv += ["--server", "--master_endpoint", SERVERS]
+        # "Should be also configured in server": each side tells its own part of the tables where they are.
+        argv += pmem
     argv += host.runtime.arguments
     options = programs.worker_options(job, host, training.model, PROGRESS, export)
     environment = programs.environment(host)

@@ -33,6 +33,20 @@ def program(host: Host, name: str) -> str:
     return str(Path(host.runtime.venv) / "bin" / name)
 
 
+def check_path(hosts: Sequence[Host], data: str) -> None:
+    """Refuse a path that means nothing on another host."""
+    for host in hosts:
+        if units.on_host(host) and not Path(data).is_absolute():
+            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
+
+
+def data_check(host: Host, kind: str, data: str, *more: str) -> list[str]:
+    """The program that looks at data on the worker's host; see provision/node/datafiles.py."""
+    python = program(host, "python") if units.on_host(host) else sys.executable
+    text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
+    return [python, "-I", "-c", text, kind, data, *more]
+
+
 def process(
     job: Job, host: Host, role: Role, name: str, options: Sequence[str], argv: Sequence[str], **more: Any
 ) -> ProcessSpec:

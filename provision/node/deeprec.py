@@ -20,7 +20,7 @@ from .step import Desired, Step
 IMAGE = "registry.cn-shanghai.aliyuncs.com/pai-dlc-share/deeprec-developer:deeprec-dev-cpu-py36-ubuntu18.04"
 REPOSITORY = "https://github.com/DeepRec-AI/DeepRec.git"
 MEMKIND = "https://github.com/memkind/memkind.git"
-REVISION = "main"
+REVISION = "deeprec2402"  # its last release; main moves
 SCRIPT = "modelzoo/dlrm/train.py"
 _BAZEL = [
     "bazel",
@@ -168,7 +168,7 @@ def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
     return [
         ["docker", "pull", image],
         ["git", "clone", repository(desired), source],
-        ["git", "-C", source, "checkout", "--detach", revision(desired)],
+        ["git", "-C", source, "checkout", revision(desired)],
         ["git", "clone", MEMKIND, os.path.join(into, "memkind")],
         ["docker", "run", "--rm", "--privileged"]
         + mounts

@@ -191,7 +191,8 @@ def _clone(args: Dict[str, Any]) -> List[List[str]]:
     commands += [["git", "-C", into, "sparse-checkout", "set"] + folders] if folders else []
     # CentOS 7's git, 1.8.3, does not know -C.
     there = ["--git-dir", os.path.join(into, ".git"), "--work-tree", into]
-    return commands + [["git"] + there + ["checkout", "--detach", args["revision"]]]
+    # Of a branch of the repository there is no commit of that name to detach from.
+    return commands + [["git"] + there + ["checkout", args["revision"]]]
 
 
 def _install(system: System, args: Dict[str, Any]) -> Applied:

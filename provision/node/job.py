@@ -338,6 +338,18 @@ def _events(directory: str) -> str:
     return os.path.join(directory, "run", "metrics.jsonl")
 
 
+def check_data(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Run a program that says whether data can be read, as the user that reads it; changes nothing.
+
+    ``args``: ``user``, ``argv`` and ``seconds``. Gives ``problem``, its last line, empty when it ended well.
+    """
+    done = system.run(["runuser", "-u", args["user"], "--"] + args["argv"], timeout=args["seconds"])
+    if done.ok:
+        return {"problem": ""}
+    said = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
+    return {"problem": said[-1] if said and said[-1].startswith("error: ") else done.explain()}
+
+
 def _json(system: System, path: str) -> Dict[str, Any]:
     try:
         found = json.loads(system.read(path))
@@ -364,6 +376,7 @@ _ERRANDS = {
     "send": send,
     "remove_pools": remove_pools,
     "remove": remove,
+    "check_data": check_data,
 }
 
 

@@ -15,7 +15,7 @@ from provision.node.job import MARKER
 if TYPE_CHECKING:
     from provision.inventory import Host
 
-Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove"]
+Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove", "check_data"]
 CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 
@@ -25,7 +25,7 @@ def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> di
     command = remote.elevated(host, shlex.join(carry.command(host.python)))
     given = carry.payload("job", {"errand": errand, "args": args})
     # Ctrl-C reaches all that runs in the terminal: a stop that it asks for must not be broken off by it too.
-    apart = errand != "look"
+    apart = errand not in ("look", "check_data")
     code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout, apart=apart)
     for line in reversed(out.splitlines()):
         if line.startswith(MARKER):

@@ -5,10 +5,10 @@ Everything here refuses before anything was made; nothing is left half-done.
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-COLUMNS = 40  # of a line of Criteo data
 STORAGES: tuple[str, ...] = get_args(Storage)
 STEADY = ("resume", "detach", "as_json")  # options that do not change what is trained
 
@@ -251,41 +250,14 @@ def check_generated(data: str) -> bool:
     return False
 
 
-def check_data(data: str, worker: Host, max_bad_rows: int = 0) -> None:
-    """Refuse data that the worker cannot read, as far as this machine knows.
-
-    With ``max_bad_rows``, a first line of another shape may be one of those that are left out.
-    """
+def check_data(data: str, workers: Sequence[Host]) -> None:
+    """Refuse data that has no name, or one that hosts cannot know; ``training.data`` looks at the files."""
     if check_generated(data):
         return
-    path = Path(data)
-    if units.on_host(worker):
-        if not path.is_absolute():
+    for worker in workers:
+        if units.on_host(worker) and not Path(data).is_absolute():
             raise TrainingError(
                 f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
-            )
-        return
-    files = [path]
-    if path.is_dir():
-        files = [item for item in path.iterdir() if item.is_file()]
-    elif not path.exists() and any(sign in path.name for sign in "*?["):
-        files = list(path.parent.glob(path.name))
-    if not files:
-        raise TrainingError(f"--data: {path}: there are no files")
-    for item in files:
-        try:
-            with gzip.open(item) if item.suffix == ".gz" else item.open("rb") as file:
-                line = file.readline(1 << 20)
-        except (OSError, EOFError) as error:
-            raise TrainingError(f"--data: {item}: {getattr(error, 'strerror', None) or error}") from None
-        if not line:
-            raise TrainingError(f"--data: {item} is empty")
-        columns = line.count(b"\t") + 1
-        kind = Path(item.stem).suffix if item.suffix == ".gz" else item.suffix
-        if columns != COLUMNS and not max_bad_rows and kind in (".tsv", ".txt", ""):
-            raise TrainingError(
-                f"--data: {item} has {columns} tab-separated columns in its first line; Criteo data has "
-                f"{COLUMNS}: a label, 13 numbers and 26 categories"
             )
 
 

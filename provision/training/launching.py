@@ -22,7 +22,7 @@ from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
-from provision.training import containers, fleet, jobs, jobspec, longer, placement, readiness
+from provision.training import containers, data, fleet, jobs, jobspec, longer, placement, readiness
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result, state_flag
@@ -211,6 +211,7 @@ def _check(inventory: Inventory, wanted: Request, console: Console) -> dict[str,
             state = found.states.get(name)
             raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
     jobspec.check(inventory, wanted)
+    data.check(inventory, wanted)
     for line in readiness.differences(inventory, wanted):
         console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
     return found.states

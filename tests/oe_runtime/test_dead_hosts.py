@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,11 +18,21 @@ import numpy as np
 import pytest
 from training_runs import wait_for
 
-from oe_runtime import Client, ServerLost, TableSpec
+from oe_runtime import Client, ServerLost, SpecError, TableSpec, Worker
 
 pytestmark = pytest.mark.process
 
 TOKEN = "correct horse battery"
+WORKER = """
+import sys, time
+import numpy as np
+from oe_runtime import Client, TableSpec, Worker
+client = Client([sys.argv[1] + ":7001"], token=sys.argv[2], worker=Worker(1, 2))
+table = client.create_table(TableSpec("t", 4))
+client.push(client.pull([np.arange(9)], [(table, 0)]), [np.ones((9, 4), np.float32)], 0.1)
+print("pushed", flush=True)
+time.sleep(1000)
+"""
 _numbers = itertools.count()
 
 
@@ -36,7 +47,7 @@ class Host:
         number = next(_numbers)
         self.name = f"oe{os.getpid()}-{number}"
         self._cable = f"oe{os.getpid() % 100000}x{number}"
-        address = f"198.18.{os.getpid() % 250}.{number * 4 + 1}"
+        self.gateway = address = f"198.18.{os.getpid() % 250}.{number * 4 + 1}"
         self.process: subprocess.Popen[bytes] | None = None
         sh("ip", "netns", "add", self.name)
         sh("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
@@ -92,6 +103,10 @@ def host(tmp_path: Path) -> Iterator[Host]:
     made.end()
 
 
+def push(client: Client) -> None:
+    client.push(client.pull([np.arange(9)], [(0, 0)]), [np.ones((9, 4), np.float32)], 0.1)
+
+
 def outcome(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
     """`work` in a thread, and the list in which its exception will be."""
     raised: list[BaseException] = []
@@ -143,3 +158,42 @@ def test_a_server_probes_clients_that_say_nothing(host: Host) -> None:
     assert seconds, timer
     assert int(seconds[1] or 0) * 60 + float(seconds[2] or 0) <= 40
     client.close()
+
+
+def test_the_rest_takes_the_places_of_a_worker_whose_host_vanished(host: Host, tmp_path: Path) -> None:
+    """Its connection stays open for 90 s; those that start again as fewer need not wait for that."""
+    one = [sys.executable, "-c", WORKER, host.gateway, TOKEN]
+    serve = [sys.executable, "-m", "oe_runtime.server", "--host", host.gateway, "--port", "7001"]
+    ready, token = tmp_path / "here.json", tmp_path / "token"
+    server = subprocess.Popen(
+        [*serve, "--token-file", str(token), "--ready-file", str(ready)], stdout=subprocess.DEVNULL
+    )
+    there = None
+    try:
+        wait_for(ready.exists, server)
+        there = subprocess.Popen(["ip", "netns", "exec", host.name, *one], stdout=subprocess.PIPE, text=True)
+        assert there.stdout is not None
+        endpoint = f"{host.gateway}:7001"
+        first = Client([endpoint], token=TOKEN, worker=Worker(0, 2))
+        first.create_table(TableSpec("t", 4))
+        assert there.stdout.readline() == "pushed\n"
+        push(first)
+        (tmp_path / "saved").mkdir()
+        first.save(tmp_path / "saved")
+        host.vanish()
+        first.close()
+        started = time.monotonic()
+        with pytest.raises(SpecError, match="'of' is 3, but the job's other workers have said 2"):
+            Client([endpoint], token=TOKEN, worker=Worker(0, 3))
+        rest = Client([endpoint], token=TOKEN, worker=Worker(0, 1, generation=2, wait=5))
+        rest.create_table(TableSpec("t", 4))
+        rest.restore(tmp_path / "saved")
+        push(rest)
+        assert time.monotonic() - started < 20
+        assert rest.stats()["servers"][0]["workers"][0]["of"] == 1
+        rest.close()
+    finally:
+        for process in (there, server):
+            if process is not None:
+                process.kill()
+                process.communicate()

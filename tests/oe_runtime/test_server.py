@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -484,3 +485,22 @@ def test_a_start_that_fails_says_why_in_one_line(start_one, tmp_path, name):
     assert message in errors
     assert "Traceback" not in errors
     assert errors.count("\n") <= 2
+
+
+def test_a_server_says_once_that_it_listens(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("correct horse battery")
+    token.chmod(0o600)
+    command = [sys.executable, "-m", "oe_runtime.server", "--exit-with-parent", "--token-file", str(token)]
+    command += ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool"), "--tls", "on"]
+    (tmp_path / "pool").mkdir()
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    line = server.stdout.readline()  # it is there while the server runs
+    assert re.fullmatch(
+        rf"server 0 of 1 listens on 127\.0\.0\.1:[1-9]\d*, rows in pmem_libpmem in {tmp_path}/pool, "
+        rf"encrypted, clients need the token of {token}\n",
+        line,
+    )
+    assert server.communicate("", timeout=60)[0] == ""
+    assert server.returncode == 0

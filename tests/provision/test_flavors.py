@@ -20,7 +20,7 @@ from provision.inventory import Inventory
 from provision.inventory_check import load
 from provision.look import Look
 from provision.node.state import Mount, NumaNode, OsInfo, State
-from provision.training import jobs, jobspec, launching, placement
+from provision.training import data, jobs, jobspec, launching, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
@@ -200,6 +200,8 @@ class TestOpenEmbeddingJobs:
         argv = program(job, "server-0")
         assert argv[argv.index("--bind_ip") + 1] == "192.0.2.11:34567"
         assert argv[-4:] == ["--pmem", f"/mnt/pmem0/oeprov/{job.id}/server-0", "--cache_size", "2048"]
+        worker = program(job, "worker-0")
+        assert worker[worker.index("--pmem") :][:4] == argv[-4:], "its documents want it on both sides"
         assert program(job, "worker-0")[1:5] == ["-np", "8", "-H", "192.0.2.21:4,192.0.2.22:4"]
         mpi = {
             item.name: replace(item, runtime=item.runtime.model_copy(update={"variant": "mpi"}))
@@ -268,7 +270,7 @@ class TestRefusals:
         found = inventory(tmp_path)
         (tmp_path / "day.csv").write_text("0,1,2\n")
         with pytest.raises(TrainingError, match="its first line does not name column label"):
-            flavors.of("openembedding").check_data(found, jobspec.request(found, LaunchOptions()))
+            data.check(found, jobspec.request(found, LaunchOptions()))
 
 
 class TestDeepRecJobs:

@@ -51,7 +51,7 @@ class RemoteBackend : public Backend {
   RemoteBackend(const RemoteOptions& options, ThreadPool* pool)
       : timeout_(options.timeout),
         worker_(options.worker),
-        patience_(timeout_ + (worker_.of > 1 ? worker_.wait : 0)),
+        patience_(timeout_ + (worker_.takes_part() ? worker_.wait : 0)),
         long_patience_(patience_ + std::max(0.0, kLongTimeout - timeout_)),
         wire_checkpoints_(options.wire_checkpoints),
         pool_(pool),
@@ -82,7 +82,7 @@ class RemoteBackend : public Backend {
       peers_.push_back(std::make_unique<Peer>(&io_, options.endpoints[i]));
     }
     exchanger_.Connect(peers_, addresses, options.tls, options.token, timeout_);
-    if (options.read_only && worker_.of > 1) throw SpecError("a worker cannot be read-only");
+    if (options.read_only && worker_.takes_part()) throw SpecError("a worker cannot be read-only");
     SayHello(options);
     const bool local =
         std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->nonce; });
@@ -128,7 +128,7 @@ class RemoteBackend : public Backend {
       calls[s].skip = batches[s].skip;
       if (batches[s].skip) continue;
       // What the server keeps until other workers have pushed must be its own.
-      const std::vector<BatchEntry> entries = Placed(batches[s], worker_.of > 1 ? 0 : peers_[s]->shared);
+      const std::vector<BatchEntry> entries = Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       for (const auto& [data, size] : Pieces(batches[s], entries)) {
@@ -230,7 +230,7 @@ class RemoteBackend : public Backend {
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
 
   void Leave() override {
-    if (worker_.of > 1) AskAll(Op::kLeave, "", timeout_);
+    if (worker_.takes_part()) AskAll(Op::kLeave, "", timeout_);
   }
 
   void Shutdown() override {
@@ -327,7 +327,7 @@ class RemoteBackend : public Backend {
 
   void SayHello(const RemoteOptions& options) {
     // Over an encrypted connection the token has been proven, and stays here.
-    std::string worker = worker_.of > 1 ? ToJsonText(worker_) : "";
+    std::string worker = worker_.takes_part() ? ToJsonText(worker_) : "";
     if (options.read_only) worker = kReader;
     const std::string clear = EncodeHello({kProtocolVersion, options.token, options.job, worker});
     const std::string encrypted = EncodeHello({kProtocolVersion, "", options.job, worker});

@@ -19,12 +19,17 @@ std::string Seconds(double seconds) {
   return text;
 }
 
+constexpr const char* kTaken =
+    "another connection has taken the place of this worker: all workers were started again, or two have the "
+    "same rank";
+
 template <typename Value>
 void RequireSame(const char* field, const Value& of_this, const Value& of_others) {
   if (of_this == of_others) return;
   throw SpecError(std::string("worker: '") + field + "' is " + nlohmann::json(of_this).dump() +
                   ", but the job's other workers have said " + nlohmann::json(of_others).dump() +
-                  "; all must say the same, until all have gone");
+                  "; all must say the same, until all have gone (those of a host that has vanished are held "
+                  "for gone after 90 s, or at once where the new ones have a higher generation)");
 }
 
 }  // namespace
@@ -36,8 +41,7 @@ uint32_t Workers::RankOf(uint64_t client) const {
   for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
     if (seats_[rank].client == client) return rank;
   }
-  throw WorkerLost(
-      "another connection has taken the place of this worker; each worker needs a rank of its own");
+  throw WorkerLost(kTaken);
 }
 
 // "worker 1 of 4", "workers 1, 2 of 4 of job 'x'".
@@ -182,9 +186,24 @@ void Workers::Forget() {
   ++life_;
 }
 
+// A higher generation than any before begins anew, whoever is still connected.
+void Workers::RequireNewest(const WorkerSpec& spec) {
+  if (spec.generation < generation_) {
+    throw WorkerLost("the workers of this job have been started again since: this one is of generation " +
+                     std::to_string(spec.generation) + ", the others are of " + std::to_string(generation_));
+  }
+  if (spec.generation == generation_) return;
+  for (uint32_t rank = 0; rank < seats_.size(); ++rank) {
+    if (seats_[rank].client != 0) Unseat(rank, kTaken);
+  }
+  Forget();
+  generation_ = spec.generation;
+}
+
 void Workers::Join(uint64_t client, const WorkerSpec& spec) {
   Batch complete;
   Change([&] {
+    RequireNewest(spec);
     if (seats_.empty()) {
       spec_ = spec;
       seats_.resize(spec.of);
@@ -195,8 +214,7 @@ void Workers::Join(uint64_t client, const WorkerSpec& spec) {
     RequireSame("on_lost", spec.stop_when_lost ? "stop" : "continue",
                 spec_.stop_when_lost ? "stop" : "continue");
     if (seats_[spec.rank].client != 0) {
-      Unseat(spec.rank,
-             "another connection has taken the place of this worker; each worker needs a rank of its own");
+      Unseat(spec.rank, kTaken);
     }
     seats_[spec.rank].client = client;
     seats_[spec.rank].wait = spec.wait;

@@ -13,6 +13,10 @@
 //                  than s pushes behind (stale synchronous parallel, Ho et al., NIPS 2013).
 //
 // To go back to a checkpoint (kRecover, kRestore) all workers must ask for the same; it is done once.
+//
+// Workers that are started again may be others, and more or fewer, while connections of those before are still
+// open: of a host that has vanished, or a process that is frozen. A higher generation takes all places at once
+// and is a fencing token: nobody of an earlier one is served again, nor may connect.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +66,8 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   // The client is the worker of that rank from now on. The first one decides how many there are, and the
-  // mode; throws SpecError for others that say otherwise, until all have gone.
+  // mode; throws SpecError for others that say otherwise, until all have gone or a higher generation comes.
+  // Throws WorkerLost for one of an earlier generation.
   void Join(uint64_t client, const WorkerSpec& spec);
   // This worker pushes no more: batches are complete without it, but what it pushed counts.
   void Leave(uint64_t client);
@@ -170,6 +175,7 @@ class Workers {
   std::optional<std::exception_ptr> Verdict(uint32_t rank, const WorkerRequest& request) const;
   void Seated(uint32_t rank);
   void Unseat(uint32_t rank, const std::string& why);
+  void RequireNewest(const WorkerSpec& spec);
   void Wake(std::map<uint64_t, Waiting>::iterator waiting, std::exception_ptr error);
   void WakeReady();
   void WakeGoingBack();
@@ -192,6 +198,7 @@ class Workers {
   WorkerSpec spec_;          // what all agree on
   std::vector<Seat> seats_;  // by rank; empty: there are no workers
   uint64_t life_ = 0;        // counts how often all workers have gone
+  uint32_t generation_ = 0;  // the highest that has come; outlives its workers
   std::map<uint32_t, Table> tables_;
   std::map<uint64_t, Waiting> waiting_;  // by client
   std::vector<Woken> woken_;             // to be resumed when the mutex is free

@@ -493,6 +493,87 @@ TEST(WorkersTest, WhatIsHeldIsBounded) {
 }
 
 // Clients that come, push, wait and vanish at any time; then a whole job still runs.
+// A host vanishes, its connection stays open, and the rest starts again as fewer workers.
+TEST(WorkersTest, AHigherGenerationTakesAllPlaces) {
+  const TestDirectory directory;
+  const Cluster cluster(2);
+  const auto old = JoinAll(cluster, 3, Sync());
+  for (uint32_t rank = 0; rank < 3; ++rank) Push(old[rank].get(), ShareOf(0, rank));
+  old[0]->Save(directory.path());
+  const std::vector<float> saved = Rows(old[0].get());
+  for (uint32_t rank = 0; rank < 2; ++rank) Push(old[rank].get(), ShareOf(1, rank));
+  auto waiting = LostLater([&] { (void)Rows(old[0].get()); });
+  AwaitStat(*cluster.servers[0], "/workers/0/waiting/pulls", 1);
+  EXPECT_THROW(Join(cluster, 0, 2, Sync()), SpecError);  // nobody says that those before are over
+
+  WorkerSpec again = Sync();
+  again.generation = 7;
+  const auto clients = JoinAll(cluster, 2, again);
+  EXPECT_NE(waiting.get().find("has taken the place"), std::string::npos);
+  std::thread first([&] { clients[0]->Restore(directory.path()); });
+  clients[1]->Restore(directory.path());
+  first.join();
+  EXPECT_EQ(Rows(clients[0].get()), saved) << "the pushes that were held count no more";
+  for (uint32_t rank = 0; rank < 2; ++rank) Push(clients[rank].get(), ShareOf(1, rank));
+  const std::vector<float> rows = Rows(clients[0].get());
+
+  // Those of before are not served again, nor do they come back.
+  for (const auto& client : old) {
+    EXPECT_NE(MessageOfLost([&] { Push(client.get(), ShareOf(2, 0)); }).find("has taken the place"),
+              std::string::npos);
+    EXPECT_THROW(client->Save(directory.file("old")), WorkerLost);
+    EXPECT_THROW(client->Leave(), WorkerLost);
+  }
+  EXPECT_NE(MessageOfLost([&] { (void)Join(cluster, 2, 3, Sync()); }).find("started again since"),
+            std::string::npos);
+  EXPECT_EQ(Rows(clients[1].get()), rows);
+  EXPECT_EQ(cluster.servers[0]->Stats()["workers"][0]["of"], 2);
+}
+
+// Of two workers one may be left, which is then as good as alone.
+TEST(WorkersTest, OneWorkerOfAHigherGenerationGoesOnAlone) {
+  const TestDirectory directory;
+  const Cluster cluster(1);
+  const auto old = JoinAll(cluster, 2, Sync());
+  for (uint32_t rank = 0; rank < 2; ++rank) Push(old[rank].get(), ShareOf(0, rank));
+  old[0]->Save(directory.path());
+  WorkerSpec again = Sync();
+  again.generation = 1;
+  const auto client = Join(cluster, 0, 1, again);
+  client->Restore(directory.path());
+  for (uint32_t rank = 0; rank < 2; ++rank) Push(client.get(), ShareOf(1, rank));
+  EXPECT_THROW(Push(old[1].get(), ShareOf(1, 1)), WorkerLost);
+  EXPECT_EQ(cluster.servers[0]->Stats()["tables"][0]["version"], 3);
+}
+
+// Whatever the workers of one generation are in the middle of, those of the next begin with nothing of it.
+TEST(WorkersTest, GenerationsInAnyOrder) {
+  const Cluster cluster(1);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::mt19937_64 random(rank);
+      for (uint32_t life = 1; life < 12; ++life) {
+        WorkerSpec spec = Sync(life % 2 == 0, 0.05);
+        spec.generation = life;
+        try {
+          const auto client = Join(cluster, rank % (1 + life % 4), 1 + life % 4, spec);
+          for (uint64_t batch = random() % 4; batch > 0; --batch) Push(client.get(), ShareOf(0, rank));
+        } catch (const WorkerLost&) {  // NOLINT(bugprone-empty-catch): of a later generation, or too late
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  AwaitLess(*cluster.servers[0], "/connections/open", 0);
+  WorkerSpec last = Sync();
+  last.generation = 12;
+  const auto clients = JoinAll(cluster, 2, last);
+  for (uint32_t rank = 0; rank < 2; ++rank) Push(clients[rank].get(), ShareOf(0, rank));
+  (void)Rows(clients[0].get());
+  EXPECT_EQ(cluster.servers[0]->Stats()["workers"][0]["held"]["bytes"], 0);
+}
+
 TEST(WorkersTest, ComingAndGoing) {
   const Cluster cluster(1);
   for (const bool stop : {true, false}) {
@@ -546,6 +627,10 @@ TEST(WorkerSpecTest, RoundTripAndRefusals) {
   EXPECT_EQ(with("mode", "maybe"), "worker: 'mode' is \"maybe\"; it must be 'sync' or 'async'");
   EXPECT_EQ(with("staleness", 2), "worker: 'staleness' is 2; it must be null where the mode is 'sync'");
   EXPECT_EQ(with("wait", 0), "worker: 'wait' is 0; it must be more than 0 and at most 1e6 seconds");
+  EXPECT_EQ(with("generation", -1), "worker: 'generation' is -1; it must be a number from 0 to 4294967295");
+  EXPECT_FALSE(good.contains("generation")) << "servers that know none take a worker without";
+  EXPECT_EQ(WorkerSpecFromJsonText(R"({"rank": 0, "of": 1, "mode": "sync", "on_lost": "stop", "wait": 1,
+                                       "staleness": null, "generation": 9})").generation, 9U);
   EXPECT_EQ(with("colour", 1), "worker: 'colour' is not a field");
 }
 

@@ -45,13 +45,14 @@ bool TakeChoice(json* object, const char* field, const char* first, const char* 
 }  // namespace
 
 std::string ToJsonText(const WorkerSpec& spec) {
-  return json{{"rank", spec.rank},
-              {"of", spec.of},
-              {"mode", spec.synchronous ? "sync" : "async"},
-              {"staleness", spec.staleness ? json(*spec.staleness) : json()},
-              {"on_lost", spec.stop_when_lost ? "stop" : "continue"},
-              {"wait", spec.wait}}
-      .dump();
+  json object = {{"rank", spec.rank},
+                 {"of", spec.of},
+                 {"mode", spec.synchronous ? "sync" : "async"},
+                 {"staleness", spec.staleness ? json(*spec.staleness) : json()},
+                 {"on_lost", spec.stop_when_lost ? "stop" : "continue"},
+                 {"wait", spec.wait}};
+  if (spec.generation != 0) object["generation"] = spec.generation;  // servers of before refuse what is unknown
+  return object.dump();
 }
 
 WorkerSpec WorkerSpecFromJsonText(const std::string& text) {
@@ -73,6 +74,9 @@ WorkerSpec WorkerSpecFromJsonText(const std::string& text) {
     Refuse("wait", wait, "more than 0 and at most 1e6 seconds");
   }
   spec.wait = wait.get<double>();
+  if (object.contains("generation")) {
+    spec.generation = TakeNumber(&object, "generation", 0, std::numeric_limits<uint32_t>::max());
+  }
   if (!object.empty()) throw SpecError("worker: '" + object.begin().key() + "' is not a field");
   return spec;
 }

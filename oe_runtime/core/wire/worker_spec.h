@@ -21,10 +21,16 @@ struct WorkerSpec {
   // it.
   bool stop_when_lost = true;
   double wait = 600;  // seconds that one of this worker's requests may wait for the others
+  // Counts the starts of all workers together. The first worker of a higher one takes the places of an earlier
+  // one's workers, also of those whose connections are still open because their host has vanished.
+  uint32_t generation = 0;
+
+  // Whether servers are told of it: there are other workers, or there were.
+  bool takes_part() const { return of > 1 || generation != 0; }
 };
 
 // {"rank": 0, "of": 2, "mode": "sync" or "async", "staleness": null or a number, "on_lost": "stop" or
-// "continue", "wait": 600}
+// "continue", "wait": 600, "generation": 3; optional, 0}
 std::string ToJsonText(const WorkerSpec& spec);
 // Throws SpecError naming the field that is missing, unknown or cannot be.
 WorkerSpec WorkerSpecFromJsonText(const std::string& text);

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from oe_runtime.data import DataError
+from oe_runtime.data import DataError, check, holdout_batches, open_source, split_of, training_batches
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
@@ -306,3 +306,64 @@ def test_reading_stops_where_the_reader_does(tmp_path: Path) -> None:
     assert next(blocks).rows > 0
     blocks.close()
     path.unlink()
+
+
+@pytest.mark.parametrize("name", ["b.tsv", "b.csv", "b.tsv.gz", "b.csv.zst", "b.parquet", "b.tfrecord"])
+def test_every_file_is_looked_at_before_training(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first file is right, the second one is not: empty, another format, or one column too few."""
+    (tmp_path / "a.tsv").write_bytes(EXCERPT.read_bytes())
+    wrong = tmp_path / name
+
+    def said() -> str:
+        assert check.main([str(tmp_path)]) == 1
+        words = capsys.readouterr().err
+        assert words.count("\n") == 1
+        assert words.startswith("error: ")
+        return words
+
+    wrong.touch()
+    assert f"{wrong} is empty: it has no row of label, I1 … I13 and C1 … C26" in said()
+    narrow = b"\n".join(line.rpartition(b"\t")[0] for line in EXCERPT.read_bytes().splitlines())
+    wrong.write_bytes(narrow)
+    found = said()
+    assert str(wrong) in found
+    if name in ("b.tsv", "b.csv"):
+        assert "line 1: found 39 columns, expected 40" in found
+    elif name != "b.tfrecord":  # such a file has nothing by which it is known
+        assert "file, as its name says: it begins with b'0\\t1" in found
+    if name == "b.parquet":
+        table = pa.table({column: [1, 2] for column in ("label", "I1")})
+        pq.write_table(table, wrong)
+        assert "b.parquet lacks the columns I2, I3" in said()
+    if name.endswith(".gz"):
+        wrong.write_bytes(gzip.compress(narrow))
+        assert "line 1: found 39 columns, expected 40" in said()
+
+
+def test_a_file_of_broken_rows_alone_is_refused(tmp_path: Path) -> None:
+    rows = EXCERPT.read_bytes().splitlines()
+    (tmp_path / "a.tsv").write_bytes(b"\n".join([*rows, b"broken", b"broken"]) + b"\n")
+    (tmp_path / "b.tsv").write_bytes(b"broken\n" * 5)
+    assert check.main(["--max-bad-rows", "100", str(tmp_path / "a.tsv")]) == 0
+    assert check.main(["--max-bad-rows", "1", str(tmp_path / "a.tsv")]) == 1
+    assert check.main(["--max-bad-rows", "100", str(tmp_path)]) == 1
+
+
+def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
+    lines = EXCERPT.read_bytes().replace(b"\t", b",").splitlines(keepends=True)
+    (tmp_path / "train.csv").write_bytes(b"".join(lines[:150]))
+    (tmp_path / "eval.csv").write_bytes(b"".join(lines[150:]))
+    source = open_source(str(tmp_path))
+    split = split_of(source, 0.1)
+    assert sum(batch.rows for batch in training_batches(source, split, 32)) == 150
+    assert sum(batch.rows for batch in holdout_batches(source, split, 32)) == 50
+    assert [part.file for part in source.ranges()] == [str(tmp_path / "train.csv")]
+    assert [file.name for file in source.identity()] == ["train.csv", "eval.csv"]
+    (tmp_path / "eval.csv").write_bytes(b"1,2\n")
+    assert check.main([str(tmp_path)]) == 1
+    (tmp_path / "train.csv").rename(tmp_path / "day.csv")
+    (tmp_path / "eval.csv").write_bytes(b"".join(lines[150:]))
+    source = open_source(str(tmp_path))  # any other directory: all files are rows to train on
+    assert sum(batch.rows for batch in training_batches(source, split_of(source, 0.0), 32)) == 200

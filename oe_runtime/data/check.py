@@ -1,0 +1,34 @@
+"""Says whether a trainer can read data, before anything is started: every file's format, columns, first rows.
+
+    python -m oe_runtime.data.check [--max-bad-rows N] PATH
+
+PATH is what the trainer's --data takes. Exit status 0 and nothing said when it can; 1 and one line
+``error: FILE …`` when it cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from oe_runtime.data import open_source
+from oe_runtime.errors import OeError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at the data; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m oe_runtime.data.check", description=__doc__)
+    parser.add_argument("--max-bad-rows", type=int, default=0, metavar="N", help="as of the trainer")
+    parser.add_argument("data", metavar="PATH")
+    given = parser.parse_args(argv)
+    try:
+        open_source(given.data, max_bad_rows=given.max_bad_rows).check()
+    except OeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Data that cannot be trained on is refused where it is read, before anything is started."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision import share
+from provision.errors import HostError, TrainingError
+from provision.inventory import Host, Inventory
+from provision.inventory_check import load
+from provision.node import job
+from provision.node.command import Result, System
+from provision.training import data, errand, jobspec
+from provision.training.jobspec import LaunchOptions
+
+EXCERPT = Path(__file__).parents[1] / "oe_runtime" / "data" / "criteo_200.tsv"
+LOCAL = """\
+all:
+  vars: {{oeprov_cluster: test, training_data: {data}}}
+  children:
+    parameter_servers: {{hosts: {{localhost: }}}}
+    workers: {{hosts: {{localhost: }}}}
+  hosts:
+    localhost: {{ansible_connection: local, oeprov_kind: local}}
+"""
+HOSTS = """\
+all:
+  vars: {{oeprov_cluster: test, training_data: {data}, training_max_bad_rows: 7{more}}}
+  children:
+    parameter_servers: {{hosts: {{s: }}}}
+    workers: {{hosts: {{a: , b: }}}}
+  hosts:
+    s: {{ansible_host: 192.0.2.1, oeprov_kind: cpu}}
+    a: {{ansible_host: 192.0.2.2, oeprov_kind: cpu}}
+    b: {{ansible_host: 192.0.2.3, oeprov_kind: cpu, runtime_venv: /srv/venv}}
+"""
+
+
+def check(tmp_path: Path, text: str, name: str, more: str = "") -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text(text.format(data=name, more=more))
+    found: Inventory = load(path, state_dir=tmp_path / "state")
+    data.check(found, jobspec.request(found, LaunchOptions()))
+
+
+def test_every_file_of_this_machine_is_looked_at(tmp_path: Path) -> None:
+    rows = EXCERPT.read_bytes()
+    (tmp_path / "days").mkdir()
+    for number in range(3):
+        (tmp_path / "days" / f"day_{number}.gz").write_bytes(gzip.compress(rows))
+    check(tmp_path, LOCAL, str(tmp_path / "days"))
+    narrow = b"\n".join(line.rpartition(b"\t")[0] for line in rows.splitlines())
+    (tmp_path / "days" / "day_2.gz").write_bytes(gzip.compress(narrow))
+    with pytest.raises(TrainingError) as caught:
+        check(tmp_path, LOCAL, str(tmp_path / "days"))
+    found = f"--data: {tmp_path}/days/day_2.gz line 1: found 39 columns, expected 40; nothing was started"
+    assert str(caught.value) == found
+
+
+def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[str]] = {}
+    problem = ""
+
+    def run(host: Host, name: str, args: dict[str, object], timeout: int) -> dict[str, object]:
+        assert (name, args["user"], host.name in asked) == ("check_data", "oeprov", False)
+        asked[host.name] = list(args["argv"])  # type: ignore[call-overload]
+        return {"problem": problem if host.name == "b" else ""}
+
+    monkeypatch.setattr(errand, "run", run)
+    check(tmp_path, HOSTS, "/srv/day.tsv")
+    words = ["-m", "oe_runtime.data.check", "--max-bad-rows", "7", "--", "/srv/day.tsv"]
+    assert asked == {"a": ["/opt/oeprov/venv/bin/python", *words], "b": ["/srv/venv/bin/python", *words]}
+
+    asked.clear()
+    problem = "error: there is no file or directory /srv/day.tsv"
+    with pytest.raises(TrainingError, match=r"^host b: --data: there is no file or directory /srv/day"):
+        check(tmp_path, HOSTS, "/srv/day.tsv")
+    with pytest.raises(TrainingError, match="workers on host a do not see what is there: a unit has a /tmp"):
+        check(tmp_path, HOSTS, "/tmp/day.tsv")
+
+    def lost(host: Host, *_: object) -> dict[str, object]:
+        raise HostError(host.name, "the connection broke")
+
+    monkeypatch.setattr(errand, "run", lost)
+    with pytest.raises(TrainingError, match=r"^host a: --data: the connection broke"):
+        check(tmp_path, HOSTS, "/srv/day.tsv")
+    check(tmp_path, HOSTS, "generate:100")
+
+
+def test_the_program_runs_as_the_user_of_the_workers(tmp_path: Path) -> None:
+    class Host(System):
+        def run(self, argv: list[str], timeout: float = 60, environment: object = None) -> Result:
+            assert argv == ["runuser", "-u", "oeprov", "--", "/venv/bin/python", "-m", "x"]
+            return results.pop(0)
+
+    args = {"user": "oeprov", "argv": ["/venv/bin/python", "-m", "x"], "seconds": 300}
+    results = [
+        Result([], 0, "", ""),
+        Result([], 1, "", "a warning\nerror: /d.tsv is empty\n"),
+        Result(["runuser"], 1, "", "No module named oe_runtime.data.check\n"),
+    ]
+    said = [job.check_data(Host(str(tmp_path)), args)["problem"] for _ in range(3)]
+    assert said[:2] == ["", "error: /d.tsv is empty"]
+    assert said[2].endswith("failed with exit status 1: No module named oe_runtime.data.check")
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "said"),
+    [
+        ({"day.csv": ",label,I1\n"}, ["header", "day.csv", "HINT", "label", "I1"], ""),
+        (
+            {"day.csv": "0,1\n"},
+            ["header", "day.csv", "HINT", "label"],
+            "day.csv: its first line does not name column label; HINT",
+        ),
+        ({"day.csv": ""}, ["header", "day.csv", "HINT", "label"], "day.csv is empty"),
+        ({}, ["header", "day.csv", "HINT", "label"], "day.csv: No such file or directory"),
+        ({"meta": "{}"}, ["records", ".", "HINT"], ""),
+        (
+            {},
+            ["records", ".", "HINT"],
+            ".: neither a .csv nor a directory of TFRecords with a file `meta`; HINT",
+        ),
+        ({}, ["records", "x", "HINT"], "x: No such file or directory"),
+        ({}, ["any", "x", "HINT"], "x: No such file or directory"),
+        ({"train.csv": "1,2\n", "eval.csv": "0,1\n"}, ["tables", ".", "2", "train.csv", "eval.csv"], ""),
+        (
+            {"train.csv": "1,2\n"},
+            ["tables", ".", "2", "train.csv", "eval.csv"],
+            ". has no eval.csv; DeepRec's scripts read train.csv and eval.csv",
+        ),
+        (
+            {"train.csv": "1,2\n", "eval.csv": "0,1,2\n"},
+            ["tables", ".", "2", "train.csv", "eval.csv"],
+            "./eval.csv has 3 comma-separated columns in its first line, expected 2",
+        ),
+    ],
+)
+def test_data_for_scripts_of_others(
+    tmp_path: Path, files: dict[str, str], words: list[str], said: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", text, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == ((1, f"error: {said}\n") if said else (0, ""))
+
+
+def test_flavors_of_others_name_their_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(_host: Host, _name: str, args: dict[str, object], _timeout: int) -> dict[str, object]:
+        argv = list(args["argv"])  # type: ignore[call-overload]
+        asked.append([*argv[:3], *argv[4:]])
+        return {"problem": ""}
+
+    monkeypatch.setattr(errand, "run", run)
+    check(tmp_path, HOSTS, "/srv/day.csv", ", runtime_flavor: openembedding, training_model: wdl")
+    one = HOSTS.replace("workers: {{hosts: {{a: , b: }}}}", "workers: {{hosts: {{a: }}}}")
+    check(tmp_path, one, "/srv/days", ", runtime_flavor: deeprec, training_model: wdl")
+    first, _, third = asked
+    assert first[:5] == ["/opt/oeprov/openembedding/bin/python", "-I", "-c", "header", "/srv/day.csv"]
+    assert first[6:8] == ["label", "I1"]
+    assert third[3:] == ["tables", "/srv/days", "40", "train.csv", "eval.csv"]
