@@ -186,6 +186,7 @@ class TestKernels:
         assert user.on("lab-1", "uname -r") == old
         shown = user.oeprov("plan", expect=1)
         assert "failed its trial" in shown
+        assert "it is tried again" in user.oeprov("bootstrap", "--check", "--retry-trials", expect=2)
         user.set(kernel_version="keep")
         user.oeprov("bootstrap", "--yes")
         assert user.on("lab-1", "uname -r") == old
@@ -207,8 +208,14 @@ class TestKernels:
         user.set(kernel_arguments=[])
 
     def test_memmap_makes_persistent_memory_and_goes_again(self, user: User) -> None:
+        panics = "cat /proc/sys/kernel/panic /proc/sys/kernel/panic_on_oops"
+        before = user.on("lab-1", panics)
         user.set(pmem_mode="fsdax")
         shown = user.oeprov("bootstrap", "--yes")
+        assert "panic=15 oops=panic oeprov.trial=" in user.on("lab-1", "cat /proc/cmdline"), (
+            "the trial's boot"
+        )
+        assert user.on("lab-1", panics) == before, "and it panics as it did before"
         assert "does not outlive a stop or restart" in shown, "pitfall 2"
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
         user.set(pmem_mode="system-ram")
