@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import bootloader, families, grubdefaults, kernelinstall, secureboot
+from . import bootloader, families, grubdefaults, kernelinstall, secureboot, system_ram
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -235,6 +235,8 @@ def _default_command(state: State, release: str) -> List[str]:
 
 def required_options(state: State, desired: Desired) -> List[str]:
     """Kernel options that the wanted mode depends on."""
+    if system_ram.handed_out(state, desired):
+        return []  # the firmware has made the memory a node already
     if desired.pmem_mode == "system-ram" and desired.kind != "re7p":
         need = _needed(state, desired)
         return list(dict.fromkeys(["CONFIG_DEV_DAX_KMEM"] + ([need.option] if need else [])))
@@ -339,7 +341,7 @@ class _Need(NamedTuple):
 
 def _needed(state: State, desired: Desired) -> Optional[_Need]:
     kmem = _Need("CONFIG_DEV_DAX_KMEM", KMEM_SINCE)
-    if desired.pmem_mode != "system-ram":
+    if desired.pmem_mode != "system-ram" or system_ram.handed_out(state, desired):
         return None
     if desired.kind in ("re6p", "bare_metal_pmem"):
         return kmem

@@ -18,7 +18,6 @@ from . import (
     packages,
     pmem,
     removal,
-    system_ram,
 )
 from .part import Part
 from .state import State
@@ -46,9 +45,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
         notes += _trial_notes(state, desired, part)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
-        # Memory that the firmware hands out needs nothing of the kernel.
-        booted = desired._replace(pmem_mode="none") if system_ram.handed_out(state, desired) else desired
-        problems += kernel.problems(state, booted) + gpuconflicts.problems(state, desired)
+        problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
         notes += ["could not be looked at: " + item for item in state.trouble]
     if state.assumed:
