@@ -2,6 +2,7 @@
 # input, one a line (start, stop); the end of input, also by a crash of whoever wrote there, ends the host.
 # Arguments: directory of the host, its name, a directory of files to lay over its root (may be empty).
 set -eu
+umask 022
 directory=$1 name=$2 layer=$3
 sshd=
 
@@ -23,8 +24,9 @@ mount --rbind /dev root/dev
 mount -t tmpfs -o mode=700 home root/root
 mount -t sysfs sys root/sys
 mkdir -p root/run/sshd root/etc/oeprov-test
-cp "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
-[ -z "$layer" ] || cp -a "$layer/." root/
+cp --no-preserve=mode "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
+# The layer has the umask of whoever runs the tests: without this, it may shut other users out of /usr.
+[ -z "$layer" ] || { chmod -R go+rX "$layer" && cp -a "$layer/." root/; }
 echo "$name" >root/etc/hostname
 ssh-keygen -q -t ed25519 -N '' -C "$name" -f root/etc/oeprov-test/host_key
 cp root/etc/oeprov-test/host_key.pub "$directory/"
