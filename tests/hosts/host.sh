@@ -4,6 +4,7 @@
 # program systemd-nspawn where a systemd is to run there (empty: sshd alone). Then stop is a power cut, and start
 # the next boot.
 set -eu
+umask 022
 directory=$1 name=$2 layer=$3 nspawn=$4
 sshd= groups=
 
@@ -69,8 +70,9 @@ else
 fi
 mount -t tmpfs -o mode=700 home root/root
 mkdir -p root/etc/oeprov-test
-cp "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
-[ -z "$layer" ] || cp -a "$layer/." root/
+cp --no-preserve=mode "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
+# The layer has the umask of whoever runs the tests: without this, it may shut other users out of /usr.
+[ -z "$layer" ] || { chmod -R go+rX "$layer" && cp -a "$layer/." root/; }
 echo "$name" >root/etc/hostname
 ssh-keygen -q -t ed25519 -N '' -C "$name" -f root/etc/oeprov-test/host_key
 cp root/etc/oeprov-test/host_key.pub "$directory/"
