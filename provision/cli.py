@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import __version__
+from provision import __version__, vault
 from provision.commands import (
     checkpoint,
     cost,
@@ -34,6 +34,7 @@ from provision.commands.options import (
     Limit,
     StateDir,
     System,
+    add_vault_options,
     changes_hosts,
     open_inventory,
 )
@@ -262,12 +263,20 @@ app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
+
+add_vault_options(app)
+
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    with vault.guarded_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
