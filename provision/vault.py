@@ -7,7 +7,6 @@ Passwords are Ansible's: ``ANSIBLE_VAULT_PASSWORD_FILE``, ``ANSIBLE_VAULT_IDENTI
 from __future__ import annotations
 
 import getpass
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,9 +52,9 @@ def sources() -> list[Source]:
     from ansible import constants
 
     listed = constants.config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST") or []
-    file = constants.config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")
+    file = _default_file()
     found = [_source(str(text)) for text in listed] + _wanted
-    return list(dict.fromkeys([*found, *([Source("default", str(file))] if file else [])]))
+    return list(dict.fromkeys([*found, *([Source("default", file)] if file else [])]))
 
 
 def unlock(loader: Any) -> None:
@@ -115,16 +114,18 @@ def for_run() -> tuple[list[str], dict[str, str], dict[str, str]]:
     words = [word for item in asked for word in ("--vault-id", f"{item.label}@prompt")]
     answers = {rf"{re.escape(_prompt(item))}\s*?$": _passwords[item].bytes.decode() for item in asked}
     files = ",".join(f"{item.label}@{item.place}" for item in found if item not in asked)
-    # In files' own words: Ansible runs in another directory.
+    # By absolute paths: Ansible runs in another directory.
     environment = {"ANSIBLE_VAULT_IDENTITY_LIST": files} if files else {}
-    for name in ("ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST"):
-        if name in os.environ:
-            environment.setdefault(name, files if name.endswith("LIST") else _default_file(found))
+    if file := _default_file():
+        environment["ANSIBLE_VAULT_PASSWORD_FILE"] = file
     return words, environment, answers
 
 
-def _default_file(found: Sequence[Source]) -> str:
-    return found[-1].place
+def _default_file() -> str:
+    from ansible import constants
+
+    file = constants.config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")
+    return str(Path(str(file)).absolute()) if file else ""
 
 
 def is_failure(error: BaseException) -> bool:
