@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provision import __version__
+from provision import __version__, vault
 from provision.commands import (
     checkpoint,
     cost,
@@ -35,6 +35,7 @@ from provision.commands.options import (
     Limit,
     StateDir,
     System,
+    add_vault_options,
     changes_hosts,
     open_inventory,
 )
@@ -271,6 +272,9 @@ app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
 app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
+
+add_vault_options(app)
+
 # Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -281,6 +285,11 @@ def run(arguments: list[str] | None = None) -> int:
     if "" in words and words[:2] != ["lab", "ssh"]:
         before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"
         return _fail(f"an argument is empty: {before}; is a variable of your command line not set?")
+    with vault.guarded_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")

@@ -206,6 +206,7 @@ class _Run:
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
         self.applied = False
+        self.failed: set[str] = set()  # hosts with a role that failed there
 
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
@@ -236,11 +237,11 @@ class _Run:
                     break
                 if found.pending and number + 1 < ROUNDS:
                     self.console.print("What could be seen only now:")
-                    planview.show(self.console, found.plans.values())
+                    self._show(found)
             if outcome == "canceled":
                 self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
                 return 130
-            self.journal.write("finished", outcome=outcome)
+            self.journal.write("finished", outcome=outcome, failed=sorted(self.failed))
             code = self._report(found, begun)
             return 1 if outcome == "failed" else code
 
@@ -274,12 +275,27 @@ class _Run:
             }
         self.found = found
         if not quiet:
-            planview.show(self.console, found.plans.values())
+            self._show(found)
         for error in found.lost:
             self.console.print(f"[red]✗[/] {escape(str(error))}", soft_wrap=True)
         return found
 
+    def _show(self, found: Look) -> None:
+        turns = rolling.describe(found.pending, self._turns(found))
+        planview.show(self.console, found.plans.values(), turns)
+
+    def _turns(self, found: Look) -> list[list[str]]:
+        return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
+
     def _refuse_what_cannot_be_applied(self, found: Look) -> None:
+        unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
+        for error in found.lost:
+            if error.host in unsettled:
+                raise ConvergeError(
+                    f"host {error.host} was being changed by {unsettled[error.host]} and cannot be reached "
+                    f"since ({error.reason}); the other hosts are left as they are: wait for it, bring it "
+                    f"back, or leave it out with --limit 'all:!{error.host}'"
+                )
         for plan in found.plans.values():
             if plan.problems:
                 done = "what was done before stays done" if self.done else "nothing was changed"
@@ -320,7 +336,8 @@ class _Run:
             with self.console.status("sending the bundle"):
                 for name in plans:
                     self.bundle.send(self.inventory.hosts[name], found.states[name])
-        order, sizes = rolling.batches(self.inventory, list(plans.values()))
+        turns = self._turns(found)
+        order = [name for turn in turns for name in turn]
         hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
         with stop.on_signals(), self.console.status("starting Ansible") as spinner:
             view.spinner = spinner.update
@@ -332,7 +349,7 @@ class _Run:
                 variables={
                     "oeprov_run": self._identity(),
                     "oeprov_order": ",".join(order),
-                    "oeprov_serial": sizes,
+                    "oeprov_serial": [len(turn) for turn in turns],
                     "kernel_reboot_ok": True,  # the plan that was agreed to shows the reboots
                 },
                 host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
@@ -344,6 +361,8 @@ class _Run:
         self.done += view.done
         for failure in run.failures:
             self._explain(failure, found)
+        # Tasks without a role change nothing.
+        self.failed |= {failure.host for failure in run.failures if failure.role}
         return run.outcome, run.log
 
     def _identity(self) -> dict[str, str]:

@@ -15,7 +15,15 @@ from provision.container_settings import ContainerSettings
 from provision.kubernetes.settings import KubernetesSettings
 from provision.node.plan import Desired
 from provision.runtime_settings import RuntimeSettings
-from provision.settings import GpuSettings, KernelSettings, Kind, PmemSettings, ServerSettings, WorkerSettings
+from provision.settings import (
+    GpuSettings,
+    KernelSettings,
+    Kind,
+    PmemSettings,
+    RolloutSettings,
+    ServerSettings,
+    WorkerSettings,
+)
 from provision.training_settings import TrainingSettings
 
 PARAMETER_SERVERS = "parameter_servers"
@@ -60,6 +68,7 @@ class Host:
     gpu: GpuSettings
     server: ServerSettings
     worker: WorkerSettings
+    given: frozenset[str] = frozenset()  # variables of ours that the inventory sets
     removal: Removal | None = None
     retry_trials: bool = False  # of this command only
 
@@ -117,6 +126,7 @@ class Inventory:
     hosts: dict[str, Host]
     parameter_servers: list[str]
     workers: list[str]
+    rollout: RolloutSettings
     training: TrainingSettings
     containers: ContainerSettings
     kubernetes: KubernetesSettings

@@ -28,6 +28,7 @@ from provision.settings import (
     Kind,
     OeprovSettings,
     PmemSettings,
+    RolloutSettings,
     ServerSettings,
     WorkerSettings,
 )
@@ -172,6 +173,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         python=str(variables.get("ansible_python_interpreter") or "python3"),
         groups=raw.groups,
         kind=kind,
+        given=frozenset(settings.KNOWN).intersection(variables),
         **{_FIELD[model]: part for model, part in parts.items() if model in _FIELD},
     )
     return _final(host, state_dir)
@@ -295,6 +297,7 @@ def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
 
 
 _JOBS: dict[str, type[Any]] = {
+    "rollout": RolloutSettings,
     "training": TrainingSettings,
     "containers": ContainerSettings,
     "kubernetes": KubernetesSettings,

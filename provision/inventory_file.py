@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from ansible.plugins.loader import inventory_loader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 
-from provision import connection, ecs, settings, share
+from provision import connection, ecs, settings, share, vault
 from provision.errors import InventoryError
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
@@ -97,14 +100,19 @@ def read(path: Path) -> RawInventory:
     if path.is_dir():
         raise InventoryError(f"{path}: is a directory; name the YAML file in it")
     try:
-        path.read_bytes()
+        text = path.read_bytes()
     except OSError as error:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from None
     loader = DataLoader()
+    vault.unlock(loader)
     try:
+        text.decode()
         content = loader.load_from_file(str(path.absolute()), unsafe=False)
-    except (AnsibleError, OSError, UnicodeError) as error:
-        raise InventoryError(f"{path}: is not YAML: {_one_line(error, path)}") from None
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        raise InventoryError(f"{path}:{line}: is not YAML: {error.reason}; write it in UTF-8") from None
+    except (AnsibleError, OSError) as error:
+        raise _unreadable(error, path) from None
     if ecs.is_query(content):
         ecs.find(path)  # says in one line what is wrong; the plugin gets the same answer
         inventory_loader.add_directory(str(share.inventory_plugins()))
@@ -114,7 +122,45 @@ def read(path: Path) -> RawInventory:
         manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
         return RawInventory(path, manager, loader)
     except AnsibleError as error:
-        raise InventoryError(f"{path}: {_one_line(error, path)}") from None
+        raise _unreadable(error, path) from None
+
+
+_POSITION = re.compile(r"appears to be in '([^']+)': line (\d+), column (\d+)")  # ansible-core before 2.19
+_NO_MAPPING = re.compile(r"Could not process '([^']+)'.*expected dicts but got")
+
+
+def _unreadable(error: BaseException, path: Path) -> InventoryError:
+    """File, line and column of what is wrong in an inventory or the files beside it, in one sentence."""
+    file, position, cause = path.absolute(), "", error
+    for item in vault.chain(error):
+        obj = getattr(item, "obj", None)
+        origin = obj if Origin is not None and isinstance(obj, Origin) else None
+        if origin is None and Origin is not None and obj is not None:
+            origin = Origin.get_tag(obj)
+        match = _POSITION.search(str(item)) or _NO_MAPPING.search(str(item))
+        if origin is not None and origin.path:
+            file, cause = Path(origin.path), item
+            position = f":{origin.line_num}:{origin.col_num or 1}" if origin.line_num else ""
+        elif match:
+            file, cause = Path(match[1]), item
+            position = ":".join(("", *match.groups()[1:]))
+        if position or (match and not position):
+            break
+    shown = path if file == path.absolute() else _shown(file, path)
+    if vault.is_failure(error):
+        return InventoryError(f"{shown}: {vault.refusal()}")
+    if _NO_MAPPING.search(str(cause)):
+        return InventoryError(f"{shown}: expected `key: value` lines, found something else")
+    words = _one_line(cause, path).removeprefix("YAML parsing failed: ")
+    return InventoryError(f"{shown}{position}: is not YAML: {words}" if position else f"{shown}: {words}")
+
+
+def _shown(file: Path, path: Path) -> Path:
+    """A file beside the inventory, named as that is."""
+    try:
+        return path.parent / file.relative_to(path.parent.absolute())
+    except ValueError:
+        return file
 
 
 def _one_line(error: BaseException, path: Path) -> str:
@@ -123,7 +169,7 @@ def _one_line(error: BaseException, path: Path) -> str:
     message = " ".join(lines[:2]) if lines else type(error).__name__
     obj = getattr(error, "obj", None)
     origin = Origin.get_tag(obj) if Origin is not None and obj is not None else None
-    if origin is not None and origin.line_num:
+    if origin is not None and origin.line_num and not isinstance(obj, Origin):
         message += f" (line {origin.line_num})"
     return message
 
@@ -167,6 +213,8 @@ def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader)
     failed: dict[str, str] = {}
     origins: dict[str, str] = {}
     for key, value in merged.items():
+        if key not in _MAGIC:
+            _keep_secret(key, value)
         ours = key.startswith(settings.PREFIXES)
         if not ours and key not in connection.KEYS:
             variables[key] = None
@@ -177,8 +225,47 @@ def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader)
             variables[key] = _plain(templar.template(value))
         except AnsibleError as error:
             failed[key] = f"cannot be templated: {_one_line(error, path)}"
+            if vault.is_failure(error):
+                failed[key] = vault.refusal()
     groups = tuple(str(group.name) for group in host.get_groups() if group.name != "all")
     return RawHost(str(host.name), groups, variables, failed, origins)
+
+
+def _keep_secret(key: str, value: Any) -> None:
+    """Remember vaulted texts, and all that a vaulted file sets but words that everybody knows."""
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _keep_secret(key, item)
+    elif vault.is_vaulted(value):
+        with contextlib.suppress(AnsibleError):  # without the password it is not read either
+            vault.remember(str(value))
+    elif isinstance(value, str) and key not in _PUBLIC:
+        tag = Origin.get_tag(value) if Origin is not None else None
+        if tag is not None and tag.path and _whole_file(tag.path) and value not in _choices():
+            vault.remember(str(value))
+
+
+_MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # names, of every host
+_PUBLIC = (
+    *settings.OeprovSettings.variables(),
+    "ansible_user",
+    "ansible_connection",
+    "ansible_become_method",
+)
+
+
+@cache
+def _whole_file(path: str) -> bool:
+    return vault.is_vaulted_file(path)
+
+
+@cache
+def _choices() -> frozenset[str]:
+    """Words that settings take, such as fsdax."""
+    from provision.schema import inventory_schema
+
+    known = inventory_schema()["definitions"]["variables"]["properties"].values()
+    return frozenset(str(word) for item in known for word in item["anyOf"][0].get("enum", []))
 
 
 def _plain(value: Any) -> Any:

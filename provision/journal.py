@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
+from provision import vault
 from provision.errors import ConvergeError
 from provision.node.command import flush_directory
 
@@ -42,7 +43,8 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append one line; it is on disk when this returns."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "run": self.run, "event": event, **fields}) + "\n"
+        line = json.dumps({"time": now, "run": self.run, "event": event, **fields})
+        line = vault.hide(line) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -86,6 +88,22 @@ class Journal:
             elif event == "finished":
                 open_steps.clear()
         return list(open_steps.values())
+
+    def unsettled(self, cluster: str) -> dict[str, str]:
+        """Host → run: hosts whose last change failed or was interrupted, and that no run has seen since."""
+        last = ""
+        found: dict[str, str] = {}
+        for entry in self.read():
+            event, run, host = entry.get("event"), str(entry.get("run", "")), str(entry.get("host", ""))
+            if event == "run" and entry.get("cluster") == cluster:
+                last = run
+                found = {name: by for name, by in found.items() if name not in entry.get("hosts", [])}
+            elif last and run == last and event == "begin":
+                found[host] = run
+            elif last and run == last and event == "finished":
+                failed = entry.get("failed", [])
+                found = {name: by for name, by in found.items() if by != run or name in failed}
+        return found
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every whole entry, oldest first; a line that a crash cut off is left out."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.markup import escape
 
-from provision import fresh, planview
+from provision import fresh, planview, rolling
 from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.look import Look, look
@@ -63,13 +63,15 @@ def plan(
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
     code = 1 if broken else 2 if found.pending else 0
+    turns = rolling.turns(inventory, found.pending, [error.host for error in found.lost])
     if as_json:
         hosts: dict[str, object] = {item.host: item.to_dict() for item in plans}
         hosts.update({error.host: {"host": error.host, "unreachable": error.reason} for error in found.lost})
-        print(json.dumps({"cluster": inventory.cluster, "changes": bool(found.pending), "hosts": hosts}))
+        changes = bool(found.pending)
+        print(json.dumps({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts}))
         return code
     console = Console()
-    planview.show(console, plans)
+    planview.show(console, plans, rolling.describe(found.pending, turns))
     if commands:
         _show_commands(console, found)
     for error in found.lost:

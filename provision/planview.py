@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from provision import vault
 from provision.node.step import Plan
 
 
-def show(console: Console, plans: Iterable[Plan]) -> None:
-    """Print the steps of all plans, then their notes and problems."""
+def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
+    """Print the steps of all plans, in which ``turns`` hosts are changed, then notes and problems."""
     plans = list(plans)
     table = Table("host", "step", "why", "destroys", "reboots", show_lines=False)
     table.columns[0].no_wrap = True
@@ -23,15 +24,23 @@ def show(console: Console, plans: Iterable[Plan]) -> None:
             destroys = "\n".join(f"[red]{escape(item)}[/]" for item in step.destroys) or "nothing"
             table.add_row(
                 plan.host,
-                escape(step.what),
-                escape(step.why),
+                escape(vault.hide(step.what)),
+                escape(vault.hide(step.why)),
                 destroys,
                 "[yellow]yes[/]" if step.reboots else "no",
             )
     if table.row_count:
         console.print(table)
+    if turns:
+        console.print(f"[dim]turns[/]    {escape(turns)}", highlight=False, soft_wrap=True)
     for plan in plans:
         for note in plan.notes:
-            console.print(f"[dim]note[/]     {plan.host}: {escape(note)}", highlight=False, soft_wrap=True)
+            console.print(
+                f"[dim]note[/]     {plan.host}: {escape(vault.hide(note))}", highlight=False, soft_wrap=True
+            )
         for problem in plan.problems:
-            console.print(f"[red]problem[/]  {plan.host}: {escape(problem)}", highlight=False, soft_wrap=True)
+            console.print(
+                f"[red]problem[/]  {plan.host}: {escape(vault.hide(problem))}",
+                highlight=False,
+                soft_wrap=True,
+            )

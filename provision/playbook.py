@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from provision import share
+from provision import share, vault
 from provision.errors import ConvergeError
 from provision.training.child import StopRequest
 
@@ -42,7 +43,7 @@ class TaskResult:
     def message(self) -> str:
         """What the module said, in one line where it can be."""
         words = self.result.get("msg") or self.result.get("stderr") or self.result.get("module_stderr") or ""
-        return str(words).strip()
+        return vault.hide(str(words).strip())
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def run(
             for name, host in inventory.hosts.items()
         }
         values.write_text(json.dumps({"all": {"hosts": hosts}}))
+        words, passwords, answers = vault.for_run()
         result = ansible_runner.run(
             private_data_dir=str(private),
             playbook=str(share.playbook(name)),
@@ -112,7 +114,9 @@ def run(
                 **_environment(),
                 "ANSIBLE_MODULE_UTILS": str(_module_utils(private)),
                 "OEPROV_STATE_DIR": str(state_dir.absolute()),
+                **passwords,
             },
+            **({"cmdline": shlex.join(words), "passwords": answers} if words else {}),
             settings={"pexpect_timeout": 1},
             tags=",".join(tags),
             ident="run",
@@ -122,7 +126,7 @@ def run(
         )
         output = private / "artifacts" / "run" / "stdout"
         if output.exists():
-            shutil.copyfile(output, log)
+            log.write_text(vault.hide(output.read_text(errors="replace")))
         if result.status == "canceled":
             return PlaybookRun("canceled", log, failures)
         if result.rc == 127:

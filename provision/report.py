@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from provision import __version__, hostview
+from provision import __version__, hostview, vault
 from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.kubernetes import record, view
@@ -87,7 +87,7 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
     )
     for job in there:
         text = _without_token(text, job)
-    return _PASSWORD.sub(r"\1…@", text)
+    return _PASSWORD.sub(r"\1…@", vault.hide(text))
 
 
 def run_page(job: Job) -> tuple[str, str] | None:

@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Collection, Sequence
+from itertools import chain, repeat
 from math import ceil
 
 from provision.inventory import Inventory
 from provision.node.roles import prepares
 from provision.node.step import Plan
 
-SHARE = 0.2  # of the parameter servers' hosts, and of the others, at a time
+_SHOWN = 5  # turns that are described one by one
 
 
-def batches(inventory: Inventory, plans: Sequence[Plan]) -> tuple[list[str], list[int]]:
-    """Hosts in the order of their turns, and how many take each turn together.
+def turns(inventory: Inventory, plans: Sequence[Plan], lost: Collection[str] = ()) -> list[list[str]]:
+    """The hosts that are changed together, turn by turn; a turn begins when all before it are well.
 
-    Hosts on which nothing is disturbed come first, all at once. Of the others one goes alone, a parameter
-    server if there is any; when it is well again, a fifth of the servers at a time (at least one, and never
-    all of several), each time with a fifth of the other hosts.
+    Hosts on which nothing is disturbed come first, all at once. The others follow in the inventory's shares,
+    by default one host (a parameter server if there is any), then 5 % and then 20 % at a time. No turn has
+    all parameter servers of several that can be reached; ``lost`` cannot.
     """
-    quiet = [plan.host for plan in plans if all(prepares(step) for step in plan.steps)]
+    quiet = _quiet(plans)
     moved = [plan.host for plan in plans if plan.host not in quiet]
     servers = [name for name in moved if inventory.hosts[name].is_parameter_server]
     others = [name for name in moved if name not in servers]
-    first = (servers or others)[:1]
-    rest = [_chunks(group, len(group)) for group in (_without(servers, first), _without(others, first))]
-    turns = [quiet, first] + [more + most for more, most in zip_longest(*rest, fillvalue=[])]
-    turns = [turn for turn in turns if turn]
-    return [name for turn in turns for name in turn], [len(turn) for turn in turns]
+    reached = set(inventory.parameter_servers).difference(lost)
+    shares = inventory.rollout.shares
+    found = [quiet] if quiet else []
+    begun_servers = begun_others = 0
+    for share in chain(shares, repeat(shares[-1])):
+        left = len(servers) - begun_servers
+        if not left and begun_others >= len(others):
+            return found
+        if isinstance(share, int):
+            count = min(left, ceil(share * len(servers) / len(moved)), max(1, len(reached) - 1))
+            beside = share - count
+        else:
+            count = min(left, _part(share, len(servers)), max(1, len(reached) - 1))
+            beside = _part(share, len(others))
+        found.append(
+            servers[begun_servers : begun_servers + count] + others[begun_others : begun_others + beside]
+        )
+        begun_servers, begun_others = begun_servers + count, begun_others + beside
+    raise AssertionError("shares do not end")
 
 
-def _without(names: list[str], left_out: list[str]) -> list[str]:
-    return [name for name in names if name not in left_out]
+def _quiet(plans: Sequence[Plan]) -> list[str]:
+    return [plan.host for plan in plans if all(prepares(step) for step in plan.steps)]
 
 
-def _chunks(names: list[str], count: int) -> list[list[str]]:
-    size = max(1, ceil(SHARE * count))
-    return [names[begin : begin + size] for begin in range(0, len(names), size)]
+def _part(share: str, count: int) -> int:
+    """So many percent of a number, at least one."""
+    return max(1, count * int(share.removesuffix("%")) // 100)
+
+
+def describe(plans: Sequence[Plan], found: Sequence[Sequence[str]]) -> str:
+    """The turns in one line; empty where there is only one."""
+    words = [f"{turn[0]} alone" if len(turn) == 1 else f"{len(turn)} hosts" for turn in found]
+    if len(words) < 2:
+        return ""
+    if set(found[0]) <= set(_quiet(plans)):
+        words[0] = f"{len(found[0])} on which nothing is disturbed"
+    if len(words) > _SHOWN:
+        words = [*words[:_SHOWN], f"so on, {len(found)} turns in all"]
+    return f"{', then '.join(words)}; a host that fails stops those after it (rollout_shares)"

@@ -1,4 +1,4 @@
-"""What inventory variables are made of: sizes, texts, ports, switches, and the base of their models."""
+"""What inventory variables are made of: sizes, shares, texts, ports, switches; and the base of models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB)?", re.ASCII)
+_SHARE = re.compile(r"^([1-9]\d?|100)%$", re.ASCII)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SIZE_HELP = "a size such as 512M, 64G or 1.5T (powers of 1024), or a number of bytes"
 
@@ -22,6 +23,14 @@ def parse_size(value: Any) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def _share(value: Any) -> Any:
+    """A number of hosts or a percentage of them, as Ansible's ``serial`` takes them."""
+    number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not number and not (isinstance(value, str) and _SHARE.fullmatch(value)):
+        raise ValueError("expected a number of hosts from 1 on, or a percentage from '1%' to '100%'")
+    return value
+
+
 def _text(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(f"YAML reads it as a number: put it in quotes, as '{value}'")
@@ -34,6 +43,13 @@ def _switch(value: Any) -> Any:
 
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str)]
+Share = Annotated[
+    int | str,
+    BeforeValidator(
+        _share,
+        json_schema_input_type=Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=_SHARE.pattern)],
+    ),
+]
 Text = Annotated[str, BeforeValidator(_text)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Switch = Annotated[

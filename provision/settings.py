@@ -14,7 +14,7 @@ from pydantic import Field
 from provision.container_settings import ContainerSettings
 from provision.kubernetes.settings import KubernetesSettings
 from provision.runtime_settings import RuntimeSettings
-from provision.setting_types import Port, Settings, Size, Text
+from provision.setting_types import Port, Settings, Share, Size, Text
 from provision.training_settings import TrainingSettings
 
 
@@ -43,6 +43,19 @@ class OeprovSettings(Settings):
         default="",
         pattern=r"^[A-Za-z0-9._-]*$",
         description="Name of the cluster, the same for all hosts; default: the inventory's file name.",
+    )
+
+
+class RolloutSettings(Settings):
+    """How many hosts are changed at a time."""
+
+    prefix: ClassVar[str] = "rollout_"
+    shares: list[Share] = Field(
+        default=[1, "5%", "20%"],
+        min_length=1,
+        description="Hosts that are changed and rebooted together, turn by turn: a number of hosts, or a "
+        "percentage of the parameter servers and of the other hosts; the last one is repeated. Never all "
+        "parameter servers of several. A host that fails stops all whose turn has not come.",
     )
 
 
@@ -243,6 +256,7 @@ HOST_MODELS: tuple[type[Settings], ...] = (
 )
 MODELS: tuple[type[Settings], ...] = (
     *HOST_MODELS,
+    RolloutSettings,
     TrainingSettings,
     ContainerSettings,
     KubernetesSettings,
@@ -253,6 +267,7 @@ JOB_WIDE: tuple[str, ...] = (
     "oeprov_cluster",
     "runtime_flavor",
     "runtime_variant",
+    *RolloutSettings.variables(),
     *TrainingSettings.variables(),
     *ContainerSettings.variables(),
     *KubernetesSettings.variables(),

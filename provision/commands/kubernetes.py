@@ -61,6 +61,8 @@ def manifests(
 
     options = LaunchOptions(model=model, data=data, storage=storage, run_name=name)
     job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)
+    for note in job.notes:
+        typer.echo(f"note: {note}", err=True)
     token = plan.read_token(token_file) if token_file else ""
     typer.echo(made.render(job, made.build(job, token)), nl=False)
     return 0

@@ -145,8 +145,53 @@ def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:
     def run(**given: Any) -> int:
         return command(change=_change(**{name: given.pop(name) for name in shared}), **given)
 
+    return _with_options(run, options)
+
+
+def _with_options(run: Callable[..., int], options: list[inspect.Parameter]) -> Callable[..., int]:
+    """The function with the signature and annotations that Typer makes its options of."""
     keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in options]
-    # What Typer makes its options of.
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {item.name: item.annotation for item in keywords}
     return run
+
+
+VaultId = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vault-id",
+        metavar="LABEL@FILE",
+        help="Password of a vaulted inventory, as Ansible's: a file, a program, or LABEL@prompt.",
+    ),
+]
+AskVaultPass = Annotated[
+    bool, typer.Option("--ask-vault-pass", help="Ask for the password of a vaulted inventory.")
+]
+
+
+def add_vault_options(app: typer.Typer) -> None:
+    """Give every command that reads an inventory the options of its vault's passwords."""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_vault_options(group.typer_instance)
+    for item in app.registered_commands:
+        if item.callback is not None and "inventory" in inspect.signature(item.callback).parameters:
+            item.callback = _unlocking(item.callback)
+
+
+def _unlocking(command: Callable[..., int]) -> Callable[..., int]:
+    def own(vault_id: VaultId = None, ask_vault_pass: AskVaultPass = False) -> None: ...
+
+    options = [
+        *inspect.signature(command, eval_str=True).parameters.values(),
+        *inspect.signature(own, eval_str=True, locals=globals()).parameters.values(),
+    ]
+
+    @functools.wraps(command)
+    def run(vault_id: list[str] | None, ask_vault_pass: bool, **given: Any) -> int:
+        from provision import vault
+
+        vault.want(vault_id or (), ask_vault_pass)
+        return command(**given)
+
+    return _with_options(run, options)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from provision import hostview
+from provision import hostview, vault
 from provision.errors import OeprovError
 from provision.inventory import Inventory
 from provision.kubernetes import record, view
@@ -71,7 +71,7 @@ class Watch:
             "now": time.time(),
             "hosts_seconds": HOSTS_SECONDS,
         }
-        return json.dumps({**head, **parts}).encode()
+        return vault.hide(json.dumps({**head, **parts})).encode()
 
     def _keep(self, name: str, ask: Callable[[], list[Document]], seconds: float) -> None:
         while True:

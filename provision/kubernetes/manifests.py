@@ -46,6 +46,7 @@ def render(plan: Plan, found: list[Document]) -> str:
     ]
     if plan.storage == "pmem_memkind":
         lines.append("Servers have capability SYS_NICE (for mbind): Pod Security's level must be privileged.")
+    lines += [f"Note: {note}" for note in plan.notes]
     head = "".join(f"# {line}\n" for line in lines)
     return head + yaml.dump_all(found, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=110)
 

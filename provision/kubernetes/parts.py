@@ -8,8 +8,6 @@ from provision.kubernetes.plan import Plan
 
 Document = dict[str, Any]
 
-SERVER_PORT = 7700
-METRICS_PORT = 7701
 WORKER_PORT = 7702  # on which workers of one job find each other
 SECRET_DIR = "/etc/oeprov"  # noqa: S105 - a place, not a password
 PRIVATE_DIR = "/run/oeprov"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from provision import flavors
 from provision.errors import TrainingError
+from provision.kubernetes import differences
 from provision.kubernetes.settings import KubernetesSettings
 from provision.settings import Kind
 from provision.training import jobspec, placement
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+
+
+SERVER_PORT = 7700
+METRICS_PORT = 7701
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,13 @@ class Plan:
     servers: int
     threads: int
     cache: int  # of storage dram_pmem
+    size: int  # most that a server may use; 0: no limit
+    port: int
+    metrics_port: int
     server_hosts: tuple[str, ...]  # names of nodes; empty: server_nodes says where
     local: tuple[tuple[str, str], ...]  # of each server: node and mount point, where volumes are local
     environment: dict[str, str]
+    notes: tuple[str, ...] = ()  # what of the inventory is otherwise than on hosts
 
     @property
     def pools(self) -> bool:
@@ -80,12 +89,21 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             "letters, digits and dashes, a letter first"
         )
     hosts = [inventory.hosts[item] for item in inventory.parameter_servers]
+    workers = [inventory.hosts[item] for item in inventory.workers]
     storage = _storage(hosts, wanted)
+    servers_as = _alike(hosts, "server", ("storage_cache", "storage_size", "threads", "port", "metrics_port"))
+    _alike(workers, "worker", ("threads", "environment"))
+    port, metrics_port = servers_as["port"] or SERVER_PORT, servers_as["metrics_port"] or METRICS_PORT
+    if port == metrics_port:
+        raise TrainingError(
+            f"parameter_server_port and parameter_server_metrics_port: a server in a pod has both, found "
+            f"{port} twice (they are {SERVER_PORT} and {METRICS_PORT} where nothing is set)"
+        )
     counts = [wanted.servers or host.server.count for host in hosts]
     servers = settings.servers or sum(counts)
     if wanted.servers and settings.servers:
         servers = wanted.servers
-    cache = wanted.storage_cache or hosts[0].server.storage_cache or settings.server_memory // 2
+    cache = wanted.storage_cache or servers_as["storage_cache"] or settings.server_memory // 2
     named = () if settings.server_nodes else tuple(h.name for h in hosts if h.kind is not Kind.local)
     return Plan(
         name=name,
@@ -93,11 +111,15 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         request=wanted,
         storage=storage,
         servers=servers,
-        threads=hosts[0].server.threads or max(1, int(settings.server_cpus)),
+        threads=servers_as["threads"] or max(1, int(settings.server_cpus)),
         cache=cache if storage == "dram_pmem" else 0,
+        size=servers_as["storage_size"],
+        port=port,
+        metrics_port=metrics_port,
         server_hosts=named,
         local=_local(settings, hosts, counts, servers) if storage in POOLS else (),
-        environment=placement.worker_environment(inventory.hosts[inventory.workers[0]]),
+        environment=placement.worker_environment(workers[0]),
+        notes=tuple(differences.notes(inventory, wanted, storage)),
     )
 
 
@@ -121,6 +143,25 @@ def _check_settings(inventory: Inventory, wanted: Request) -> None:
         raise TrainingError(
             "training_tls: off: pods of other jobs may share the network of these; leave it at auto"
         )
+
+
+def _alike(hosts: list[Host], part: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Settings that pods have in common; TrainingError where hosts differ, because pods of one set cannot."""
+    found = {}
+    for name in names:
+        values = {host.name: getattr(getattr(host, part), name) for host in hosts}
+        first, odd = (
+            hosts[0].name,
+            next((item for item in values if values[item] != values[hosts[0].name]), ""),
+        )
+        if odd:
+            raise TrainingError(
+                f"{getattr(hosts[0], part).prefix}{name}: pods of one job are alike, but it is "
+                f"{values[first]!r} on {first} and {values[odd]!r} on {odd}: set it once for all, or use "
+                "--limit"
+            )
+        found[name] = values[first]
+    return found
 
 
 def _storage(hosts: list[Host], wanted: Request) -> str:

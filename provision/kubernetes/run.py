@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -41,12 +41,12 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     """Run a new job on the cluster; the exit code, as on hosts. TrainingError: nothing was made."""
     if options.resume is not None:
         raise TrainingError("to go on with a job on Kubernetes: oeprov resume JOB")
-    settle(inventory, options)  # before a directory is made
+    notes = settle(inventory, options).notes  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
     wish = StopRequest()
     with wish.on_signals(), _words():
         job = _create(inventory, options, cluster, state_dir)
-        return _Run(cluster, job, options, state_dir, wish).start()
+        return _Run(cluster, job, options, state_dir, wish).start(notes)
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -138,7 +138,9 @@ class _Run:
         self.resumed = self.record.phase != "running"  # its volumes may have rows
         self.left: list[str] = []  # what could not be deleted
 
-    def start(self) -> int:
+    def start(self, notes: Sequence[str] = ()) -> int:
+        for note in notes:
+            self._say(f"[dim]note[/]     {escape(note)}")
         self._note("running")
         self._make()
         self._say(f"{self.job.id}: made in namespace {self.record.namespace} of {self.cluster.address}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision.kubernetes import parts
-from provision.kubernetes.parts import METRICS_PORT, POOL_DIR, SERVER_PORT, Document
+from provision.kubernetes.parts import POOL_DIR, Document
 from provision.kubernetes.plan import Plan
 from provision.training.placement import LEAST_POOL_CHECKPOINTS, arguments
 
@@ -27,7 +27,7 @@ def names(plan: Plan) -> list[str]:
 
 def endpoints(plan: Plan) -> str:
     """For ``--servers``."""
-    return ",".join(f"{name}:{SERVER_PORT}" for name in names(plan))
+    return ",".join(f"{name}:{plan.port}" for name in names(plan))
 
 
 def documents(plan: Plan) -> list[Document]:
@@ -49,8 +49,8 @@ def _service(plan: Plan) -> Document:
             "publishNotReadyAddresses": True,
             "selector": parts.selector(plan, ROLE),
             "ports": [
-                {"name": "pull-push", "port": SERVER_PORT, "targetPort": "pull-push"},
-                {"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"},
+                {"name": "pull-push", "port": plan.port, "targetPort": "pull-push"},
+                {"name": "metrics", "port": plan.metrics_port, "targetPort": "metrics"},
             ],
         },
     }
@@ -69,8 +69,8 @@ def _policy(plan: Plan) -> Document:
             "podSelector": {"matchLabels": parts.selector(plan, ROLE)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [workers], "ports": [{"protocol": "TCP", "port": SERVER_PORT}]},
-                {"from": readers, "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
+                {"from": [workers], "ports": [{"protocol": "TCP", "port": plan.port}]},
+                {"from": readers, "ports": [{"protocol": "TCP", "port": plan.metrics_port}]},
             ],
         },
     }
@@ -127,7 +127,7 @@ def _set(plan: Plan) -> Document:
     }
     annotations = {
         "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(METRICS_PORT),
+        "prometheus.io/port": str(plan.metrics_port),
         "prometheus.io/path": "/metrics",
     }
     return {
@@ -196,8 +196,8 @@ def _container(plan: Plan) -> Document:
             *parts.environment(values),
         ],
         "ports": [
-            {"name": "pull-push", "containerPort": SERVER_PORT},
-            {"name": "metrics", "containerPort": METRICS_PORT},
+            {"name": "pull-push", "containerPort": plan.port},
+            {"name": "metrics", "containerPort": plan.metrics_port},
         ],
         # The page is there once rows of the pool are found again, which may take minutes.
         "startupProbe": {**page, "failureThreshold": 360},
@@ -218,14 +218,14 @@ def _container(plan: Plan) -> Document:
 def _words(plan: Plan, pool: str) -> list[str]:
     options: dict[str, Any] = {
         "host": "0.0.0.0",  # noqa: S104 - the pod's own addresses
-        "port": SERVER_PORT,
+        "port": plan.port,
         "count": plan.servers,
         "storage": plan.storage,
         "threads": plan.threads,
         "token-file": parts.TOKEN,
         "tls": "on",
         "metrics-host": "0.0.0.0",  # noqa: S104
-        "metrics-port": METRICS_PORT,
+        "metrics-port": plan.metrics_port,
         # Three budgets of this size beside the rows.
         "max-request-bytes": min(_REQUEST_BYTES, plan.settings.server_memory // 8),
     }
@@ -236,4 +236,6 @@ def _words(plan: Plan, pool: str) -> list[str]:
         flags.append("--storage-recover")
     if plan.cache:
         options["storage-cache"] = plan.cache
+    if plan.size:
+        options["storage-size"] = plan.size
     return [*arguments(options), *flags]

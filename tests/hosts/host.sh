@@ -64,6 +64,13 @@ if [ -z "$nspawn" ]; then
     mount -t tmpfs -o mode=1777 tmp root/tmp
     mount --rbind /dev root/dev
     mount -t sysfs sys root/sys
+    # A machine with a balloon grows and shrinks while a test runs; its hosts do not.
+    for file in root/sys/devices/system/node/node*/meminfo; do
+        [ -e "$file" ] || continue
+        node=${file%/meminfo}
+        cp "$file" "meminfo-${node##*/}"
+        mount --bind "meminfo-${node##*/}" "$file"
+    done
     mkdir -p root/run/sshd
 else
     prepare_systemd
@@ -72,7 +79,8 @@ mount -t tmpfs -o mode=700 home root/root
 mkdir -p root/etc/oeprov-test
 cp --no-preserve=mode "$directory/sshd_config" "$directory/authorized_keys" root/etc/oeprov-test/
 # The layer has the umask of whoever runs the tests: without this, it may shut other users out of /usr.
-[ -z "$layer" ] || { chmod -R go+rX "$layer" && cp -a "$layer/." root/; }
+# Links of this machine are replaced, not followed: absolute ones lead out of the root, to the machine itself.
+[ -z "$layer" ] || { chmod -R go+rX "$layer" && cp -a --remove-destination "$layer/." root/; }
 echo "$name" >root/etc/hostname
 ssh-keygen -q -t ed25519 -N '' -C "$name" -f root/etc/oeprov-test/host_key
 cp root/etc/oeprov-test/host_key.pub "$directory/"

@@ -240,6 +240,40 @@ def test_interrupted_step_is_named(state_dir: Path, see: Any, capsys: pytest.Cap
     assert "interrupted" not in capsys.readouterr().out
 
 
+def test_a_host_that_did_not_come_back_from_its_change_holds_the_others(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each run would try the next host: a canary that is lost is no reason to take another one."""
+    path = state_dir.parent / "inventory.yml"
+    path.write_text(
+        "all:\n  vars: {oeprov_cluster: test, oeprov_kind: cpu}\n  children:\n"
+        "    parameter_servers: {hosts: {one: , two: }}\n    workers: {hosts: {one: }}\n"
+    )
+    plans = {name: Plan(name, [MAKE]) for name in ("one", "two")}
+    gone = HostError("one", "refuses connections")
+    seen = Look({name: State() for name in plans}, plans)
+    runs: list[list[str]] = []
+
+    def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
+        nonlocal seen
+        runs.append(list(found.hosts))
+        arguments["on_start"](runs[-1][0], "pmem", "Bring persistent memory to its mode")
+        failed = TaskResult(runs[-1][0], "kernel", "Reboot", "failed", {"msg": "timed out"}, 60.0)
+        seen = Look({"two": State()}, {"two": plans["two"]}, [gone])
+        return playbook.PlaybookRun("failed", Path("ansible.log"), [failed])
+
+    monkeypatch.setattr(converge, "look", lambda _: seen)
+    monkeypatch.setattr(playbook, "run", run)
+    arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(yes=True)}
+    assert converge.bootstrap(load(path, state_dir=state_dir), **arguments) == 1
+    with pytest.raises(ConvergeError, match=r"host one was being changed by bootstrap-.* leave it out with"):
+        converge.bootstrap(load(path, state_dir=state_dir), **arguments)
+    assert len(runs) == 1
+    seen = Look({"two": State()}, {"two": plans["two"]})
+    assert converge.bootstrap(load(path, "two", state_dir=state_dir), **arguments) == 1
+    assert runs == [["one", "two"], ["two"]]
+
+
 def test_second_run_is_refused(state_dir: Path, see: Any) -> None:
     see(Plan("one"))
     with cluster_lock(state_dir, "test"), pytest.raises(ConvergeError, match=f"by pid {os.getpid()} "):

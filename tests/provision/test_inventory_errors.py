@@ -192,6 +192,21 @@ def test_training_settings_are_for_the_whole_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shares", "piece"),
+    [
+        ("[0]", "found 0; expected a number of hosts from 1 on, or a percentage from '1%' to '100%'"),
+        ("[1, 120%]", "found '120%'; expected a number of hosts"),
+        ("[]", "at least 1 item"),
+        ("5%", "found '5%'; "),
+    ],
+)
+def test_shares_of_a_roll_out(tmp_path: Path, shares: str, piece: str) -> None:
+    message = refused(tmp_path, GOOD.replace("all:", f"all:\n  vars: {{rollout_shares: {shares}}}", 1))
+    assert "rollout_shares: " in message
+    assert piece in message
+
+
+@pytest.mark.parametrize(
     ("limit", "piece"),
     [
         ("p2", "--limit 'p2' is no host or group; did you mean p1?"),

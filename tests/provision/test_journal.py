@@ -57,6 +57,30 @@ def test_the_next_run_of_the_cluster_settles_it(tmp_path: Path) -> None:
     assert second.interrupted("local") == []
 
 
+def test_hosts_whose_change_did_not_end_well_are_known_until_they_are_seen_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+
+    def run(name: str, hosts: list[str], failed: list[str] | None = None, cluster: str = "c") -> Journal:
+        journal = Journal(path, name)
+        journal.write("run", cluster=cluster, hosts=hosts)
+        for host in hosts:
+            journal.begin(host, "reboot", "reboot")
+            journal.end(host, "reboot", ok=True)
+        if failed is not None:
+            journal.write("finished", outcome="failed" if failed else "ok", failed=failed)
+        return journal
+
+    run("r1", ["a", "b"], failed=["b"])
+    run("other", ["a"], failed=["a"], cluster="another")
+    assert Journal(path, "").unsettled("c") == {"b": "r1"}
+    run("r2", ["a"], failed=[])
+    assert Journal(path, "").unsettled("c") == {"b": "r1"}
+    run("r3", ["a", "c"])  # killed
+    assert Journal(path, "").unsettled("c") == {"b": "r1", "a": "r3", "c": "r3"}
+    run("r4", ["a", "b", "c"], failed=[])
+    assert Journal(path, "").unsettled("c") == {}
+
+
 def test_a_line_that_a_crash_cut_off_spoils_neither_neighbour(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, "bootstrap-1")

@@ -185,7 +185,7 @@ def test_policies_let_in_the_jobs_workers_alone(tmp_path: Path) -> None:
         found["Job/ctr-worker"]["spec"]["template"]["metadata"]["labels"],
     )
     first, second = found["NetworkPolicy/ctr-servers"]["spec"]["ingress"]
-    assert first["ports"] == [{"protocol": "TCP", "port": parts.SERVER_PORT}]
+    assert first["ports"] == [{"protocol": "TCP", "port": plan.SERVER_PORT}]
     (source,) = first["from"]
     assert source["podSelector"]["matchLabels"].items() <= worker[1].items()
     assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}} in second[
@@ -221,7 +221,7 @@ def test_the_workers_command_is_one_that_the_trainer_takes(tmp_path: Path) -> No
 
     words = pod_of(made(tmp_path)["Job/ctr-worker"])["containers"][0]["args"]
     found = options.parse(words)
-    assert list(found.servers) == [f"{name}:{parts.SERVER_PORT}" for name in servers.names(settled(tmp_path))]
+    assert list(found.servers) == [f"{name}:{plan.SERVER_PORT}" for name in servers.names(settled(tmp_path))]
     assert str(found.run_dir) == "/shared/oeprov/ctr/run"
     assert (found.model, found.tls, found.checkpoint_transfer) == ("deepfm", "on", "shared")
 
