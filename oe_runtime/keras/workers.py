@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -51,22 +57,27 @@ class TensorFlowWorkers:
     `endpoints` are HOST:PORT of all workers, the same list in each, and `rank` is the place of this one,
     which will listen there. Must be made before TensorFlow runs its first operation. A worker that is lost
     ends the others' step with an error of TensorFlow's; so does one that does not come to a sum for
-    `timeout` seconds. The connections are neither encrypted nor authenticated: for networks that only the
-    job's hosts are in.
+    `timeout` seconds, or whose host does not answer for `silence` seconds. The connections are neither
+    encrypted nor authenticated: for networks that only the job's hosts are in.
     """
 
-    def __init__(self, endpoints: Sequence[str], rank: int, *, timeout: float = 600) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], rank: int, *, timeout: float = 600, silence: float = 300
+    ) -> None:
         if not 0 <= rank < len(endpoints):
             raise ValueError(f"worker {rank} of {len(endpoints)} does not exist")
         self.rank = rank
         self.count = len(endpoints)
         self._timeout = timeout
+        _be_patient(len(endpoints), silence)
         # Only the strategy's start of the cluster is used: Keras 3 does not train in this strategy.
         self._cluster = tf.distribute.MultiWorkerMirroredStrategy(
             tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec({"worker": list(endpoints)}), task_type="worker", task_id=rank
             )
         )
+        port = int(endpoints[rank].rpartition(":")[2])
+        threading.Thread(target=_keep_connections, args=(port, silence), daemon=True).start()
         self.wish = tf.Variable(0.0, trainable=False)
         self.wishes = tf.Variable(0.0, trainable=False)
 
@@ -83,6 +94,57 @@ class TensorFlowWorkers:
             communication_hint="ring",
             timeout_seconds=self._timeout,
         )
+
+
+def _be_patient(count: int, silence: float) -> None:
+    """Let workers be out of reach for so many seconds.
+
+    TensorFlow's coordination service takes one that it has not heard of for 10 seconds for lost, and the
+    strategy, which starts it, does not let us say otherwise; but it leaves one alone that is configured.
+    """
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.eager import context
+
+    field = config_pb2.ConfigProto.Experimental.DESCRIPTOR.fields_by_name.get("coordination_config")
+    if field is None:
+        return  # a TensorFlow without it
+    service = field.message_type._concrete_class()
+    jobs = service.coordinated_job_list
+    jobs.add(name="worker", num_tasks=count)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(silence * 1000),
+        coordinated_jobs=list(jobs),
+    )
+
+
+def _keep_connections(port: int, silence: float) -> None:
+    """Let the connections that others have made to this worker's port outlive a link that is down.
+
+    gRPC's servers close a connection on which nothing was acknowledged for 20 seconds, and no option of
+    TensorFlow's reaches that. So it is set on the sockets themselves, as they come.
+    """
+    wanted = int(silence * 1000)
+    done: set[tuple[int, int]] = set()
+    while True:
+        with contextlib.suppress(OSError):
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    found = os.stat(f"/proc/self/fd/{name}")
+                    key = (found.st_dev, found.st_ino)
+                    if stat.S_ISSOCK(found.st_mode) and key not in done:
+                        done.add(key)
+                        _set_timeout(int(name), port, wanted)
+        time.sleep(1.0)
+
+
+def _set_timeout(descriptor: int, port: int, milliseconds: int) -> None:
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        if found.type != socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        if found.getsockname()[1] == port:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 class ServerWorkers:

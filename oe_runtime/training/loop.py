@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.auc import StreamingAuc
-from oe_runtime.data import Batch, Source, Split, holdout_batches, training_batches
+from oe_runtime.data import Batch, Source, holdout_batches, split_of, training_batches
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
@@ -69,7 +69,7 @@ class Loop:
     ) -> None:
         self._options = options
         self._source = source
-        self._split = Split(options.holdout)
+        self._split = split_of(source, options.holdout)
         self._trainee = trainee
         self._ranks = trainee.ranks
         self._checkpoints = checkpoints
@@ -88,7 +88,7 @@ class Loop:
         """
         position = start
         if self._options.servers and self.saved is None:
-            self._publish(self._checkpoints.take_now, position)  # what a server lost early leads back to
+            self._take(self._checkpoints.take_now, position)  # what a server lost early leads back to
         while not self._finished(position):
             before = position.step
             batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
@@ -108,9 +108,11 @@ class Loop:
         with asking(self._ranks):
             self._figures.finish(position.step)
         # Rows in files: servers end after the last step, and with them what their storage holds.
-        if self.saved is None or self.saved.position.step != position.step or self.saved.pool is not None:
-            self._publish(self._checkpoints.take_files, position)
-        self._ranks.meet()  # before anybody leaves
+        saved = self.saved
+        with self._stop.unhurried():
+            if saved is None or saved.position.step != position.step or saved.pool is not None:
+                self._publish(self._checkpoints.take_files, position)
+            self._ranks.meet()  # before anybody leaves
         return position
 
     def went_back(self, saved: Saved, seconds: float) -> None:
@@ -163,6 +165,7 @@ class Loop:
 
     def _step(self, position: Position, rows: int, part: Batch, following: Batch | None) -> Position:
         self.step = position.step + 1
+        started, first = time.monotonic(), not self._clock.pending and not self._clock.overall()
         self._ranks.wish(self._stop)
         every = self._options.timeline
         with self._directory.traced() if every and self.step % every == 0 else nullcontext():
@@ -174,6 +177,8 @@ class Loop:
         self._view.tick(position.step)
         every = self._options.checkpoint_steps
         due, stop = bool(every) and position.step % every == 0, self._ranks.wished(self._stop)
+        if not first:  # TensorFlow compiles in that one
+            self._stop.at_least(2 * (time.monotonic() - started))
         if due or stop:
             self._ranks.meet()  # all have pushed
         # A checkpoint ends a window, so that a resumed run reports the same means.
@@ -181,13 +186,12 @@ class Loop:
             self._log(position)
         self._publish(lambda _: self._checkpoints.settle(), position)
         if stop:
-            self._publish(self._checkpoints.take_now, position)
-            self._ranks.meet()
+            self._take(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
-            self._publish(self._checkpoints.take_files if export else self._checkpoints.take, position)
+            self._take(self._checkpoints.take_files if export else self._checkpoints.take, position)
         return position
 
     def interrupted(self) -> Interrupted:
@@ -226,6 +230,12 @@ class Loop:
         if not self._ranks.lost:
             with asking(self._ranks):
                 self._figures.sample(position.step)
+
+    def _take(self, take: Callable[[Position], Saved | None], position: Position) -> None:
+        """Have worker 0 take a checkpoint; the others wait for it, and know what they wait for."""
+        with self._stop.unhurried():
+            self._publish(take, position)
+            self._ranks.meet()
 
     def _publish(self, take: Callable[[Position], Saved | None], position: Position) -> None:
         if self._ranks.lost:

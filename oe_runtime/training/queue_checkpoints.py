@@ -47,6 +47,7 @@ class QueueCheckpoints(Checkpoints):
         else:
             with self._shared.alone():  # until all is looked at, nobody pushes
                 found = super().go_back()
+        self._shared.check_input()
         self._shared.follow()
         return found
 

@@ -107,5 +107,6 @@ class QueueLoop(Loop):
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
                 return
-            self._dense.pull()
-            self._publish(take, replace(position, step=step, queue=state))
+            with self._stop.unhurried():
+                self._dense.pull()
+                self._publish(take, replace(position, step=step, queue=state))

@@ -19,6 +19,7 @@ from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.worker_input import WorkerInput
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers
@@ -27,6 +28,7 @@ _FIRST_SUM = 16  # oe_runtime.keras.workers has the numbers below
 _CHUNK = 1 << 18  # int32 values of a message: all have one size
 _LOST = 1024.0  # a wish of this size says that its worker has lost servers
 _POLL = 0.2  # seconds
+_LEAST_SILENCE = 20.0  # seconds that another worker's host may be out of reach
 
 
 class Ranks(Protocol):
@@ -75,8 +77,8 @@ class Ranks(Protocol):
         """Of all workers' float32, float64, int32 or int64 arrays of one shape."""
         ...
 
-    def share(self, value: bytes) -> bytes:
-        """What worker 0 has given."""
+    def share(self, value: bytes, origin: int = 0) -> bytes:
+        """What that worker has given."""
         ...
 
 
@@ -110,7 +112,7 @@ class Alone:
         """See Ranks."""
         return values
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: bytes, origin: int = 0) -> bytes:
         """See Ranks."""
         return value
 
@@ -169,9 +171,9 @@ class Together:
         total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
         return total.reshape(values.shape)
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: bytes, origin: int = 0) -> bytes:
         """See Ranks."""
-        mine = self.rank == 0
+        mine = self.rank == origin
         size = int(self.sum(np.array([len(value) if mine else 0], np.int64))[0])
         parts = []
         for begin in range(0, size, 4 * _CHUNK):
@@ -207,7 +209,12 @@ def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
 
     def connect() -> None:
         try:
-            made = TensorFlowWorkers(options.workers, options.rank, timeout=options.worker_wait)
+            made = TensorFlowWorkers(
+                options.workers,
+                options.rank,
+                timeout=options.worker_wait,
+                silence=max(_LEAST_SILENCE, options.server_wait),  # as long as for a server
+            )
             made.sum(np.zeros(1, np.float32), _FIRST_SUM - 1)
             found.append(made)
         except Exception as error:
@@ -241,6 +248,7 @@ class Stopped(Exception):
 # What may differ from worker to worker.
 _OWN = {
     "rank",
+    "data",  # compared itself, see check_input
     "token_file",
     "run_dir",
     "export",
@@ -256,12 +264,29 @@ def check_agreement(options: Options, ranks: Ranks) -> None:
     """Refuse workers that were not started with the same flags."""
     values = {name: value for name, value in asdict(options).items() if name not in _OWN}
     mine = json.loads(json.dumps(values, default=str))
+    problem = ""
     for name, value in json.loads(ranks.share(json.dumps(mine).encode())).items():
         if mine[name] != value:
-            raise RunError(
+            problem = problem or (
                 f"--{name.replace('_', '-')} is {mine[name]} in worker {ranks.rank} and {value} in worker 0: "
                 "start all workers with the same flags"
             )
+    _refuse_together(ranks, problem)
+
+
+def check_input(input_: WorkerInput, ranks: Ranks) -> None:
+    """Refuse workers that have not all the same input; all of them raise the same RunError."""
+    first = WorkerInput.from_json(ranks.share(input_.to_json().encode()).decode())
+    _refuse_together(ranks, input_.problem(first))
+
+
+def _refuse_together(ranks: Ranks, problem: str) -> None:
+    """RunError in all workers if any has a problem, with the words of the first one that has."""
+    has = np.zeros(ranks.count, np.int32)
+    has[ranks.rank] = bool(problem)
+    found = np.flatnonzero(ranks.sum(has))
+    if found.size:
+        raise RunError(ranks.share(problem.encode(), int(found[0])).decode())
 
 
 @contextlib.contextmanager

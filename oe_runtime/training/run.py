@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, Split, field_rows, open_source
+from oe_runtime.data import Source, field_rows, open_source, split_of
 from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
@@ -24,16 +25,20 @@ from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View, duration, view
 from oe_runtime.training.queue_checkpoints import QueueCheckpoints
 from oe_runtime.training.queue_loop import QueueLoop
-from oe_runtime.training.ranks import Stopped, check_agreement, losses_of_workers
+from oe_runtime.training.ranks import Stopped, check_agreement, check_input, losses_of_workers
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.worker_input import WorkerInput
 
 if TYPE_CHECKING:
     from oe_runtime.training.trainee import KerasTrainee
 
 WORKER_LOST, INTERRUPTED = 3, 130
+# Seconds in which one of several workers that is asked to stop agrees on it with the others. A checkpoint may
+# take longer. A worker that is gone, or frozen, would keep the others waiting for --worker-wait.
+_STOP_SECONDS = 20.0
 
 
 def run(options: Options) -> int:
@@ -64,16 +69,20 @@ def _run(options: Options, stop: StopRequest) -> int:
         client = _connect(options)
         if client is not None and first and not options.resume:
             _refuse_trained(client)
+        mine = WorkerInput.of(options.rank, source) if options.size > 1 else None
         directory = RunDirectory(options) if first else FollowingDirectory(options)
+        if options.size > 1:
+            stop.limit(_STOP_SECONDS, partial(_end_late, options, directory, stop))
         with view() as screen:
             try:
                 with losses_of_workers(options):
-                    _train(options, source, client, directory, screen, stop)
+                    _train(options, source, mine, client, directory, screen, stop)
             except Stopped:
                 directory.event("interrupted", step=0, path=None)
                 screen.say(f"stopped ({stop.reason}) while the workers were not all there")
                 return INTERRUPTED
             except Interrupted as interrupted:
+                stop.limit(0, None)
                 path = interrupted.path
                 directory.event(
                     "interrupted", step=interrupted.position.step, path=None if path is None else str(path)
@@ -106,9 +115,22 @@ def _run(options: Options, stop: StopRequest) -> int:
             client.close()
 
 
+def _end_late(options: Options, directory: RunDirectory | FollowingDirectory, stop: StopRequest) -> None:
+    """End this process, whose main thread still waits for others."""
+    error = WorkerLost(
+        f"asked to stop ({stop.reason}), and the other workers did not agree on it within "
+        f"{stop.seconds:.0f} s: ended without a new checkpoint"
+    )
+    message = _message(error, options)
+    directory.event("error", message=message)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(WORKER_LOST)
+
+
 def _train(
     options: Options,
     source: Source,
+    mine: WorkerInput | None,
     client: Client | None,
     directory: RunDirectory | FollowingDirectory,
     screen: View,
@@ -122,14 +144,14 @@ def _train(
     start, resumed = Position(), None
     loop: Loop
     if isinstance(client, HoldingClient):
-        shared = SharedInput(options, source, Split(options.holdout), stop, client)
+        shared = SharedInput(options, source, split_of(source, options.holdout), stop, client, mine)
         checkpoints: Checkpoints | FollowingCheckpoints
         checkpoints, resumed = _begin_apart(options, client, trainee, shared, stop)
         parts = (options, source, trainee, checkpoints, directory, screen, stop, figures)
         loop = QueueLoop(*parts, shared=shared, dense=trainee.dense)
         start = resumed.position
     else:
-        checkpoints, start, resumed = _begin_together(options, client, trainee, screen)
+        checkpoints, start, resumed = _begin_together(options, mine, client, trainee, screen)
         loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
@@ -161,11 +183,13 @@ def _train(
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
             if options.holdout and options.eval and not (options.workqueue and options.rank):
-                screen.say("evaluating on the held-out rows")
+                apart = source.evaluation()
+                screen.say(f"evaluating on {apart.describe() if apart else 'the held-out rows'}")
             auc = loop.evaluate()
             break
         except ServerLost as error:
             position = servers.recover(error, loop)
+    stop.limit(0, None)  # from here on this one waits for nobody
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
         directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
@@ -192,10 +216,12 @@ def _train(
 
 
 def _begin_together(
-    options: Options, client: Client | None, trainee: KerasTrainee, screen: View
+    options: Options, mine: WorkerInput | None, client: Client | None, trainee: KerasTrainee, screen: View
 ) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
     """One worker, or several in step: all begin at the same position with the same weights and rows."""
     check_agreement(options, trainee.ranks)
+    if mine is not None:
+        check_input(mine, trainee.ranks)
     if client is not None and options.rank == 0 and not options.resume:
         _refuse_trained(client)  # what the servers' storage held is there since the tables are
     checkpoints: Checkpoints | FollowingCheckpoints
@@ -263,15 +289,15 @@ def _connect(options: Options) -> Client | None:
         except ValueError as error:
             raise RunError(str(error)) from error
     worker = None
-    if options.workers:
-        wait = float(options.worker_wait)
+    if options.workers or options.generation:  # one that is left of several must take the others' places
         worker = Worker(
             options.rank,
-            len(options.workers),
+            options.size,
             "async" if options.workqueue else "sync",
-            options.staleness,
+            options.staleness if options.workqueue else None,
             options.on_worker_lost,
-            wait,
+            float(options.worker_wait),
+            options.generation,
         )
     return (HoldingClient if options.workqueue else Client)(
         options.servers,

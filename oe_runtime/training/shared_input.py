@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from oe_runtime.client import Client
-from oe_runtime.data import Batch, Source, Split, range_batches
+from oe_runtime.data import Batch, Source, Split, holdout_batches, range_batches
 from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.training.options import Options
+from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.worker_input import WorkerInput
 
 _ALWAYS = 1 << 40  # epochs, where --steps is the end
 _LOCK_POLL = 0.005  # seconds
@@ -55,8 +57,9 @@ class SharedInput:
         split: Split,
         stop: StopRequest,
         client: HoldingClient | None = None,
+        mine: WorkerInput | None = None,
     ) -> None:
-        """The directory must be one that all workers see."""
+        """The directory must be one that all workers see. `mine`: the input of one of several."""
         self._source = source
         self._split = split
         self._options = options
@@ -75,6 +78,23 @@ class SharedInput:
         # Locked until this worker has nothing more to do.
         self._mine = self._rank_file(options.rank).open("a")
         _try(self._mine, fcntl.LOCK_EX)
+        if mine is not None:
+            partial = self._input(options.rank).with_suffix(".part")
+            partial.write_text(mine.to_json())
+            partial.replace(self._input(options.rank))
+
+    def check_input(self) -> None:
+        """When all have come: RunError, the same in each, for workers that have not all the same input."""
+        if self._options.size == 1:
+            return
+        found = [
+            WorkerInput.from_json(self._input(rank).read_text())
+            for rank in range(self._options.size)
+            if self._input(rank).exists()
+        ]
+        for other in found[1:]:
+            if problem := other.problem(found[0]):
+                raise RunError(problem)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """Worker 0, before any takes a range: from the start, or from a checkpoint's state."""
@@ -143,6 +163,9 @@ class SharedInput:
 
     def held_out(self) -> Iterator[Batch]:
         """The rows that no worker trains on."""
+        if self._source.evaluation() is not None:
+            yield from holdout_batches(self._source, self._split, self._options.batch_size)
+            return
         for part in self._ranges:
             yield from range_batches(self._source, self._split, part, self._options.batch_size, held=True)
 
@@ -268,6 +291,9 @@ class SharedInput:
 
     def _ready(self, rank: int) -> Path:
         return self._directory / f"ready-{rank}"
+
+    def _input(self, rank: int) -> Path:
+        return self._directory / f"input-{rank}.json"
 
     def _rank_file(self, rank: int) -> Path:
         return self._directory / f"rank-{rank}.lock"

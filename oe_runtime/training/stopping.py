@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import select
 import signal
+import socket
 import threading
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -13,17 +19,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """Becomes true once the run was asked to stop; a second request ends the process at once.
 
-    A context manager: listens to SIGINT and SIGTERM inside, and `with_parent` to the end of stdin.
+    A context manager: listens to SIGINT and SIGTERM inside, and `with_parent` to the end of stdin. A thread
+    takes the signals: Python calls no handler while the main thread is in TensorFlow or waits for a server.
     """
 
     def __init__(self, *, with_parent: bool) -> None:
         self._asked = threading.Event()
         self._with_parent = with_parent
+        self._late: Callable[[], None] | None = None
+        self.seconds = 0.0  # that may pass from a request to the end
+        self._since = 0.0  # when these began
+        self._unhurried = 0
         self.reason = ""
 
     def __enter__(self) -> StopRequest:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.listen()
+        self._watcher = threading.Thread(target=self._watch, name="watch-signals", daemon=True)
+        self._watcher.start()
         if self._with_parent:
             threading.Thread(target=self._watch_stdin, name="watch-stdin", daemon=True).start()
         return self
@@ -31,11 +47,15 @@ class StopRequest:
     def listen(self) -> None:
         """Listen to the signals, again after a library has taken them."""
         for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, _nothing)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        self._write.close()
+        self._watcher.join()
+        self._read.close()
 
     def __bool__(self) -> bool:
         return self._asked.is_set()
@@ -47,12 +67,49 @@ class StopRequest:
     def ask(self, reason: str) -> None:
         """Ask the run to stop after its current step."""
         self.reason = self.reason or reason
+        if not self:
+            self._since = time.monotonic()
         self._asked.set()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def limit(self, seconds: float, late: Callable[[], None] | None) -> None:
+        """Call `late`, in another thread, when a request was not followed for so long; None: never."""
+        self.seconds, self._late, self._since = seconds, late, time.monotonic()
+        self._wake()
+
+    def at_least(self, seconds: float) -> None:
+        """Let so long pass, because what is under way may take it."""
+        self.seconds = max(self.seconds, seconds)
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """What is done inside takes as long as it takes, as a checkpoint: the limit is for what follows."""
+        self._unhurried += 1
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
+            self._unhurried -= 1
+
+    def _watch(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._read], [], [], 1.0 if self and self._late else None)
+            if ready:
+                numbers = self._read.recv(64)
+                if not numbers:
+                    return
+                for number in numbers:
+                    self._take(number)
+            late = self._late
+            if late and self and not self._unhurried and time.monotonic() - self._since > self.seconds:
+                late()
+
+    def _take(self, number: int) -> None:
+        if number not in _SIGNALS:
+            return
         if self:
-            # The user means it: the default action, without another checkpoint.
-            signal.signal(number, signal.SIG_DFL)
+            # The user means it: the default action, without another checkpoint. `signal.signal` is for the
+            # main thread alone, which may wait.
+            ctypes.CDLL(None).signal(number, None)
             os.kill(os.getpid(), number)
         self.ask(signal.Signals(number).name)
 
@@ -60,3 +117,12 @@ class StopRequest:
         while os.read(0, 4096):
             pass
         self.ask("the parent process ended")
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the run may be over
+            self._write.send(b"\0")
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """There must be a handler for the watcher to hear of a signal."""

@@ -24,9 +24,10 @@ _ENVIRONMENTS = (
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """The flags of several workers."""
     w = p.add_argument_group(
-        "several workers (a process each, all with the same flags but for --rank)",
+        "several workers (a process each, all with the same flags but for --rank and --data)",
         "Each trains on its part of every batch, so that losses are those of one worker, and --resume may be "
-        "with another number of them. Worker 0 alone writes the run directory. Start all of them; a worker "
+        "with another number of them. All need the same files, and compare names, sizes and digests before "
+        "the first step. Worker 0 alone writes the run directory. Start all of them; a worker "
         "that is lost ends the others (exit code 3), and --resume goes on from the last checkpoint. The "
         "connections between workers are neither encrypted nor authenticated.",
     )
@@ -64,6 +65,15 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long workers wait for one that does not come, or is busy, as with a checkpoint (default "
         "600)",
+    )
+    w.add_argument(
+        "--generation",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="which start of all workers this is. On the servers, those of a higher one take the places of "
+        "earlier ones at once, as after the loss of a host whose connections are still open; without it "
+        "the servers wait 90 s for such a host (default 0)",
     )
 
 

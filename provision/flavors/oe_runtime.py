@@ -63,4 +63,5 @@ def data_check(host: Host, wanted: Request) -> list[str]:
     """See ``Flavor``."""
     training = wanted.training
     flags = ["--max-bad-rows", str(training.max_bad_rows)]
-    return [placement.python_of(host), "-m", "oe_runtime.data.check", *flags, "--", training.data]
+    python = sys.executable if wanted.on else placement.python_of(host)  # containers have their own
+    return [python, "-m", "oe_runtime.data.check", *flags, "--", training.data]

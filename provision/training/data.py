@@ -27,7 +27,7 @@ _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
 def check(inventory: Inventory, wanted: Request) -> None:
     """TrainingError names the first worker's host that cannot read the data, and why."""
     data = wanted.training.data
-    if data.startswith("generate:") or wanted.on:
+    if data.startswith("generate:"):
         return
     flavor = flavors.of(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}

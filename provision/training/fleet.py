@@ -25,7 +25,7 @@ LOOK_SECONDS = 60  # that a look may take on a slow host
 STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
 START_SECONDS = 120
 POLL_SECONDS = 2.0  # between looks at a worker on another host
-SILENCE_SECONDS = 120.0  # that such a host may be out of reach before the run is given up
+LEAST_SILENCE = 120.0  # seconds that such a host may be out of reach, where lost servers are not waited for
 
 _EXIT_CODES = {"end": 0, "interrupted": units.INTERRUPTED, "error": 1}  # of the trainer, by its last event
 Answer = dict[str, Any]
@@ -53,6 +53,11 @@ class Fleet:
             return {}
         names = {item.host for item in self.processes.values() if item.role == role}
         return {name: host for name, host in self.hosts.items() if name in names}
+
+    @property
+    def silence(self) -> float:
+        """Seconds that a worker's host may be out of reach before it is lost: as long as a server may."""
+        return max(LEAST_SILENCE, float(self.spec.settings.get("server_wait") or 0))
 
     def args(self) -> dict[str, Any]:
         """What every errand needs."""
@@ -274,7 +279,7 @@ class HostWorker:
         try:
             answer = errand.run(self.fleet.hosts[self.spec.host], "look", args, LOOK_SECONDS)
         except HostError as error:
-            if now - self._seen > SILENCE_SECONDS:
+            if now - self._seen > self.fleet.silence:
                 self.give_up(error.reason)
         else:
             self._seen = time.monotonic()

@@ -94,6 +94,7 @@ class Supervisor:
         self.restarts: dict[str, list[float]] = {}  # when servers were started again
         self.ended_anew = False  # whether lost workers were started once more after the last step
         self.phase: Phase = "starting"
+        self.generation = 0  # of the workers
 
     def run(self, resume: bool = False) -> Outcome:
         """Start everything, wait for the end, stop everything; ``state.json`` says how far it is."""
@@ -159,7 +160,12 @@ class Supervisor:
         self.workers, self.deaf = [], []
         words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.group))}
         everyone = [item for item in self.spec.processes if item.role == "worker"]
+        # Servers still hold the places of workers whose host has vanished, and may not serve those that come
+        # back: so each start is of a higher generation, also when another supervisor began the one before.
+        self.generation = max(self.generation + 1, int(time.time()))
         for spec, argv in zip(self.group, worker_group.commands(self.group, everyone, words), strict=True):
+            if len(everyone) > 1 and not spec.adapted:
+                argv = [*argv, "--generation", str(self.generation)]
             worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv, fresh=not resume)
             self._emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
         self._write("running")

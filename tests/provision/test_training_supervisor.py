@@ -13,9 +13,9 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision.node import process
-from provision.training import worker_group
+from provision.training import supervisor, worker_group
 from provision.training.background import start_detached
-from provision.training.child import StopRequest
+from provision.training.child import Child, StopRequest
 from provision.training.ending import last_screen
 from provision.training.fleet import Fleet, HostServer, HostWorker
 from provision.training.jobs import Job, JobState, ProcessSpec
@@ -162,6 +162,36 @@ def test_workers_of_a_queue_go_on_where_they_are(tmp_path: Path) -> None:
     assert [words.partition(":")[0] for words in seen] == ["1 of 2 workers"]
     kinds = [json.loads(line)["event"] for line in job.metrics_file.read_text().splitlines()]
     assert "resume" not in kinds
+
+
+def test_each_start_of_the_workers_is_of_a_higher_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that servers need not wait for the end of connections of those before."""
+    started: list[tuple[str, int]] = []
+    real = supervisor.start
+
+    def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
+        at = argv.index("--generation") + 1 if "--generation" in argv else 0
+        started.append((spec.name, int(argv[at]) if at else 0))
+        return real(job, spec, argv)
+
+    monkeypatch.setattr(supervisor, "start", start)
+    job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
+    supervise(job)
+    assert [name for name, _ in started] == ["server-0", *["worker-0", "worker-1"] * 2]
+    server, first, second, third, fourth = (generation for _, generation in started)
+    assert server == 0
+    assert int(time.time()) - 600 < first == second < third == fourth
+    started.clear()
+    supervise(make_job(tmp_path / "two"))
+    assert started[-1] == ("worker-0", 0), "one worker alone takes nobody's place"
+
+
+def test_a_workers_host_may_be_silent_as_long_as_a_server(tmp_path: Path) -> None:
+    for wait, silence in ((300, 300), (0, 120), (1000, 1000)):
+        job = make_job(tmp_path / str(wait), server_wait=wait)
+        assert Fleet(job, job.spec()).silence == silence
 
 
 def test_who_goes_on() -> None:
