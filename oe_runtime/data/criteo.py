@@ -70,22 +70,24 @@ class CriteoFiles:
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
             firsts = list(threads.map(self._first_rows, self._files))
         broken = BrokenRows(self.broken.limit, say=lambda _: None)  # said when they are left out
-        for path, (good, problems) in zip(self._files, firsts, strict=True):
+        for path, (good, _, problems) in zip(self._files, firsts, strict=True):
             if not good:
                 broken.limit = 0  # it is no file of rows with broken ones among them
             for place, problem in problems:
                 broken.add(path, place, problem)
+        size = sum(path.stat().st_size for path in self._files)
+        self._guess(sum(good for good, _, _ in firsts), sum(read for _, read, _ in firsts), size)
         if self._evaluation is not None:
             self._evaluation.check()
 
-    def _first_rows(self, path: Path) -> tuple[int, list[tuple[str, str]]]:
-        """How many of the file's first rows are good, and where others are and what is wrong with them."""
+    def _first_rows(self, path: Path) -> tuple[int, int, list[tuple[str, str]]]:
+        """How many of the file's first rows are good, their bytes, and where others are and why."""
         with contextlib.closing(_open(path, self._cardinalities)) as file:
             task = next(file.pieces(), None)
             if task is None:
                 raise _empty(path)
-            batch, broken, _ = task()
-            return batch.rows, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+            batch, broken, read = task()
+            return batch.rows, read, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
 
     def evaluation(self) -> CriteoFiles | None:
         """See Source: the file eval.csv of a directory that has a train.csv too, as DeepRec's data has."""

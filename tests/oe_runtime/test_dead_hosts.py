@@ -47,13 +47,14 @@ class Host:
         number = next(_numbers)
         self.name = f"oe{os.getpid()}-{number}"
         self._cable = f"oe{os.getpid() % 100000}x{number}"
-        self.gateway = address = f"198.18.{os.getpid() % 250}.{number * 4 + 1}"
+        network = f"198.18.{os.getpid() % 250}."
+        self.gateway, address = f"{network}{number * 4 + 1}", f"{network}{number * 4 + 2}"
         self.process: subprocess.Popen[bytes] | None = None
         sh("ip", "netns", "add", self.name)
         sh("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        sh("ip", "address", "add", f"{address}/30", "dev", self._cable)
+        sh("ip", "address", "add", f"{self.gateway}/30", "dev", self._cable)
         sh("ip", "link", "set", self._cable, "up")
-        self.sh("ip", "address", "add", f"{address[:-1]}{number * 4 + 2}/30", "dev", "eth0")
+        self.sh("ip", "address", "add", f"{address}/30", "dev", "eth0")
         self.sh("ip", "link", "set", "eth0", "up")
         self.sh("ip", "link", "set", "lo", "up")
         token, ready = directory / "token", directory / "ready.json"
@@ -64,7 +65,7 @@ class Host:
         command += ["--checkpoint-dir", str(directory / "own")]
         self.process = subprocess.Popen(["ip", "netns", "exec", self.name, *command], stdin=subprocess.PIPE)
         wait_for(ready.exists, self.process)
-        self.endpoint = f"{address[:-1]}{number * 4 + 2}:7000"
+        self.endpoint = f"{address}:7000"
 
     def sh(self, *command: str) -> str:
         """Run a command there."""
