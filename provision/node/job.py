@@ -58,7 +58,9 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"servers": servers, "workers": pids, "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
-        _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": again})
+        # A job that is resumed has its rows there and nowhere else.
+        pools = again or not all(item.get("fresh") for item in units)
+        _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": pools})
         raise
 
 
@@ -339,10 +341,11 @@ def _events(directory: str) -> str:
 
 
 def check_data(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Run a program that says whether data can be read, as the user that reads it; changes nothing.
+    """Run a program that says whether data can be read, as the user that reads it (made when missing).
 
     ``args``: ``user``, ``argv`` and ``seconds``. Gives ``problem``, its last line, empty when it ended well.
     """
+    jobfiles.ensure_user(system, args["user"])  # on a host that never had a job nobody made it yet
     done = system.run(["runuser", "-u", args["user"], "--"] + args["argv"], timeout=args["seconds"])
     if done.ok:
         return {"problem": ""}

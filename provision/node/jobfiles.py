@@ -20,7 +20,7 @@ _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", 
 
 def prepare(system: System, directory: str, user: str, token: str, more: List[str]) -> None:
     """The job's directories and token, which only the job's user (made when missing) may read."""
-    uid, gid = _user(system, user)
+    uid, gid = ensure_user(system, user)
     for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
         _make(system, path, 0o755, 0, 0)
     below = [os.path.join(directory, name) for name in ("", "ready", "metrics", "logs", "run", "checkpoints")]
@@ -41,7 +41,8 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
         record(system, directory, [])
 
 
-def _user(system: System, name: str) -> Any:
+def ensure_user(system: System, name: str) -> Any:
+    """(uid, gid) of the system user that runs jobs; made when missing."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:

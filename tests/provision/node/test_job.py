@@ -177,16 +177,20 @@ class Starting(Canned):
         return super().run(argv, timeout, environment)
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fresh: bool
-) -> None:
-    monkeypatch.setattr(jobfiles, "_user", lambda system, name: (os.getuid(), os.getgid()))
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows that a stopped job has left on the host."""
+    monkeypatch.setattr(jobfiles, "ensure_user", lambda system, name: (os.getuid(), os.getgid()))
     monkeypatch.setattr(jobfiles, "_own", lambda *_: None)
-    pool = tmp_path / "mnt/pmem0/oeprov/j/server-0/oe-1-super.pool"
-    pool.parent.mkdir(parents=True)
-    pool.touch()
+    found = tmp_path / "mnt/pmem0/oeprov/j/server-0/oe-1-super.pool"
+    found.parent.mkdir(parents=True)
+    found.touch()
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    return found
+
+
+def start_of_a_server(*, fresh: bool) -> dict[str, object]:
+    """What ``job.start`` is told."""
     item = {
         "name": "server-0",
         "role": "parameter_server",
@@ -199,7 +203,41 @@ def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
         "port": 0,
         "fresh": fresh,
     }
-    args = {"directory": "/var/lib/oeprov/jobs/j", "user": "", "token": "t", "seconds": 5, "units": [item]}
+    return {"directory": "/var/lib/oeprov/jobs/j", "user": "", "token": "t", "seconds": 5, "units": [item]}
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("how", ["fails", "is-late", "is-stopped"])
+def test_a_server_that_does_not_start_again_keeps_its_rows(
+    tmp_path: Path, pool: Path, how: str, *, fresh: bool
+) -> None:
+    """A resumed job has its rows in the pool and nowhere else."""
+    answer = SHOW.split("\n\n")[0]
+    if how == "fails":
+        answer = answer.replace("=active", "=failed").replace("Result=success", "Result=exit-code")
+    if how == "is-stopped":
+        (tmp_path / "run").mkdir()
+        (tmp_path / job.STOPPING.lstrip("/")).write_text("j")
+    system = Canned(tmp_path, {"systemctl show": answer, "systemctl stop": ""})
+    ended = {"systemctl show": answer.replace("ActiveState=active", "ActiveState=inactive")}
+    stopping = system.run
+
+    def run(argv: list[str], timeout: float = 60, environment: dict[str, str] | None = None) -> Result:
+        if argv[:2] == ["systemctl", "stop"]:
+            system.answers = ended
+        return stopping(argv, timeout, environment)
+
+    system.run = run  # type: ignore[method-assign]
+    with pytest.raises(CommandError, match="server-0"):
+        job._start(system, {**start_of_a_server(fresh=fresh), "seconds": 0})
+    assert pool.exists() is not fresh
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
+    tmp_path: Path, pool: Path, *, fresh: bool
+) -> None:
+    args = start_of_a_server(fresh=fresh)
     system = Starting(tmp_path)
     (server,) = job.start(system, args)["servers"]
     assert server["port"] == 7011
@@ -211,6 +249,17 @@ def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
     job.stop(system, {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": True})
     assert pool.exists() is not fresh
     assert not (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").exists()
+
+
+def test_data_is_looked_at_as_the_user_of_jobs_also_on_a_host_that_never_had_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(jobfiles, "ensure_user", lambda system, name: made.append(name))
+    system = Canned(tmp_path)
+    assert job.check_data(system, {"user": "oeprov", "argv": ["true"], "seconds": 1}) == {"problem": ""}
+    assert made == ["oeprov"]
+    assert system.ran == ["runuser -u oeprov -- true"]
 
 
 def test_scratch_of_others_is_never_removed(tmp_path: Path) -> None:
