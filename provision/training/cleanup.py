@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,7 +31,7 @@ from provision.node.directory import human
 from provision.training import jobs, units
 from provision.training.ending import state_flag
 from provision.training.fleet import Fleet
-from provision.training.jobs import Job, JobSpec
+from provision.training.jobs import Job, JobSpec, JobState
 from provision.training.jobview import STYLE
 from provision.training.metrics import summary
 from provision.training.stopping import is_running
@@ -131,6 +132,7 @@ def holding(job: Job) -> Holding:
             claims = [] if phase == "done" else _claims(job)
             return Holding(job, phase, running=running, bytes=size, claims=claims)
         state, spec = job.state(), job.spec()
+        _check_state(job)
     except TrainingError as error:
         return Holding(job, "unreadable", running=running, problem=str(error), bytes=size)
     facts = summary(job.metrics_file)
@@ -147,6 +149,16 @@ def holding(job: Job) -> Holding:
         steps=facts.steps,
         checkpoint=facts.checkpoint_step if newest is None else newest[0],
     )
+
+
+def _check_state(job: Job) -> None:
+    """TrainingError where nobody can tell whether the job runs."""
+    try:
+        JobState.model_validate_json(job.state_file.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (OSError, ValidationError) as error:
+        raise TrainingError(jobs.unreadable(job.state_file, error)) from None
 
 
 def disk_bytes(directory: Path) -> int:
@@ -236,13 +248,16 @@ def _time(nanoseconds: int) -> datetime:
 def select(
     found: Iterable[Holding], *, states: Collection[str], older_than: float, keep: int
 ) -> list[Holding]:
-    """The jobs that ``prune`` is about, oldest first: not running, in these states (none: in any).
+    """The jobs that ``prune`` removes, oldest first: not running, in these states.
 
-    ``older_than``: seconds since they were started or ended; ``keep``: the newest so many of them stay.
+    No states: in any state of a job that can be read. A directory that is no job, or one of a newer oeprov,
+    is removed only by its state. ``older_than``: seconds since they were started or ended; ``keep``: the
+    newest so many of them stay.
     """
     now = time.time()
     mine = [item for item in found if not item.running and not item.denied]
-    ended = [item for item in mine if (not states or item.state in states)]
+    wanted = states or [state for state in ENDED if state not in ("unreadable", INCOMPLETE)]
+    ended = [item for item in mine if item.state in wanted]
     ended = ended[: max(0, len(ended) - keep)]
     return [
         item

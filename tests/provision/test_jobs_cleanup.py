@@ -197,6 +197,23 @@ def test_prune_takes_what_all_options_choose(
     assert cli.run(["jobs", "rm", "half", "--yes"]) == 0
 
 
+def test_prune_leaves_what_it_cannot_read(
+    state_dir: Path, make: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make("newer", 50, "interrupted")
+    state = json.loads(job.state_file.read_text())
+    job.state_file.write_text(json.dumps({**state, "phase": "running", "of_a_newer_oeprov": 1}))
+    mine = state_dir / "jobs" / "my-saved-checkpoints"
+    mine.mkdir()
+    (mine / "step-1.tar").touch()
+    then = time.time() - 50 * DAY
+    for path in (mine, job.state_file, job.directory):
+        os.utime(path, (then, then))
+    assert listed(capsys)["newer"]["state"] == "unreadable"
+    assert cli.run(["jobs", "prune", "--older-than", "30d", "--yes"]) == 0
+    assert left(state_dir) == ["my", "newer"]
+
+
 def test_what_a_job_has_on_hosts_goes_first(
     state_dir: Path,
     make: Callable[..., Job],
