@@ -493,7 +493,10 @@ class Supervisor:
 
     def _emit(self, event: Event) -> None:
         self.last[event["event"]] = event
-        self.on_event(event)
+        # The screen may have lost its reader, as with `| head`: rich then asks the program to exit. The job
+        # goes on; `oeprov status` shows it.
+        with contextlib.suppress(BrokenPipeError, SystemExit):
+            self.on_event(event)
 
     def _far_workers(self) -> list[HostWorker]:
         return [worker for worker in [*self.workers, *self.gone] if isinstance(worker, HostWorker)]

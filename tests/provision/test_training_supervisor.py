@@ -509,6 +509,20 @@ def test_stubborn_server_is_killed(tmp_path: Path) -> None:
     assert job.state().processes[0].exit_code == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, SystemExit(1)])
+def test_a_screen_whose_reader_has_gone_ends_no_job(
+    tmp_path: Path, error: type[BaseException] | BaseException
+) -> None:
+    """`oeprov launch-training | head`: rich raises SystemExit where it finds the pipe broken."""
+    job = make_job(tmp_path)
+
+    def on_event(event: Event) -> None:
+        raise error
+
+    assert Supervisor(job, on_event, StopRequest(), QUICK).run().phase == "done"
+    assert job.state().phase == "done"
+
+
 def test_error_in_the_view_leaves_no_orphans(tmp_path: Path) -> None:
     job = make_job(tmp_path, worker="waits")
 
