@@ -103,13 +103,18 @@ def prune(
     Shows what goes and asks. A job whose rows are nowhere but in persistent memory stays, and is named,
     unless --consent names it.
     """
+    from provision.errors import TrainingError
     from provision.training import cleanup
 
     if older_than is None and keep is None and not state:
-        raise typer.BadParameter("which jobs? give --older-than AGE, --keep N or --state STATE")
+        raise TrainingError(
+            "jobs prune: no jobs were selected; add --older-than AGE, --keep N or --state STATE"
+        )
     unknown = [item for item in state or [] if item not in cleanup.ENDED]
     if unknown:
-        raise typer.BadParameter(f"--state: found {unknown[0]!r}; allowed: {', '.join(cleanup.ENDED)}")
+        raise typer.BadParameter(
+            f"found {unknown[0]!r}; allowed: {', '.join(cleanup.ENDED)}", param_hint="--state"
+        )
     return cleanup.prune(
         state_dir,
         states=state or [],

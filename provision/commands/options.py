@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from provision.errors import OeprovError
+from provision.state_directory import DEFAULT_STATE_DIR as DEFAULT_STATE_DIR  # for commands, with StateDir
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory
@@ -80,7 +81,6 @@ RetryTrials = Annotated[
     typer.Option("--retry-trials", help="Boot once more on trial what did not pass its trial before."),
 ]
 DEFAULT_INVENTORY = Path("inventory.yml")
-DEFAULT_STATE_DIR = Path(".oeprov")
 
 
 def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:

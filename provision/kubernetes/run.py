@@ -20,9 +20,9 @@ from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.follow import Follower
 from provision.kubernetes.plan import settle
 from provision.kubernetes.record import Record
+from provision.state_directory import state_flag
 from provision.training import jobs
 from provision.training.child import StopRequest
-from provision.training.ending import state_flag
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
 from provision.training.placement import CHECKPOINT_SECONDS
