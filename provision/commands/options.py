@@ -78,7 +78,7 @@ Check = Annotated[
 ]
 RetryTrials = Annotated[
     bool,
-    typer.Option("--retry-trials", help="Boot once more on trial what did not pass its trial before."),
+    typer.Option("--retry-trials", help="Retry kernels and kernel arguments that failed their trial boot."),
 ]
 DEFAULT_INVENTORY = Path("inventory.yml")
 

@@ -54,9 +54,7 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     found = record.read(job)
     for what in ("epochs", "steps"):
         if getattr(options, what) is not None:
-            raise TrainingError(
-                f"--{what}: a job on Kubernetes trains as long as it was made to; launch a new one, longer"
-            )
+            raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
     for what in ("servers", "workers"):
         if getattr(options, what) is not None:
             raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")

@@ -80,7 +80,7 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
     problem = "error: there is no file or directory /srv/day.tsv"
     with pytest.raises(TrainingError, match=r"^host b: --data: there is no file or directory /srv/day"):
         check(tmp_path, HOSTS, "/srv/day.tsv")
-    with pytest.raises(TrainingError, match="workers on host a do not see what is there: a unit has a /tmp"):
+    with pytest.raises(TrainingError, match="workers on host a run with a private /tmp and cannot see it"):
         check(tmp_path, HOSTS, "/tmp/day.tsv")
 
     def lost(host: Host, *_: object) -> dict[str, object]:
