@@ -26,6 +26,7 @@ from provision.node.state import State, difference
 from provision.node.step import Plan
 from provision.playbook import TaskResult
 from provision.settings import GpuSettings, KernelSettings, Kind, mode_refusal
+from provision.state_directory import state_flag
 from provision.stepview import StepView
 from provision.training import jobs
 from provision.training.child import StopRequest
@@ -33,7 +34,7 @@ from provision.training.jobs import ACTIVE
 
 if TYPE_CHECKING:
     from provision.bundle import Bundle
-    from provision.inventory import Inventory
+    from provision.inventory import Host, Inventory
 
 # After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
 ROUNDS = 4
@@ -86,17 +87,22 @@ def pmem_mode(
     Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out. With
     ``write_inventory`` the inventory asks for ``mode`` afterwards; else a person at a terminal is asked.
     """
-    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
-    for name, host in inventory.hosts.items():
-        if name not in able and (not able or host.pmem.mode != "none"):
-            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
-    inventory = replace(inventory, hosts=able)
+    inventory = replace(inventory, hosts=_able(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
     run = _Run(changed, "pmem_mode", state_dir, consent, as_json)
     code = run.run(check=check)
     if code == 0 or (check and code == 2):
         return _offer_mode(inventory, mode, run, check=check, wanted=write_inventory) or code
     return code
+
+
+def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
+    """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
+    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
+    for name, host in inventory.hosts.items():
+        if name not in able and (not able or host.pmem.mode != "none"):
+            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
+    return able
 
 
 def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, wanted: bool) -> int:
@@ -109,7 +115,7 @@ def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, want
     if not hosts or (check and not wanted):
         return 0
     path = inventory.path
-    if not check:
+    if not wanted:
         said = f"note: {escape(str(path))} still says otherwise for {', '.join(hosts)}"
         say(f"{said}: the next bootstrap would plan the way back")
     try:
@@ -124,11 +130,25 @@ def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, want
                 edit.write()
                 say(f"[green]✓[/] wrote {escape(str(edit.path))}")
         elif not ask:
-            say(f"to write it: oeprov pmem-mode {mode} -i {shlex.quote(str(path))} --write-inventory")
+            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, run.state_dir)}"
+            flags += state_flag(run.state_dir)
+            say(f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
     except InventoryError as error:
         say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
         return 1 if wanted else 0
     return 0
+
+
+def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
+    """The option that chooses these hosts again; empty where that is every host that the mode is for."""
+    from provision.inventory_check import load
+
+    try:
+        if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
+            return ""
+    except ConvergeError:
+        pass  # without the option, another host would be refused
+    return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
 def _agrees(console: Console, question: str) -> bool:

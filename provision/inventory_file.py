@@ -152,7 +152,10 @@ def _unreadable(error: BaseException, path: Path) -> InventoryError:
     if _NO_MAPPING.search(str(cause)):
         return InventoryError(f"{shown}: expected `key: value` lines, found something else")
     words = _one_line(cause, path).removeprefix("YAML parsing failed: ")
-    return InventoryError(f"{shown}{position}: is not YAML: {words}" if position else f"{shown}: {words}")
+    if not position:
+        return InventoryError(f"{shown}: {words}")
+    words = "; ".join(piece[:1].lower() + piece[1:] for piece in words.rstrip(".").split(". "))
+    return InventoryError(f"{shown}{position}: is not YAML: {words}; check this line and the one before")
 
 
 def _shown(file: Path, path: Path) -> Path:

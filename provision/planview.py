@@ -13,7 +13,7 @@ from provision.node.step import Plan
 
 
 def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
-    """Print the steps of all plans, in which ``turns`` hosts are changed, then notes and problems."""
+    """Print the steps of all plans, the line of ``turns``, then notes and problems."""
     plans = list(plans)
     table = Table("host", "step", "why", "destroys", "reboots", show_lines=False)
     table.columns[0].no_wrap = True
@@ -32,7 +32,7 @@ def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
     if table.row_count:
         console.print(table)
     if turns:
-        console.print(f"[dim]turns[/]    {escape(turns)}", highlight=False, soft_wrap=True)
+        console.print(escape(turns), highlight=False, soft_wrap=True)
     for plan in plans:
         for note in plan.notes:
             console.print(

@@ -55,12 +55,12 @@ def _part(share: str, count: int) -> int:
 
 
 def describe(plans: Sequence[Plan], found: Sequence[Sequence[str]]) -> str:
-    """The turns in one line; empty where there is only one."""
-    words = [f"{turn[0]} alone" if len(turn) == 1 else f"{len(turn)} hosts" for turn in found]
+    """The turns in one line, with their number; empty where there is only one."""
+    words = [turn[0] if len(turn) == 1 else f"{len(turn)} hosts" for turn in found]
     if len(words) < 2:
         return ""
     if set(found[0]) <= set(_quiet(plans)):
-        words[0] = f"{len(found[0])} on which nothing is disturbed"
+        words[0] += " (no disturbance)"
     if len(words) > _SHOWN:
-        words = [*words[:_SHOWN], f"so on, {len(found)} turns in all"]
-    return f"{', then '.join(words)}; a host that fails stops those after it (rollout_shares)"
+        words = [*words[:_SHOWN], "…"]
+    return f"turns ({len(found)}): {', '.join(words)}; a failed host stops the later turns (rollout_shares)"

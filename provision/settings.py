@@ -53,9 +53,9 @@ class RolloutSettings(Settings):
     shares: list[Share] = Field(
         default=[1, "5%", "20%"],
         min_length=1,
-        description="Hosts that are changed and rebooted together, turn by turn: a number of hosts, or a "
-        "percentage of the parameter servers and of the other hosts; the last one is repeated. Never all "
-        "parameter servers of several. A host that fails stops all whose turn has not come.",
+        description="Hosts changed and rebooted per turn: a number, or a percentage of the servers and of "
+        "the other hosts. The last value repeats; of several parameter servers, one always stays up; a "
+        "failed host stops all later turns.",
     )
 
 
@@ -135,8 +135,8 @@ class PmemSettings(Settings):
     filesystem: Literal["ext4", "xfs"] = Field(default="ext4", description="fsdax: the file system to make.")
     map: Literal["auto", "mem", "dev"] = Field(
         default="auto",
-        description="Where struct pages live (1/64 of the size): in DRAM (mem) or on the device (dev). auto: "
-        "fsdax: where they are, and on the device of a namespace that had none; system-ram: mem.",
+        description="Where page structures (1/64 of the size) live: mem (DRAM) or dev (the device). auto "
+        "keeps existing fsdax namespaces as they are, uses dev for new ones, and mem for system-ram.",
     )
     movable: bool = Field(
         default=True, description="system-ram: online as ZONE_MOVABLE, so that it can be taken offline again."

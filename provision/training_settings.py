@@ -159,9 +159,8 @@ class TrainingSettings(Settings):
     server_wait: int = Field(
         default=300,
         ge=0,
-        description="Seconds that training waits for a server that was lost to be started again, and for the "
-        "host of one of several workers to answer again (that at least 20 s); then it goes on from the last "
-        "checkpoint. 0: losing a server ends the job.",
+        description="Seconds to wait for a lost server to restart, or for a lost worker's host to answer (at "
+        "least 20), before training goes on from the last checkpoint. 0: a lost server ends the job.",
     )
     worker_wait: int = Field(
         default=600,

@@ -189,9 +189,8 @@ def parser() -> argparse.ArgumentParser:
         type=count(0),
         default=300,
         metavar="SECONDS",
-        help="with --servers: how long a server that is gone may take to come back at its address; training "
-        "then goes on from the latest checkpoint, with several workers all of them; 0 ends the run at once. "
-        "Another worker's host may be out of reach as long, and at least 20 s (default 300)",
+        help="with --servers: seconds to wait for a lost server, or for another worker's host (at least 20 "
+        "s); then all workers go on from the latest checkpoint. 0: end the run at once (default 300)",
     )
     p.add_argument("--storage", choices=STORAGES, help="with --in-process: kind of memory (default dram)")
     p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")

@@ -71,9 +71,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         type=count(0),
         default=0,
         metavar="N",
-        help="which start of all workers this is. On the servers, those of a higher one take the places of "
-        "earlier ones at once, as after the loss of a host whose connections are still open; without it "
-        "the servers wait 90 s for such a host (default 0)",
+        help="number of this start of the job. Servers drop workers of a lower number at once; without it "
+        "they wait 90 s for a lost host (default 0)",
     )
 
 

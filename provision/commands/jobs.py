@@ -10,7 +10,7 @@ import typer
 from provision.commands.options import DEFAULT_STATE_DIR, Json, StateDir
 
 app = typer.Typer(
-    help="List the jobs with what they take on disk; remove those that nobody needs any more.",
+    help="List jobs and the disk space they use; remove old jobs.",
     epilog="Examples:  oeprov jobs  |  oeprov jobs rm j1  |  oeprov jobs prune --older-than 30d --state done",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -39,7 +39,7 @@ def _age(text: str) -> int:
 def list_jobs(
     context: typer.Context, as_json: Json = False, state_dir: StateDir = DEFAULT_STATE_DIR
 ) -> int | None:
-    """List the jobs with what they take on disk; remove those that nobody needs any more.
+    """List jobs and the disk space they use; remove old jobs.
 
     Asks no host: what a job may have there is named. `oeprov status` shows what jobs do.
     """
@@ -53,7 +53,10 @@ def list_jobs(
 @app.command("rm", epilog="Examples:  oeprov jobs rm j1  |  oeprov jobs rm j1 j2 --yes")
 def rm(
     names: Annotated[
-        list[str], typer.Argument(metavar="JOB...", help="Names, ids or how ids begin.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="Job names, ids, or unique beginnings of ids.", show_default=False
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     consent: Consent = None,
@@ -65,7 +68,7 @@ def rm(
 ) -> int:
     """Remove jobs with their logs, checkpoints and exports, here and on their hosts.
 
-    Shows what goes and asks. Refuses a job that runs, and one whose rows are nowhere but in persistent memory
+    It lists them and asks first. A running job is refused. So is a job with rows only in persistent memory
     unless --consent names it. On Kubernetes, what is in the claim stays.
     """
     from provision.training import cleanup
@@ -83,7 +86,10 @@ def prune(
     older_than: Annotated[
         int | None,
         typer.Option(
-            "--older-than", parser=_age, metavar="AGE", help="Ended so long ago: 90m, 12h, 30d or 8w."
+            "--older-than",
+            parser=_age,
+            metavar="AGE",
+            help="Only jobs that ended at least this long ago: 90m, 12h, 30d or 8w.",
         ),
     ] = None,
     keep: Annotated[
@@ -98,18 +104,22 @@ def prune(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Remove the jobs that all of these options choose; one that runs is never among them.
+    """Remove the jobs that match all options; running jobs are skipped.
 
-    Shows what goes and asks. A job whose rows are nowhere but in persistent memory stays, and is named,
-    unless --consent names it.
+    It lists them and asks first. A job with rows only in persistent memory is kept unless --consent names it.
     """
+    from provision.errors import TrainingError
     from provision.training import cleanup
 
     if older_than is None and keep is None and not state:
-        raise typer.BadParameter("which jobs? give --older-than AGE, --keep N or --state STATE")
+        raise TrainingError(
+            "jobs prune: no jobs were selected; add --older-than AGE, --keep N or --state STATE"
+        )
     unknown = [item for item in state or [] if item not in cleanup.ENDED]
     if unknown:
-        raise typer.BadParameter(f"--state: found {unknown[0]!r}; allowed: {', '.join(cleanup.ENDED)}")
+        raise typer.BadParameter(
+            f"found {unknown[0]!r}; allowed: {', '.join(cleanup.ENDED)}", param_hint="--state"
+        )
     return cleanup.prune(
         state_dir,
         states=state or [],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from provision.errors import OeprovError
+from provision.state_directory import DEFAULT_STATE_DIR as DEFAULT_STATE_DIR  # for commands, with StateDir
 
 if TYPE_CHECKING:
     from provision.inventory import Inventory
@@ -77,10 +78,9 @@ Check = Annotated[
 ]
 RetryTrials = Annotated[
     bool,
-    typer.Option("--retry-trials", help="Boot once more on trial what did not pass its trial before."),
+    typer.Option("--retry-trials", help="Retry kernels and kernel arguments that failed their trial boot."),
 ]
 DEFAULT_INVENTORY = Path("inventory.yml")
-DEFAULT_STATE_DIR = Path(".oeprov")
 
 
 def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:

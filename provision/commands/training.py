@@ -241,11 +241,11 @@ def resume(
         typer.Option(min=1, help="Worker processes on each host from now on; default: as many as before."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Train longer: to so many passes over the data in all.")
+        int | None, typer.Option(min=1, metavar="N", help="Train until N passes over the data in all.")
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Train longer: to so many steps in all, whatever epochs it takes."),
+        typer.Option(min=1, metavar="N", help="Train until step N, whatever the number of epochs."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
@@ -255,9 +255,9 @@ def resume(
 ) -> int:
     """Go on with a job from its last checkpoint, with its own settings.
 
-    Servers begin empty and take their rows from the checkpoint: so it does not matter how the job ended,
-    whether its hosts were rebooted since, and how many servers wrote it. With --epochs or --steps, which
-    take the place of both that it had, also a job that is done. The same as launch-training --resume.
+    The servers restore their rows from the checkpoint. It does not matter how the job ended, whether hosts
+    were rebooted, or how many servers wrote it. --epochs or --steps replace both limits of the job; with
+    either, a finished job can go on too. The same as launch-training --resume.
     """
     from provision.training import jobs, launching
     from provision.training.jobspec import LaunchOptions
@@ -349,15 +349,15 @@ def fetch(
         str | None, typer.Argument(metavar="[JOB]", help="Which job's results; default: the last job's.")
     ] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Its checkpoints too, as far as their rows are in files.")
+        bool, typer.Option("--checkpoints", help="Also copy checkpoints whose rows are in files.")
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace what was fetched before.")] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Copy the export and the report of a job from its worker's host to the job's directory here.
 
-    Each of them appears whole or not at all; what is here already stays, unless --replace. Of a job whose
-    worker is on this machine all is here anyway.
+    The export and the report are copied completely or not at all. Existing copies stay unless you add
+    --replace. If the worker ran on this machine, its files are here already.
     """
     from provision.errors import TrainingError
     from provision.training import fetching, jobs

@@ -20,9 +20,9 @@ from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.follow import Follower
 from provision.kubernetes.plan import settle
 from provision.kubernetes.record import Record
+from provision.state_directory import state_flag
 from provision.training import jobs
 from provision.training.child import StopRequest
-from provision.training.ending import state_flag
 from provision.training.jobs import Job
 from provision.training.jobspec import LaunchOptions
 from provision.training.placement import CHECKPOINT_SECONDS
@@ -54,9 +54,7 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     found = record.read(job)
     for what in ("epochs", "steps"):
         if getattr(options, what) is not None:
-            raise TrainingError(
-                f"--{what}: a job on Kubernetes trains as long as it was made to; launch a new one, longer"
-            )
+            raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
     for what in ("servers", "workers"):
         if getattr(options, what) is not None:
             raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")

@@ -313,7 +313,7 @@ def notes(state: State, desired: Desired) -> List[str]:
     found = []
     if desired.kernel_version == "newest" and not state.kernel.available and not needs_boot(state, desired):
         found.append(
-            "kernel_version is newest, but what is on offer is not known: {} stays".format(
+            "kernel_version is newest, but no package list is available: kernel {} stays".format(
                 state.kernel.running
             )
         )
@@ -326,8 +326,8 @@ def notes(state: State, desired: Desired) -> List[str]:
     release = boots(state, desired)
     if need and needs_install(state, desired) and _is_backported(release) and series(release) < need.since:
         found.append(
-            "kernel {} may have {} by its vendor's own work; that is checked after its installation, before "
-            "it is booted".format(release, need.option)
+            "kernel {} may have {} as a vendor backport; oeprov checks this after installation, before the "
+            "boot".format(release, need.option)
         )
     return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 

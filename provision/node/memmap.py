@@ -188,9 +188,8 @@ def _vacant_step(state: State, value: str) -> List[Step]:
     return [
         Step(
             id="range-vacant",
-            what="write down that {} will hold nobody's data".format(", ".join(names)),
-            why="the range {} is ordinary memory until the boot, and what lies there then would need "
-            "consent".format(value),
+            what="mark {} as empty".format(", ".join(names)),
+            why="after the reboot the range {} would look like user data and need consent".format(value),
             commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
             action="mark_vacant",
             args={"devices": names},

@@ -181,10 +181,9 @@ def media_problems(state: State, steps: List[Step]) -> List[str]:
     names = [step.args["device"] for step in steps if step.args.get("mode") == "system-ram"]
     names = [re.sub(r"dax(\d+)\..*", r"region\1", name) for name in names]
     return [
-        "{0} has {1} blocks of 512 bytes that cannot be read, and a program that touches them as memory is "
-        "killed: `ndctl list -RM -r {0}` shows where, `ndctl clear-errors NAMESPACE` ends it".format(
-            region.dev, region.bad_blocks
-        )
+        "{0} has {1} unreadable blocks of 512 bytes, and a program that reads them is killed; find them "
+        "with `ndctl list -RM -r {0}`, then clear them with `ndctl clear-errors NAMESPACE` (their data is "
+        "lost)".format(region.dev, region.bad_blocks)
         for region in state.regions
         if region.bad_blocks and region.dev in names and region.bus != "cxl"
     ]

@@ -28,8 +28,8 @@ from provision.errors import OeprovError, TrainingError
 from provision.journal import cluster_lock
 from provision.kubernetes import record
 from provision.node.directory import human
+from provision.state_directory import state_flag
 from provision.training import jobs, units
-from provision.training.ending import state_flag
 from provision.training.fleet import Fleet
 from provision.training.jobs import Job, JobSpec, JobState
 from provision.training.jobview import STYLE

@@ -34,8 +34,8 @@ def check(inventory: Inventory, wanted: Request) -> None:
     for host in hosts.values():
         if units.on_host(host) and any(PurePosixPath(p) in PurePosixPath(data).parents for p in _PRIVATE):
             raise TrainingError(
-                f"--data: {data}: workers on host {host.name} do not see what is there: a unit has a /tmp of "
-                "its own; move the data elsewhere"
+                f"--data: {data}: workers on host {host.name} run with a private /tmp and cannot see it; "
+                "move the data to another directory"
             )
     problems = _ask(hosts, {name: flavor.data_check(host, wanted) for name, host in hosts.items()})
     for name, problem in problems.items():

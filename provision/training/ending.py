@@ -11,13 +11,12 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from provision.state_directory import state_flag
 from provision.training.jobs import Job
 from provision.training.metrics import Summary, summary
 from provision.training.progress import number, rate
 from provision.training.supervisor import Outcome
 from provision.training.units import job_directory
-
-DEFAULT_STATE_DIR = Path(".oeprov")
 
 
 def result(job: Job) -> dict[str, Any]:
@@ -54,12 +53,6 @@ def saved(job: Job, facts: Summary) -> tuple[int | None, str | None]:
 def resume_command(job: Job, state_dir: Path) -> str:
     """The exact command that goes on with the job."""
     return f"oeprov resume {shlex.quote(job.id)}{state_flag(state_dir)}"
-
-
-def state_flag(state_dir: Path) -> str:
-    """The option that names the state directory, where it is not the usual one."""
-    same = state_dir.absolute() == DEFAULT_STATE_DIR.absolute()
-    return "" if same else f" --state-dir {shlex.quote(str(state_dir))}"
 
 
 def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -> None:

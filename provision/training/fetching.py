@@ -42,7 +42,9 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
     fleet = Fleet(job, job.spec())
     if fleet.worker is None:
         console.print(
-            f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}"
+            f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}",
+            highlight=False,
+            soft_wrap=True,
         )
         return 0
     names = [*RESULTS, *([CHECKPOINTS] if checkpoints else [])]

@@ -305,11 +305,11 @@ class HostWorker:
                 self.how = f"ended with an error: {word.get('message')}" if self.exit_code == 1 else "ended"
                 return
         if self.boot and boot != self.boot:
-            self.exit_code, self.how = -signal.SIGKILL, "is gone: its host was booted again"
+            self.exit_code, self.how = -signal.SIGKILL, "ended: its host rebooted"
         elif not found:
-            self.exit_code, self.how = 1, "is gone: its unit was taken away"
+            self.exit_code, self.how = 1, "ended: its systemd unit was removed"
         elif self.first and not code:
-            self.exit_code, self.how = -signal.SIGTERM, "was ended before it could say how far it was"
+            self.exit_code, self.how = -signal.SIGTERM, "was killed before it reported its last step"
         else:
             self.exit_code = code
             self.how = how[3:] if how.startswith("it ") else f"is gone: {how}"

@@ -308,12 +308,13 @@ def find(state_dir: Path, name: str | None) -> Job:
 
 def choose(found: list[Job], name: str | None, place: Path) -> Job:
     """The same among these jobs, oldest first, which lie in ``place``."""
-    if name is None:
-        if not found:
-            raise TrainingError(f"no job in {place} yet: start one with `oeprov launch-training`")
-        return found[-1]
-    if not name:
+    if name is not None and not name:
         raise TrainingError("the job's name is empty; `oeprov jobs` lists the jobs")
+    if not found:
+        named = f" {name}" if name else ""
+        raise TrainingError(f"no job{named} in {place} yet: start one with `oeprov launch-training`")
+    if name is None:
+        return found[-1]
     meant = (
         [job for job in found if job.id == name]
         or [job for job in found if job.name == name]
@@ -326,7 +327,8 @@ def choose(found: list[Job], name: str | None, place: Path) -> Job:
     ids = {word: job.id for job in found for word in (job.name, job.id)}
     close = difflib.get_close_matches(name, ids, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise TrainingError(f"no job {name} in {place}{hint} (last jobs: {_listed(found) or 'none'})")
+    last = f"(last jobs: {_listed(found)})"
+    raise TrainingError(f"no job {name} in {place}{hint} {last}; `oeprov jobs` lists them")
 
 
 def _listed(found: list[Job]) -> str:

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from provision.errors import TrainingError
 from provision.kubernetes import view
+from provision.state_directory import state_flag
 from provision.training import jobs, processview
-from provision.training.ending import saved, state_flag
+from provision.training.ending import saved
 from provision.training.jobs import ACTIVE, Job
 from provision.training.metrics import Summary, summary
 from provision.training.progress import duration, number

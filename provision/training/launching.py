@@ -22,10 +22,11 @@ from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
 from provision.playbook import TaskResult
+from provision.state_directory import state_flag
 from provision.training import containers, data, fleet, jobs, jobspec, longer, placement, readiness
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
-from provision.training.ending import last_screen, result, state_flag
+from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.training.jobspec import LaunchOptions, Request

@@ -62,7 +62,12 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
     if "steps" in end and "epochs" not in end and not steps:
         epochs = wanted.training.epochs
     if (steps and steps <= done.step) or (epochs and epochs <= done.epochs) or not (steps or epochs):
-        raise TrainingError(f"{flags}: job {job.id} has trained {done} already; give more of them")
+        limits = {"epochs": done.epochs, "steps": done.step}
+        low = [name for name, value in end.items() if 0 < value <= limits[name]] or list(end)
+        above = [f"above {limits[name]}" + (f" for --{name}" if len(end) > 1 else "") for name in low]
+        raise TrainingError(
+            f"{flags}: job {job.id} has trained {done} already; use a number {' and '.join(above)}"
+        )
     if not job.saved():
         raise TrainingError(f"{flags}: job {job.id} has no checkpoint to go on from; start a new job")
     return replace(wanted, training=wanted.training.model_copy(update={"steps": steps, "epochs": epochs}))

@@ -133,7 +133,7 @@ def test_a_job_whose_worker_lost_power_goes_on(cluster: Cluster, capsys: pytest.
     state = job.state()
     assert state.phase == "failed"
     assert state.message.startswith(f"worker-0 on {two.name} (pid ")
-    assert "is gone: its host was booted again" in state.message
+    assert "ended: its host rebooted" in state.message
     goes_on_from(2, cluster, job, capsys)
 
 

@@ -349,7 +349,30 @@ def test_pmem_mode_does_its_own_part_only(
     said = capsys.readouterr().out
     assert "inventory.yml still says otherwise for one: the next bootstrap would plan the way back" in said
     assert "  +    one: {ansible_connection: local, oeprov_kind: local, " in said
-    assert f"to write it: oeprov pmem-mode directory -i {found.path} --write-inventory" in said
+    flags = f"-i {found.path} --state-dir {state_dir} --write-inventory"
+    assert f"to write it: oeprov pmem-mode directory {flags}" in said
+
+
+def test_the_advice_of_pmem_mode_names_the_same_hosts(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = state_dir.parent / "inventory.yml"
+    hosts = dict.fromkeys(("one", "two", "three"), f"{{{LOCAL}, pmem_mode: none}}")
+    lines = "".join(f"        {name}: {host}\n" for name, host in hosts.items())
+    path.write_text(
+        f"all:\n  children:\n    parameter_servers:\n      hosts:\n{lines}"
+        "    workers:\n      hosts:\n        cpu: {oeprov_kind: cpu, ansible_host: 192.0.2.7}\n"
+    )
+    for limit, flag in (
+        ("one,two", " --limit one,two"),
+        (None, ""),
+        ("one:two:three", ""),  # the mode is for no other host
+    ):
+        see(Plan("one"))
+        found = load(path, limit, state_dir=state_dir)
+        assert converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+        words = f"oeprov pmem-mode directory -i {path}{flag} --state-dir {state_dir} --write-inventory"
+        assert f"to write it: {words}\n" in capsys.readouterr().out
 
 
 NONE = f"{LOCAL}, pmem_mode: none"
@@ -368,7 +391,14 @@ def test_pmem_mode_writes_the_inventory(
     state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert to_directory(state_dir, see, write_inventory=True, check=True) == (0, "none")
-    assert "pmem_mode: directory}" in capsys.readouterr().out, "--check shows it and does not do it"
+    said = capsys.readouterr().out
+    assert "pmem_mode: directory}" in said, "--check shows it and does not do it"
+    assert "note:" not in said
+    assert to_directory(state_dir, see, write_inventory=True) == (0, "directory")
+    said = capsys.readouterr().out
+    assert "pmem_mode: directory}" in said
+    assert "✓ wrote" in said
+    assert "still says otherwise" not in said
     assert to_directory(state_dir, see, write_inventory=True, as_json=True) == (0, "directory")
     assert json.loads(capsys.readouterr().out)["converged"] is True
     found = load(state_dir.parent / "inventory.yml", state_dir=state_dir)

@@ -181,11 +181,13 @@ def test_prune_takes_what_all_options_choose(
     for name, days, phase in (("a", 50, "done"), ("b", 40, "failed"), ("c", 35, "done"), ("d", 1, "done")):
         make(name, days, phase)
     assert cli.run(["jobs", "prune", "--yes"]) == 1
-    assert "which jobs? give --older-than AGE" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "error: jobs prune: no jobs were selected; add --older-than AGE, --keep N or --state STATE\n"
+    )
     assert cli.run(["jobs", "prune", "--older-than", "30x", "--yes"]) == 1
     assert "found '30x'; expected a number and m, h, d or w, such as 30d" in capsys.readouterr().err
     assert cli.run(["jobs", "prune", "--state", "doen", "--yes"]) == 1
-    assert "found 'doen'; allowed: done, failed" in capsys.readouterr().err
+    assert "Invalid value for --state: found 'doen'; allowed: done, failed" in capsys.readouterr().err
     assert left(state_dir) == ["a", "b", "c", "d"]
     assert cli.run(["jobs", "prune", "--older-than", "30d", "--keep", "2", "--state", "done", "--yes"]) == 0
     assert left(state_dir) == ["b", "c", "d"]

@@ -108,7 +108,7 @@ def test_a_job_that_fails_keeps_its_volumes(
     assert oeprov("resume", "--workers", "2") == 1
     assert "as many workers as it had" in capsys.readouterr().err
     assert oeprov("resume", "--epochs", "2") == 1
-    assert "--epochs: a job on Kubernetes trains as long as it was made to" in capsys.readouterr().err
+    assert "--epochs: a job on Kubernetes cannot be trained longer; launch a new" in capsys.readouterr().err
     cluster.worker = "done"
     assert oeprov("resume") == 0
     assert cluster.kinds() == []

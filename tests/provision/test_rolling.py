@@ -103,12 +103,11 @@ def test_turns_in_words(tmp_path: Path) -> None:
     found = cluster(tmp_path, 3, 40)
     plans = rebooted(found)
     assert rolling.describe(plans, turns(found, plans)) == (
-        "s0 alone, then 3 hosts, then 9 hosts, then 8 hosts, then 8 hosts, then so on, 7 turns in all; "
-        "a host that fails stops those after it (rollout_shares)"
+        "turns (7): s0, 3 hosts, 9 hosts, 8 hosts, 8 hosts, …; a failed host stops the later turns "
+        "(rollout_shares)"
     )
     assert rolling.describe(plans[:1], turns(found, plans[:1])) == ""
     plans = [Plan("s0", [PACKAGES]), Plan("w0", [PACKAGES]), Plan("w1", [REBOOT])]
     assert rolling.describe(plans, turns(found, plans)) == (
-        "2 on which nothing is disturbed, then w1 alone; a host that fails stops those after it "
-        "(rollout_shares)"
+        "turns (2): 2 hosts (no disturbance), w1; a failed host stops the later turns (rollout_shares)"
     )

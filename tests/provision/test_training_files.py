@@ -12,7 +12,7 @@ from rich.console import Console
 
 from provision.errors import TrainingError
 from provision.node import process
-from provision.training import jobs, jobview, logview
+from provision.training import fetching, jobs, jobview, logview
 from provision.training.jobs import JobState, ProcessState
 from provision.training.metrics import MetricsTail, summary
 from provision.training.progress import TrainingView
@@ -58,11 +58,14 @@ def test_two_jobs_in_one_second(tmp_path: Path) -> None:
 def test_find(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no job in .* yet"):
         jobs.find(tmp_path, None)
+    with pytest.raises(TrainingError, match=r"no job nonsense in .* yet: start one with `oeprov launch"):
+        jobs.find(tmp_path, "nonsense")
     first, second = make_job(tmp_path), make_job(tmp_path)
     os.utime(first.job_file, ns=(1, 1))
     assert jobs.find(tmp_path, None).id == second.id
     assert jobs.find(tmp_path, first.id).id == first.id
-    with pytest.raises(TrainingError, match=f"no job nonsense in .*last jobs: {first.id}, {second.id}"):
+    listed = rf"\(last jobs: {first.id}, {second.id}\); `oeprov jobs` lists them$"
+    with pytest.raises(TrainingError, match=f"^no job nonsense in .*{listed}"):
         jobs.find(tmp_path, "nonsense")
     with pytest.raises(TrainingError, match="no job"):
         jobs.find(tmp_path, "../jobs/" + first.id)
@@ -90,6 +93,15 @@ def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -
     assert jobs.find(tmp_path, again.id).id == again.id
     with pytest.raises(TrainingError, match=r"^no job wdlx in .*; did you mean wdl-x\? \(last jobs: j1-"):
         jobs.find(tmp_path, "wdlx")
+
+
+def test_fetch_has_nothing_to_do_where_the_worker_was_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(tmp_path)
+    assert fetching.fetch(tmp_path, job.id) == 0
+    words = f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}\n"
+    assert capsys.readouterr().out == words, "in one line, however narrow the terminal"
 
 
 def test_an_empty_name_is_no_name(tmp_path: Path) -> None:

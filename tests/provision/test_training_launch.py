@@ -348,11 +348,12 @@ def test_a_job_that_is_done_trains_longer(
     )
     for given, words in (
         ({}, done),
-        ({"epochs": 1}, f"--epochs 1: job {job.id} has trained 1 epoch, 8 steps already; give more of them"),
-        ({"steps": 8}, "--steps 8: job"),
-        ({"steps": 7, "epochs": 3}, "--epochs 3 and --steps 7: job"),
-        ({"steps": 0}, "--steps 0: job"),
+        ({"epochs": 1}, "--epochs 1: {}; use a number above 1"),
+        ({"steps": 8}, "--steps 8: {}; use a number above 8"),
+        ({"steps": 7, "epochs": 3}, "--epochs 3 and --steps 7: {}; use a number above 8 for --steps"),
+        ({"steps": 0}, "--steps 0: {}; use a number above 8"),
     ):
+        words = words.format(f"job {job.id} has trained 1 epoch, 8 steps already")
         with pytest.raises(TrainingError, match=f"^{re.escape(words)}"):
             resume(**given)
     assert job.metrics_file.read_text() == before

@@ -239,7 +239,11 @@ def test_every_command_with_an_inventory_has_the_options(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\n b: [\n", ":2:3: is not YAML: Mapping values are not allowed in this context."),
+        (
+            "a: 1\n b: [\n",
+            ":2:3: is not YAML: mapping values are not allowed in this context; check this line and the one "
+            "before",
+        ),
         ("training_dim: {{ x }}\n", ":1:15: is not YAML: "),
         ("- a\n", ": expected `key: value` lines, found something else"),
     ],
