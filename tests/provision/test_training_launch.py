@@ -21,6 +21,7 @@ from provision.inventory_check import load
 from provision.look import Look
 from provision.node import process
 from provision.node.step import Plan, Step
+from provision.playbook import PlaybookRun
 from provision.training import ending, jobs, jobspec, launching, placement, stopping
 from provision.training.jobs import JobState
 from provision.training.jobspec import LaunchOptions
@@ -365,6 +366,7 @@ def test_a_job_that_is_done_trains_longer(
     assert f"{job.id} is done" in shown
     assert (end_of("--epochs"), end_of("--steps")) == ("2", None)
     assert job.metrics_file.read_text().startswith(before), "its events go on"
+    assert job.state().events_from == len(before), "and those of this run begin there"
     assert (job.run_dir / "export").is_dir(), "it stays until there is another"
     with pytest.raises(TrainingError, match=r"--epochs 2: job .* has trained 2 epochs, 8 steps already"):
         resume(epochs=2)
@@ -378,6 +380,24 @@ def test_a_job_that_is_done_trains_longer(
     with pytest.raises(TrainingError, match="has no checkpoint to go on from; start a new job"):
         resume(epochs=99)
     assert job.metrics_file.exists()
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv')}")
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
+    (job,) = jobs.all_jobs(state_dir)
+    size = job.metrics_file.stat().st_size
+    with monkeypatch.context() as patched:
+        patched.setattr("provision.playbook.run", lambda *_, **__: PlaybookRun("canceled", tmp_path, []))
+        with pytest.raises(Interrupted, match="before training began"):
+            launching.launch(found, LaunchOptions(resume=job.id, epochs=2), state_dir=state_dir)
+    assert (job.state().phase, job.is_done()) == ("interrupted", False), "the end was that of the run before"
+    assert launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir) == 0
+    assert (job.state().phase, job.state().events_from) == ("done", size)
 
 
 @pytest.mark.process
