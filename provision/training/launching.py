@@ -100,7 +100,10 @@ def _old(
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
-    job = jobs.find(state_dir, options.resume or None)
+    if options.resume:
+        job = jobs.find(state_dir, options.resume)
+    else:  # the last on hosts
+        job = jobs.choose(jobs.all_jobs(state_dir), None, jobs.jobs_dir(state_dir))
     spec, state = job.spec(), job.state()
     if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -398,6 +399,17 @@ def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
     assert (job.state().phase, job.is_done()) == ("interrupted", False), "the end was that of the run before"
     assert launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir) == 0
     assert (job.state().phase, job.state().events_from) == ("done", size)
+
+
+@pytest.mark.usefixtures("ready")
+def test_resume_without_a_name_is_of_the_last_job_on_hosts(state_dir: Path) -> None:
+    job = make_job(state_dir)
+    job.write_state(JobState(phase="done"))
+    later = jobs.create(state_dir, "on-a-cluster", datetime(2026, 11, 21, 12, 15))
+    later.cluster_file.write_text("{}")
+    assert jobs.find(state_dir, None).id == later.id
+    with pytest.raises(TrainingError, match=f"^job {job.id} is done"):
+        launching.launch(inventory(state_dir), LaunchOptions(resume=""), state_dir=state_dir)
 
 
 @pytest.mark.process
