@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.errors import TrainingError
 from provision.node import process
-from provision.training.metrics import last_word, summary
+from provision.training.metrics import Event, last_word, summary
 from provision.training.units import job_directory
 
 # In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
@@ -101,6 +101,7 @@ class JobState(_Record):
     processes: list[ProcessState] = []
     message: str = ""
     lost: list[str] = []  # workers that the others go on without, or have gone on without
+    events_from: int = 0  # byte of metrics.jsonl at which this run begins: before it, earlier runs had an end
 
     @property
     def supervised(self) -> bool:
@@ -203,12 +204,7 @@ class Job:
 
         Unless the trainer, which goes on alone for a moment or on another host, came to its end.
         """
-        try:
-            state = JobState.model_validate_json(self.state_file.read_bytes())
-        except FileNotFoundError:
-            return JobState(phase="interrupted", message="it never began")
-        except (OSError, ValidationError) as error:
-            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
+        state = self._written_state()
         if state.phase in ACTIVE and not state.supervised:
             if self.is_done():
                 return state.model_copy(update={"phase": "done", "message": DONE})
@@ -220,9 +216,21 @@ class Job:
             )
         return state
 
+    def _written_state(self) -> JobState:
+        try:
+            return JobState.model_validate_json(self.state_file.read_bytes())
+        except FileNotFoundError:
+            return JobState(phase="interrupted", message="it never began")
+        except (OSError, ValidationError) as error:
+            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
+
+    def last_word(self) -> Event | None:
+        """How the trainer said that the newest run ended, as far as is known here; None if it did not yet."""
+        return last_word(self.metrics_file, self._written_state().events_from)
+
     def is_done(self) -> bool:
         """Whether the trainer has come to its end, as far as is known here."""
-        return (last_word(self.metrics_file) or {}).get("event") == "end"
+        return (self.last_word() or {}).get("event") == "end"
 
     def checkpoint(self) -> tuple[int, Path] | None:
         """Step and path of the newest published checkpoint; None where a worker on another host has them."""

@@ -30,6 +30,7 @@ from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.training.jobspec import LaunchOptions, Request
+from provision.training.metrics import MetricsTail
 from provision.training.placement import Placement
 from provision.training.progress import TrainingView
 from provision.training.stopping import stop, wait_for_orphans
@@ -100,7 +101,10 @@ def _old(
     if given:
         flags = ", ".join(jobspec.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
-    job = jobs.find(state_dir, options.resume or None)
+    if options.resume:
+        job = jobs.find(state_dir, options.resume)
+    else:  # the last on hosts
+        job = jobs.choose(jobs.all_jobs(state_dir), None, jobs.jobs_dir(state_dir))
     spec, state = job.spec(), job.state()
     if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
@@ -249,7 +253,8 @@ def _prepare(
     """Directories, the token and servers on the hosts; a job that cannot be prepared leaves nothing there."""
     # Whoever stops this job must know of units that may be there, even if this process is killed right now.
     units = {item.name: _unit_state(item) for item in placed.processes if item.unit and item.role != "worker"}
-    _write(job, "prepared", units)
+    events_from = MetricsTail(job.metrics_file).offset
+    _write(job, "prepared", units, events_from)
     begun = time.monotonic()
 
     def take(done: TaskResult) -> None:
@@ -272,7 +277,7 @@ def _prepare(
             on_result=take,
         )
     if run.outcome == "ok" and all(item.endpoint for item in units.values()):
-        _write(job, "prepared", units)
+        _write(job, "prepared", units, events_from)
         try:
             _say_prepared(job, inventory, units.values(), time.monotonic() - begun, console)
         except OSError:  # whoever read our words has gone: nobody would look after the servers
@@ -301,7 +306,9 @@ def _unit_state(item: jobs.ProcessSpec) -> ProcessState:
     return ProcessState(name=item.name, role=item.role, host=item.host, pid=0, started=0, unit=item.unit)
 
 
-def _write(job: Job, phase: jobs.Phase, units: Mapping[str, ProcessState], message: str = "") -> None:
+def _write(
+    job: Job, phase: jobs.Phase, units: Mapping[str, ProcessState], events_from: int, message: str = ""
+) -> None:
     me = os.getpid()
     job.write_state(
         JobState(
@@ -310,13 +317,14 @@ def _write(job: Job, phase: jobs.Phase, units: Mapping[str, ProcessState], messa
             supervisor_started=process.start_time(me),
             processes=list(units.values()),
             message=message,
+            events_from=events_from,
         )
     )
 
 
 def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
     """Take away what was started; words about hosts where that failed, for the end of a message."""
-    hosts, states = Fleet(job, job.spec()), job.state().processes
+    hosts, state = Fleet(job, job.spec()), job.state()
     with console.status("taking back what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
@@ -325,7 +333,8 @@ def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
         shutil.rmtree(job.directory)
         return ""
     message = "its hosts could not be prepared"
-    _write(job, "interrupted", {item.name: item for item in fleet.ended(states, answers)}, message)
+    ended = {item.name: item for item in fleet.ended(state.processes, answers)}
+    _write(job, "interrupted", ended, state.events_from, message)
     return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""
 
 

@@ -18,7 +18,6 @@ from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, DONE, Job, JobState, Phase
-from provision.training.metrics import last_word
 from provision.training.supervisor import Outcome
 
 
@@ -93,8 +92,9 @@ def _stop_orphans(job: Job) -> list[str]:
         ended = fleet.ended([item for item in state.processes if item.name in names], answers)
         others = [item for item in state.processes if item.name not in names]
         state = state.model_copy(update={"processes": [*others, *ended]})
-    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", state.message)
-    phase, message = _end(job, state.phase) or (state.phase, earlier)
+    known = job.state()  # once more: events that came just now may say otherwise
+    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", known.message)
+    phase, message = _end(job, known.phase) or (known.phase, earlier)
     left = fleet.message_of(told)
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
@@ -106,7 +106,7 @@ def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
 
     One that had failed before keeps its reason, unless it is done after all.
     """
-    word = last_word(job.metrics_file) or {}
+    word = job.last_word() or {}
     if word.get("event") == "end":
         return "done", DONE
     if phase == "interrupted" and word.get("event") == "interrupted" and word.get("path"):

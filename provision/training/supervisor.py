@@ -78,7 +78,9 @@ class Supervisor:
         self.children: list[Child] = []
         self.fleet = Fleet(job, self.spec)
         # Ansible has started these; their endpoints are in state.json, which this object writes from now on.
-        known = {item.name: item for item in job.state().processes if item.unit}
+        prepared = job.state()
+        known = {item.name: item for item in prepared.processes if item.unit}
+        self.events_from = prepared.events_from
         specs = self.fleet.processes
         waited = bool(self.spec.settings.get("server_wait"))
         self.units = [
@@ -120,9 +122,10 @@ class Supervisor:
         return outcome
 
     def _run(self, resume: bool) -> Outcome:
-        self._write("starting")
         if not resume:
             self.job.metrics_file.unlink(missing_ok=True)
+            self.events_from = 0
+        self._write("starting")
         self.tail = MetricsTail(self.job.metrics_file)
         servers = [spec for spec in self.spec.processes if spec.role == "parameter_server"]
         for spec in servers:
@@ -516,6 +519,7 @@ class Supervisor:
                 processes=states,
                 message=message or self.warning,
                 lost=[worker.spec.name for worker in self.gone],
+                events_from=self.events_from,
             )
         )
 

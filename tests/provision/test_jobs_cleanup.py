@@ -168,6 +168,54 @@ def test_rows_that_only_persistent_memory_has_are_named_and_stay(
     assert "nowhere but in persistent memory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_the_rows_of_a_job_that_trained_longer_stay(
+    state_dir: Path,
+    make: Callable[..., Job],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    known: bool,
+) -> None:
+    """Its launcher was killed before the new start came here; ``known``: and had said where that would be."""
+
+    def lines(*events: dict[str, object]) -> str:
+        return "".join(json.dumps(event) + "\n" for event in events)
+
+    job = make("j1", 3, "running", pools=True, host="h1")
+    earlier = lines({"event": "start"}, {"event": "end", "steps": 20})
+    there = earlier + lines(
+        {"event": "start", "steps": 40},
+        {"event": "checkpoint", "step": 31, "path": "/c/step-31", "rows": "pool"},
+        {"event": "interrupted", "step": 31, "path": "/c/step-31"},
+    )
+    job.metrics_file.write_text(earlier)
+    processes = [
+        ProcessState(name=item.name, role=item.role, host="h1", pid=1, started=1, unit=item.unit)
+        for item in job.spec().processes
+    ]
+    begins = {"events_from": len(earlier)} if known else {}
+    job.write_state(JobState.model_validate({"phase": "running", "processes": processes, **begins}))
+    if known:
+        assert listed(capsys)["j1"]["state"] == "interrupted", "not done: that was the run before"
+    kept: dict[str, bool] = {}
+
+    def on_all(hosts: Any, what: str, args: Any, _timeout: int) -> dict[str, Any]:
+        assert what == "stop"
+        kept[args["role"]] = args["keep_pools"]
+        return {"h1": {"stopped": {}}}
+
+    monkeypatch.setattr(errand, "on_all", on_all)
+    monkeypatch.setattr(errand, "run", lambda _host, _what, args, _s: {"events": there[args["offset"] :]})
+    assert cli.run(["stop", "j1"]) == 0
+    assert kept["parameter_server"]
+    assert (job.state().phase, job.state().message) == ("interrupted", "stopped at step 31, which is saved")
+    capsys.readouterr()
+    assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
+    words = f"the rows of the newest checkpoint of job {job.id} are nowhere but in /mnt/pmem0/oeprov/"
+    assert words in capsys.readouterr().err
+
+
 def test_with_consent_the_rows_go_too(state_dir: Path, make: Callable[..., Job]) -> None:
     job = make("j1", 3, "interrupted", pools=True)
     assert cli.run(["jobs", "rm", "j1", "--yes", "--consent", job.id]) == 0

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from provision.inventory_check import load
 from provision.look import Look
 from provision.node import process
 from provision.node.step import Plan, Step
+from provision.playbook import PlaybookRun
 from provision.training import ending, jobs, jobspec, launching, placement, stopping
 from provision.training.jobs import JobState
 from provision.training.jobspec import LaunchOptions
@@ -366,6 +368,7 @@ def test_a_job_that_is_done_trains_longer(
     assert f"{job.id} is done" in shown
     assert (end_of("--epochs"), end_of("--steps")) == ("2", None)
     assert job.metrics_file.read_text().startswith(before), "its events go on"
+    assert job.state().events_from == len(before), "and those of this run begin there"
     assert (job.run_dir / "export").is_dir(), "it stays until there is another"
     with pytest.raises(TrainingError, match=r"--epochs 2: job .* has trained 2 epochs, 8 steps already"):
         resume(epochs=2)
@@ -379,6 +382,35 @@ def test_a_job_that_is_done_trains_longer(
     with pytest.raises(TrainingError, match="has no checkpoint to go on from; start a new job"):
         resume(epochs=99)
     assert job.metrics_file.exists()
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("ready")
+def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv')}")
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
+    (job,) = jobs.all_jobs(state_dir)
+    size = job.metrics_file.stat().st_size
+    with monkeypatch.context() as patched:
+        patched.setattr("provision.playbook.run", lambda *_, **__: PlaybookRun("canceled", tmp_path, []))
+        with pytest.raises(Interrupted, match="before training began"):
+            launching.launch(found, LaunchOptions(resume=job.id, epochs=2), state_dir=state_dir)
+    assert (job.state().phase, job.is_done()) == ("interrupted", False), "the end was that of the run before"
+    assert launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir) == 0
+    assert (job.state().phase, job.state().events_from) == ("done", size)
+
+
+@pytest.mark.usefixtures("ready")
+def test_resume_without_a_name_is_of_the_last_job_on_hosts(state_dir: Path) -> None:
+    job = make_job(state_dir)
+    job.write_state(JobState(phase="done"))
+    later = jobs.create(state_dir, "on-a-cluster", datetime(2026, 11, 21, 12, 15))
+    later.cluster_file.write_text("{}")
+    assert jobs.find(state_dir, None).id == later.id
+    with pytest.raises(TrainingError, match=f"^job {job.id} is done"):
+        launching.launch(inventory(state_dir), LaunchOptions(resume=""), state_dir=state_dir)
 
 
 @pytest.mark.process

@@ -415,8 +415,11 @@ def test_stop_drains_and_resume_goes_on(tmp_path: Path) -> None:
     assert [event["event"] for event in events][-2:] == ["checkpoint", "interrupted"]
     assert_nothing_left(job)
 
+    events_from = job.metrics_file.stat().st_size
+    job.write_state(job.state().model_copy(update={"phase": "prepared", "events_from": events_from}))
     outcome, events = supervise(job, resume=True)
     assert outcome.phase == "done"
+    assert job.state().events_from == events_from
     assert [event["step"] for event in events if event["event"] == "step"] == [4, 5, 6, 7, 8]
     assert next(event for event in events if event["event"] == "resume")["step"] == 3
 
@@ -449,6 +452,23 @@ def test_a_job_that_ended_after_its_launcher_is_done(tmp_path: Path) -> None:
         with job.metrics_file.open("a") as file:
             file.write(json.dumps({"event": event}) + "\n")
         assert job.state().phase == phase
+
+
+def test_the_end_of_an_earlier_run_is_not_that_of_this_one(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.metrics_file.write_text('{"event": "start"}\n{"event": "end"}\n')
+    job.write_state(JobState(phase="running"))
+    before = json.loads(job.state_file.read_text())
+    del before["events_from"]  # as versions before this field wrote it
+    job.state_file.write_text(json.dumps(before))
+    assert job.state().phase == "done"
+    job.write_state(JobState(phase="running", events_from=job.metrics_file.stat().st_size))
+    assert (job.state().phase, job.is_done()) == ("interrupted", False)
+    with job.metrics_file.open("a") as file:
+        file.write('{"event": "start"}\n{"event": "end"}\n')
+    assert (job.state().phase, job.is_done()) == ("done", True)
+    outcome, _ = supervise(job)
+    assert (outcome.phase, job.state().events_from) == ("done", 0), "its events were written anew"
 
 
 def test_the_pools_of_a_checkpoint_on_another_host_are_known(tmp_path: Path) -> None:
