@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from provision.journal import Journal
 from provision.node import bootloader, grubdefaults, system_ram
-from provision.node.memmap import is_memmap
+from provision.node.devices import is_memmap
 from provision.node.state import State
 from provision.node.step import Desired
 from provision.settings import Kind

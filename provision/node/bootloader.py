@@ -12,7 +12,8 @@ from .step import Action, Applied, Step
 
 BLS = "/boot/loader/entries"
 _MKCONFIG_TIMEOUT = 600.0
-_PROBE_TIMEOUT = 300.0  # it looks at every disk
+# It looks at every disk, and hangs with one that does. Twice that ends well within the time of a look.
+_PROBE_TIMEOUT = 40.0
 # File systems that GRUB writes into: over a file's own blocks, which copy-on-write and logs forbid.
 _WRITABLE = ("ext2", "xfs", "fat", "jfs", "reiserfs")
 
@@ -65,7 +66,9 @@ def _config_paths(system: System, directory: str) -> Tuple[str, str]:
     efi = os.path.normpath(os.path.join("/etc", link))
     if not link or efi == path or not system.exists(efi):
         return path, ""
-    if re.search(r"^\s*configfile\s", system.read(efi), re.MULTILINE):
+    words = re.findall(r"^\s*([a-z]+)", system.read(efi), re.MULTILINE)
+    # A whole menu may have an entry that leads on, too.
+    if "configfile" in words and not {"menuentry", "linux", "linuxefi", "blscfg"} & set(words):
         return path, ""
     return efi, path if system.exists(path) else ""
 

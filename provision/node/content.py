@@ -6,6 +6,7 @@ and consent names it as ``pmem0/data/DIGEST``. Signatures are the business of ``
 """
 
 import hashlib
+import re
 from typing import List, Optional, Tuple
 
 from . import devices, fstab, owned
@@ -77,13 +78,26 @@ def vacant_word(system: System, device: str) -> str:
 
 
 def lost_with_power(state: State, found: FileSystem) -> str:
-    """UUID of the file system of ours that a stop of the instance took; empty: none, or not volatile."""
-    item = namespace_on(state, found.device)
-    buses = [region.bus for region in state.regions if item and region.dev == item.region]
-    if found.type or buses != [_VOLATILE_BUS]:
+    """UUID of the file system of ours that a stop of the instance took; empty: none, or not volatile.
+
+    Memory is all zero after a stop. A reboot keeps it, so what is not zero may be a damaged file system, or
+    somebody else's data: it needs consent. Type 12 ranges of the firmware keep theirs on the same bus.
+    """
+    volatile = [region.dev for region in state.regions if region.bus == _VOLATILE_BUS]
+    volatile = volatile if any(map(devices.is_memmap, state.kernel.cmdline)) else []
+    there = [item for item in state.namespaces if item.region in volatile]
+    unseen = [item.device for item in state.filesystems if item.error]
+    if any(not item.enabled or item.blockdev in ["", *unseen] for item in there):
+        return ""  # the file system that is looked for may be on that one
+    if found.sample != ZERO or found.device not in [item.blockdev for item in there]:
         return ""
-    specs = [entry.spec.replace("UUID=", "") for entry in _missing(state)]
-    return next((uuid for uuid in specs if uuid in state.owned), "")
+    number = re.sub("^[a-z]+", "", found.device)
+    uuids = [
+        entry.spec.replace("UUID=", "")
+        for entry in _missing(state)
+        if re.sub(r"^.*\D", "", entry.where) == number
+    ]
+    return next((uuid for uuid in uuids if uuid in state.owned), "")
 
 
 def namespace_on(state: State, device: str) -> Optional[Namespace]:

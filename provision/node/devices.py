@@ -39,6 +39,11 @@ def bad_blocks(text: str) -> int:
     return sum(int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit())
 
 
+def is_memmap(argument: str) -> bool:
+    """The kernel argument makes a range of RAM persistent (``!``); other kinds of memmap are not ours."""
+    return argument.startswith("memmap=") and "!" in argument
+
+
 def is_on(source: str, device: str) -> bool:
     """A path such as a mount's source is the block device or one of its partitions."""
     rest = source[len("/dev/" + device) :]

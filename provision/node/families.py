@@ -27,6 +27,12 @@ _MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
         "24": ("ubuntu", "24.04"),
         "": ("ubuntu", ""),
     },
+    "neon": {
+        "20": ("ubuntu", "20.04"),
+        "22": ("ubuntu", "22.04"),
+        "24": ("ubuntu", "24.04"),
+        "": ("ubuntu", ""),
+    },
 }
 # What all others are taken for by their lineage: a release of it with the same number.
 _LIKE = {"debian": "debian", "rhel": "rhel"}

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from . import content, devices, fstab, owned
 from .command import CommandError, System
 from .directory import human
-from .state import FileSystem, Namespace, State
+from .state import FileSystem, KernelState, Namespace, State
 from .step import Action, Applied, Desired, Step
 
 MKFS_TIMEOUT = 1800.0  # seconds; a terabyte takes a while
@@ -187,6 +187,7 @@ def _read_state(system: System, found: FileSystem) -> State:
         filesystems=[found] + observe(system, others, []),
         fstab=fstab.parse(system.read(fstab.PATH)),
         owned=owned.observe(system),
+        kernel=KernelState(cmdline=system.read("/proc/cmdline").split()),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from . import mount, ndctl, numa, owned, system_ram
 from .command import System
-from .devices import namespaces
+from .devices import is_memmap, namespaces
 from .directory import human
 from .numa import coalesce, cpuless
 from .part import Part
@@ -22,11 +22,6 @@ VOLATILE = (
     "persistent memory of re7p does not outlive a stop or restart of the instance: treat what lies there as "
     "volatile, and keep checkpoints elsewhere"
 )
-
-
-def is_memmap(argument: str) -> bool:
-    """The argument makes a range persistent (``!``); other kinds of memmap are not ours."""
-    return argument.startswith("memmap=") and "!" in argument
 
 
 def parse(value: str) -> List[Tuple[int, int]]:

@@ -188,7 +188,8 @@ def problems(state: State, desired: Desired) -> List[str]:
     wanted = needed(desired, state.os)
     missing = [name for name in wanted if not state.packages.get(name)]
     name = families.title(state.os)
-    if families.of(state.os) is None:
+    # kind local may need nothing of the system, which is then nobody's business.
+    if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
         return ["{}: packages are known for {} only".format(name, families.KNOWN)]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:

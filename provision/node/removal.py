@@ -14,6 +14,7 @@ from . import (
     bootdefault,
     bootloader,
     build,
+    devices,
     filesystem,
     gpucheck,
     job,
@@ -251,7 +252,7 @@ def _arguments(state: State, desired: Desired) -> Part:
         word
         for word in dict.fromkeys(configured)
         if word in desired.kernel_arguments
-        or memmap.is_memmap(word)
+        or devices.is_memmap(word)
         or word == memmap.NOKASLR
         or word.startswith(_OFFLINE)
     ]
@@ -269,12 +270,12 @@ def _arguments(state: State, desired: Desired) -> Part:
     added = [word for word in known if word not in desired.remove_arguments_before]
     lost = [data for item in state.namespaces for data in ndctl.data_in(state, item)]
     part = Part()
-    if lost and any(map(memmap.is_memmap, added)):
+    if lost and any(map(devices.is_memmap, added)):
         if all(name in desired.remove_objects for name in lost):
             part = Part(before=memmap.leave(state, desired, "the range becomes ordinary memory"))
         else:
             part = Part(notes=[_left(desired, "memmap= and what lies on its range", lost)])
-            added = [word for word in added if not memmap.is_memmap(word) and word != memmap.NOKASLR]
+            added = [word for word in added if not devices.is_memmap(word) and word != memmap.NOKASLR]
     running = [word for word in added if word in state.kernel.cmdline]
     return part._replace(
         remove_arguments=added,

@@ -12,6 +12,7 @@ from provision.node.command import CommandError, Result, System
 from provision.node.grubdefaults import DEFAULTS
 from provision.node.state import Bootloader
 from provision.node.step import Applied, Step
+from provision.observe import COMMAND_TIMEOUT
 
 DEBIAN = """\
 # If you change this file, run 'update-grub' afterwards
@@ -268,7 +269,8 @@ def test_the_menu_of_efi_machines_is_found(machine: Machine, tmp_path: Path) -> 
 def test_a_stray_menu_on_an_efi_machine_is_not_the_one_to_edit(machine: Machine, tmp_path: Path) -> None:
     """The customary `grub2-mkconfig -o /boot/grub2/grub.cfg` makes one that nothing reads."""
     machine.put("/sys/firmware/efi/fw_platform_size", "64\n")
-    machine.put("/boot/efi/EFI/centos/grub.cfg", machine.read("/boot/grub/grub.cfg"))
+    on = "menuentry 'Another system' {\n\tset root='hd0,gpt3'\n\tconfigfile /grub2/grub.cfg\n}\n"
+    machine.put("/boot/efi/EFI/centos/grub.cfg", machine.read("/boot/grub/grub.cfg") + on)
     (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/centos/grub.cfg")
     loader = bootloader.observe(machine)
     assert loader.config_path == "/boot/efi/EFI/centos/grub.cfg"
@@ -287,6 +289,31 @@ def test_a_menu_that_leads_on_to_the_one_in_boot_is_left_alone(machine: Machine,
     (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/rocky/grub.cfg")
     loader = bootloader.observe(machine)
     assert (loader.config_path, loader.stray_config) == ("/boot/grub/grub.cfg", "")
+
+
+@pytest.mark.parametrize("line", ["  blscfg", "menuentry 'CentOS' {", "\tlinuxefi /vmlinuz ro"])
+def test_a_menu_with_an_entry_that_leads_on_is_the_one_to_edit(
+    line: str, machine: Machine, tmp_path: Path
+) -> None:
+    machine.put("/sys/firmware/efi/fw_platform_size", "64\n")
+    machine.put("/boot/efi/EFI/centos/grub.cfg", line + "\n\tconfigfile /grub2/grub.cfg\n")
+    (tmp_path / "etc/grub2-efi.cfg").symlink_to("../boot/efi/EFI/centos/grub.cfg")
+    assert bootloader.observe(machine).config_path == "/boot/efi/EFI/centos/grub.cfg"
+
+
+def test_a_probe_that_hangs_ends_within_the_time_of_a_look() -> None:
+    """The plan then says that it cannot tell, instead of a host that does not answer."""
+    waited = []
+
+    class Hangs(System):
+        def run(self, argv, timeout=60.0, environment=None):  # type: ignore[no-untyped-def]
+            waited.append(timeout)
+            return Result(argv, len(waited) - 1, "", "")  # the second is ended, as by a timeout
+
+    loader = Bootloader("grub", mkconfig="grub-mkconfig", config_path="/boot/grub/grub.cfg")
+    assert bootloader.grubenv_on(Hangs(), loader) == ""
+    assert len(waited) == 2
+    assert sum(waited) < COMMAND_TIMEOUT * 0.75
 
 
 def test_on_el_7_arguments_outlive_a_menu_that_is_made_again(machine: Machine) -> None:

@@ -91,6 +91,8 @@ DERIVATIVES = {
     ("linuxmint", "23", "ubuntu debian"): "Ubuntu 24.04, the newest that is known",
     ("linuxmint", "6", "debian"): "Debian 12",
     ("pop", "22.04", "ubuntu debian"): "Ubuntu 22.04",
+    ("neon", "22.04", "ubuntu debian"): "Ubuntu 22.04",
+    ("neon", "24.04", "ubuntu debian"): "Ubuntu 24.04",
     ("raspbian", "12", "debian"): "Debian 12",
     ("kali", "2025.3", "debian"): "Debian 13, the newest that is known",
 }

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pmem_host import Content, Host, Ns, PowerCut, carry_out, converge, look
 
-from provision.node import daxctl, numa, owned
+from provision.node import content, daxctl, numa, owned
 from provision.node.apply import apply
 from provision.node.command import CommandError
+from provision.node.state import FileSystem, FstabEntry, KernelState, Namespace, Region, State
 from provision.node.step import Desired, Step
 
 
@@ -258,17 +259,47 @@ def test_what_memory_held_before_is_nobodys_data(tmp_path: Path) -> None:
 
 
 def test_a_stop_of_the_instance_takes_what_was_there(tmp_path: Path) -> None:
-    """Pitfall 2: what lies there then was nobody's, whatever it is."""
+    """Pitfall 2: memory is zero then, and all else is data, as after a reboot, which keeps it."""
     host = re7p(tmp_path)
     desired = wanted("re7p", "fsdax")
     converge(host, desired, [])
-    host.spaces = {}
+    host.spaces = {0: Ns("fsdax", data="rows behind a damaged superblock")}
     host.boot()
-    assert host.spaces[0].data  # type: ignore[union-attr]
+    (step,) = [step for step in steps_of(host, desired) if step.destroys]
+    assert "no file system is recognised there" in step.why
+    with pytest.raises(CommandError, match="which was not there when the plan was made"):
+        carry_out(host, [step._replace(destroys=[], args={**step.args, "lose": []})], [])
+    host.spaces = {0: Ns("fsdax")}
+    host.boot()
     steps = steps_of(host, desired)
     assert "did not outlive a stop of the instance" in steps[0].why
     converge(host, desired, [])
     assert_mode(host, "re7p", "fsdax")
+
+
+def test_a_stop_explains_a_device_of_ours_only_and_only_of_memmap(tmp_path: Path) -> None:
+    """Pitfall 24: one device of ours that is gone says nothing of another one."""
+    entry = FstabEntry("UUID=ours", "/mnt/pmem0", "ext4", ["dax", "nofail"])
+    spaces = [Namespace(f"namespace{n}.0", "fsdax", blockdev=f"pmem{n}", region=f"region{n}") for n in (0, 1)]
+    zeros = [FileSystem(f"pmem{n}", sample="zero") for n in (0, 1)]
+    state = State(
+        regions=[Region(f"region{n}", bus="e820") for n in (0, 1)],
+        namespaces=spaces,
+        filesystems=zeros,
+        fstab=[entry],
+        owned=["ours"],
+        kernel=KernelState(cmdline=["memmap=1G!4G"]),
+    )
+    assert [content.lost_with_power(state, item) for item in zeros] == ["ours", ""]
+    others = [
+        state._replace(namespaces=[spaces[0], spaces[1]._replace(enabled=False)]),
+        state._replace(filesystems=[zeros[0], FileSystem("pmem1", "unreadable", error="bad media")]),
+        state._replace(kernel=KernelState(cmdline=["memmap=1G$4G"])),
+        state._replace(regions=[Region("region0"), Region("region1")]),
+        state._replace(owned=[]),
+    ]
+    assert [content.lost_with_power(other, zeros[0]) for other in others] == [""] * len(others)
+    assert not any(content.why_data(other, zeros[0]) == "" for other in others)
 
 
 @pytest.mark.parametrize(
