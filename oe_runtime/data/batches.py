@@ -22,8 +22,8 @@ class Source(Protocol):
         """How the data was named on the command line."""
         ...
 
-    def check(self) -> None:
-        """Raise DataError when the data cannot be read."""
+    def check(self, *, tensorflow: bool = True) -> None:
+        """Raise DataError for data that cannot be read; no `tensorflow`: TFRecord files are only opened."""
         ...
 
     def identity(self) -> list[InputFile]:

@@ -1,6 +1,6 @@
 """Says whether a trainer can read data, before anything is started: every file's format, columns, first rows.
 
-    python -m oe_runtime.data.check [--max-bad-rows N] PATH
+    python -m oe_runtime.data.check [--max-bad-rows N] [--without-tensorflow] PATH
 
 PATH is what the trainer's --data takes. Exit status 0 and nothing said when it can; 1 and one line
 ``error: FILE …`` when it cannot.
@@ -20,10 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look at the data; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m oe_runtime.data.check", description=__doc__)
     parser.add_argument("--max-bad-rows", type=int, default=0, metavar="N", help="as of the trainer")
+    parser.add_argument(
+        "--without-tensorflow",
+        action="store_true",
+        help="only open TFRecord files, which TensorFlow reads: the trainer has it elsewhere",
+    )
     parser.add_argument("data", metavar="PATH")
     given = parser.parse_args(argv)
     try:
-        open_source(given.data, max_bad_rows=given.max_bad_rows).check()
+        open_source(given.data, max_bad_rows=given.max_bad_rows).check(
+            tensorflow=not given.without_tensorflow
+        )
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -65,17 +65,24 @@ class CriteoFiles:
         """How the data was named on the command line."""
         return self._name
 
-    def check(self) -> None:
-        """Read the first rows of every file, so that a wrong one is refused before anything starts."""
+    def check(self, *, tensorflow: bool = True) -> None:
+        """Read the first rows of every file, so that a wrong one is refused before anything starts.
+
+        Without `tensorflow`, TFRecord files are only opened.
+        """
+        files = [path for path in self._files if tensorflow or file_kind(path) != "tfrecord"]
+        for path in self._files:
+            if path not in files:
+                _check_opens(path)
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
-            firsts = list(threads.map(self._first_rows, self._files))
+            firsts = list(threads.map(self._first_rows, files))
         broken = BrokenRows(self.broken.limit, say=lambda _: None)  # said when they are left out
-        for path, (good, _, problems) in zip(self._files, firsts, strict=True):
+        for path, (good, _, problems) in zip(files, firsts, strict=True):
             if not good:
                 broken.limit = 0  # it is no file of rows with broken ones among them
             for place, problem in problems:
                 broken.add(path, place, problem)
-        size = sum(path.stat().st_size for path in self._files)
+        size = sum(path.stat().st_size for path in files)
         self._guess(sum(good for good, _, _ in firsts), sum(read for _, read, _ in firsts), size)
         if self._evaluation is not None:
             self._evaluation.check()
@@ -191,6 +198,16 @@ def _check_magic(path: Path, kind: str) -> None:
         raise _empty(path)
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
+
+
+def _check_opens(path: Path) -> None:
+    """DataError for a TFRecord file that cannot be read or has no record."""
+    from oe_runtime.data.tfrecord import check_opens
+
+    _check_magic(path, "tfrecord")
+    check_opens(path)
+    if not path.stat().st_size:
+        raise _empty(path)
 
 
 def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:

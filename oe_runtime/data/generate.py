@@ -74,7 +74,7 @@ class Generator:
         """How the data was named on the command line."""
         return f"generate:{self.rows}:{self.seed}"
 
-    def check(self) -> None:
+    def check(self, *, tensorflow: bool = True) -> None:
         """Nothing can be wrong with generated rows."""
 
     def identity(self) -> list[InputFile]:

@@ -37,8 +37,7 @@ class RecordFile:
     first = 1
 
     def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
-        if path.suffix == ".zst":
-            raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
+        check_opens(path)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             with without_noise():
@@ -50,11 +49,6 @@ class RecordFile:
         self._tf = tf
         self._path = path
         self._cardinalities = cardinalities
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
         kind = "GZIP" if path.suffix == ".gz" else ""
         self._records = tf.data.TFRecordDataset(str(path), compression_type=kind, buffer_size=1 << 20)
         self._size = path.stat().st_size
@@ -140,6 +134,17 @@ class RecordFile:
         piece = self._convert(rest, read)
         found = [(good[row], problem) for row, problem in piece.broken]
         return piece._replace(broken=sorted(broken + found))
+
+
+def check_opens(path: Path) -> None:
+    """DataError for a file that cannot be opened or has another compression. Needs no TensorFlow."""
+    if path.suffix == ".zst":
+        raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 # What stands for a missing value. No count is the least of all integers.

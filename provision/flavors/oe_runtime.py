@@ -63,5 +63,7 @@ def data_check(host: Host, wanted: Request) -> list[str]:
     """See ``Flavor``."""
     training = wanted.training
     flags = ["--max-bad-rows", str(training.max_bad_rows)]
-    python = sys.executable if wanted.on else placement.python_of(host)  # containers have their own
+    python = placement.python_of(host)
+    if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
+        python, flags = sys.executable, [*flags, "--without-tensorflow"]
     return [python, "-m", "oe_runtime.data.check", *flags, "--", training.data]

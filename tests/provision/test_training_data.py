@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from oe_runtime.data import check as check_program
 from provision import share
 from provision.errors import HostError, TrainingError
+from provision.flavors import oe_runtime
 from provision.inventory import Host, Inventory
 from provision.inventory_check import load
 from provision.node import job, jobfiles
@@ -155,6 +157,41 @@ def test_data_for_scripts_of_others(
         [sys.executable, "-I", "-c", text, *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == ((1, f"error: {said}\n") if said else (0, ""))
+
+
+def test_containers_have_the_tensorflow_that_this_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TFRecord files are opened here and read in the image; a host's workers use the Python that is asked."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    file = tmp_path / "days" / "part-0.tfrecord"
+    file.parent.mkdir()
+    file.write_bytes(b"records")
+    rows = tmp_path / "days" / "part-1.tsv"
+    rows.write_bytes(EXCERPT.read_bytes())
+    path = tmp_path / "inventory.yml"
+    path.write_text(LOCAL.format(data=file.parent))
+    inventory = load(path, state_dir=tmp_path / "state")
+
+    def said(on: str | None) -> str:
+        wanted = jobspec.request(inventory, LaunchOptions(on=on))
+        program, _, _, *words = oe_runtime.data_check(inventory.hosts["localhost"], wanted)
+        assert program == sys.executable
+        status = check_program.main(words)
+        words_ = capsys.readouterr().err
+        assert bool(status) == bool(words_)
+        return words_
+
+    assert said("docker") == said("podman") == ""
+    assert said(None) == f"error: {file} is a TFRecord file, which TensorFlow reads: pip install tensorflow\n"
+    rows.write_bytes(EXCERPT.read_bytes() + b"1\t2\n")
+    assert "part-1.tsv line 201: found 2 columns" in said("docker")
+    rows.unlink()
+    file.write_bytes(b"")
+    assert said("docker").startswith(f"error: {file} is empty")
+    file.with_suffix(".tfrecord.gz").write_bytes(b"plain")
+    file.unlink()
+    assert "is not a gzip file, as its name says" in said("docker")
 
 
 def test_flavors_of_others_name_their_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
