@@ -78,6 +78,9 @@ class Loop:
         self._stop = stop
         self._figures = figures
         self._clock = _Clock()
+        # Sizes of batches for which TensorFlow has compiled, since the run began or went back.
+        self._sizes: set[int] = set()
+        self._ended: float | None = None  # when the last step did
         self.saved: Saved | None = None  # the latest checkpoint
         self.step = 0  # that was begun last
 
@@ -121,6 +124,8 @@ class Loop:
         self._trainee.window()
         self._clock.pause(seconds)
         self._clock.window()
+        self._sizes.clear()  # before the next step some workers pass over more of the input than others
+        self._ended = None
 
     def evaluate(self) -> StreamingAuc:
         """AUC and log loss on the held-out rows."""
@@ -165,20 +170,23 @@ class Loop:
 
     def _step(self, position: Position, rows: int, part: Batch, following: Batch | None) -> Position:
         self.step = position.step + 1
-        started, first = time.monotonic(), not self._clock.pending and not self._clock.overall()
         self._ranks.wish(self._stop)
         every = self._options.timeline
-        with self._directory.traced() if every and self.step % every == 0 else nullcontext():
-            if not self._ranks.lost:
-                with asking(self._ranks):
-                    self._trainee.train(part, following)
+        first = rows not in self._sizes  # TensorFlow compiles in that one
+        with self._stop.unhurried() if first else self._stop.waiting():
+            with self._directory.traced() if every and self.step % every == 0 else nullcontext():
+                if not self._ranks.lost:
+                    with asking(self._ranks):
+                        self._trainee.train(part, following)
+            stop = self._ranks.wished(self._stop)
+        if not first and self._ended is not None:  # its input included, which the others wait for
+            self._stop.at_least(2 * (time.monotonic() - self._ended))
+        self._sizes.add(rows)
         self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._view.tick(position.step)
         every = self._options.checkpoint_steps
-        due, stop = bool(every) and position.step % every == 0, self._ranks.wished(self._stop)
-        if not first:  # TensorFlow compiles in that one
-            self._stop.at_least(2 * (time.monotonic() - started))
+        due = bool(every) and position.step % every == 0
         if due or stop:
             self._ranks.meet()  # all have pushed
         # A checkpoint ends a window, so that a resumed run reports the same means.
@@ -192,6 +200,7 @@ class Loop:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
             self._take(self._checkpoints.take_files if export else self._checkpoints.take, position)
+        self._ended = time.monotonic()
         return position
 
     def interrupted(self) -> Interrupted:

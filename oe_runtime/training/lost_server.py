@@ -72,7 +72,8 @@ class LostServer:
                 with asking(self._ranks):
                     self._client.reconnect()
                 self._ranks.meet()  # all are connected
-                saved, words = self._checkpoints.go_back()
+                with self._stop.unhurried():
+                    saved, words = self._checkpoints.go_back()
                 break
             except ServerLost as again:
                 if time.monotonic() - started > seconds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -71,9 +73,16 @@ class QueueLoop(Loop):
 
     def _take_part(self, before: Position, work: Work, batch: Batch, done: int) -> Position:
         self.step = before.step + 1
-        self._dense.pull()
-        self._trainee.train(batch)  # its push holds the lock
-        self._dense.push(self._options.learning_rate)
+        started = time.monotonic()
+        # Pulls wait for others where --staleness bounds how far these may be behind.
+        waits = self._options.staleness is not None and batch.rows in self._sizes
+        with self._stop.waiting() if waits else nullcontext():
+            self._dense.pull()
+            self._trainee.train(batch)  # its push holds the lock
+            self._dense.push(self._options.learning_rate)
+        # Others may take as long, also to compile, and a checkpoint waits for the end of their steps.
+        self._stop.at_least(2 * (time.monotonic() - started))
+        self._sizes.add(batch.rows)
         position = replace(before, step=self._shared.report(work, done), epoch=work.epoch)
         new = position.step - before.step
         self._clock.add(new * batch.rows)
@@ -107,6 +116,5 @@ class QueueLoop(Loop):
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
                 return
-            with self._stop.unhurried():
-                self._dense.pull()
-                self._publish(take, replace(position, step=step, queue=state))
+            self._dense.pull()
+            self._publish(take, replace(position, step=step, queue=state))

@@ -120,8 +120,10 @@ class Alone:
 class Together:
     """Several workers, through TensorFlow's collectives."""
 
-    def __init__(self, workers: TensorFlowWorkers) -> None:
+    def __init__(self, workers: TensorFlowWorkers, stop: StopRequest) -> None:
+        """`stop` knows from here when this worker waits for others."""
         self._workers = workers
+        self._stop = stop
         self.rank, self.count = workers.rank, workers.count
         self.gradients = 0  # how many values of dense gradients a step has
         self._error: OeError | None = None
@@ -153,7 +155,8 @@ class Together:
         if wishes < 0:  # the step did not come to the sum of the gradients, in which the others wait
             nothing = np.zeros(self.gradients + 2, np.float32)
             nothing[-1] = self._value(stop)
-            wishes = float(self._workers.sum(nothing, GRADIENTS)[-1])
+            with self._stop.waiting():
+                wishes = float(self._workers.sum(nothing, GRADIENTS)[-1])
         return self._agreed(stop, wishes)
 
     def asked(self, stop: StopRequest) -> bool:
@@ -168,7 +171,8 @@ class Together:
         """See Ranks."""
         flat = np.ascontiguousarray(values).reshape(-1)
         what = self._sums.setdefault((flat.dtype.name, flat.size), _FIRST_SUM + len(self._sums))
-        total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
+        with self._stop.waiting():
+            total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
         return total.reshape(values.shape)
 
     def share(self, value: bytes, origin: int = 0) -> bytes:

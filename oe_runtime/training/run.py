@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from oe_runtime.training.trainee import KerasTrainee
 
 WORKER_LOST, INTERRUPTED = 3, 130
-# Seconds in which one of several workers that is asked to stop agrees on it with the others. A checkpoint may
-# take longer. A worker that is gone, or frozen, would keep the others waiting for --worker-wait.
+# Seconds for which one of several workers, asked to stop, waits for the others. Its own work, a compilation
+# and a checkpoint may take longer. A frozen worker would keep the others waiting for --worker-wait.
 _STOP_SECONDS = 20.0
 
 
@@ -151,7 +151,7 @@ def _train(
         loop = QueueLoop(*parts, shared=shared, dense=trainee.dense)
         start = resumed.position
     else:
-        checkpoints, start, resumed = _begin_together(options, mine, client, trainee, screen)
+        checkpoints, start, resumed = _begin_together(options, mine, client, trainee, screen, stop)
         loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
@@ -216,7 +216,12 @@ def _train(
 
 
 def _begin_together(
-    options: Options, mine: WorkerInput | None, client: Client | None, trainee: KerasTrainee, screen: View
+    options: Options,
+    mine: WorkerInput | None,
+    client: Client | None,
+    trainee: KerasTrainee,
+    screen: View,
+    stop: StopRequest,
 ) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
     """One worker, or several in step: all begin at the same position with the same weights and rows."""
     check_agreement(options, trainee.ranks)
@@ -231,7 +236,8 @@ def _begin_together(
     else:
         checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
     if options.resume:
-        resumed, lost = checkpoints.go_back()
+        with stop.unhurried():
+            resumed, lost = checkpoints.go_back()
         start = resumed.position
         if lost:
             screen.say(lost)

@@ -171,6 +171,10 @@ class SharedInput:
 
     def hold(self) -> None:
         """From here to `report`, no checkpoint is taken. ServerLost when all go back to one."""
+        with self._stop.unhurried():  # this waits for a checkpoint, if for anything
+            self._hold()
+
+    def _hold(self) -> None:
         looked = time.monotonic()
         while not self._holds:
             # Not while one waits for the steps to end.
@@ -193,7 +197,10 @@ class SharedInput:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Between the steps of all workers."""
-        with _locked(self._gate, fcntl.LOCK_EX), _locked(self._steps, fcntl.LOCK_EX):
+        with contextlib.ExitStack() as locks:
+            with self._stop.waiting():
+                for file in (self._gate, self._steps):
+                    locks.enter_context(_locked(file, fcntl.LOCK_EX))
             yield
 
     @contextlib.contextmanager

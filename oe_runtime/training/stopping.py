@@ -27,15 +27,18 @@ class StopRequest:
         self._asked = threading.Event()
         self._with_parent = with_parent
         self._late: Callable[[], None] | None = None
-        self.seconds = 0.0  # that may pass from a request to the end
-        self._since = 0.0  # when these began
+        self.seconds = 0.0  # that one wait for other workers may last after a request
+        self._since = 0.0  # when the request came
+        self._waiting: float | None = None  # since when this process waits for other workers
         self._unhurried = 0
+        self._write: socket.socket | None = None
         self.reason = ""
 
     def __enter__(self) -> StopRequest:
-        self._read, self._write = socket.socketpair()
-        self._write.setblocking(False)
-        self._old_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._read, write = socket.socketpair()
+        write.setblocking(False)
+        self._write = write
+        self._old_fd = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.listen()
         self._watcher = threading.Thread(target=self._watch, name="watch-signals", daemon=True)
@@ -53,7 +56,8 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
-        self._write.close()
+        if self._write is not None:
+            self._write.close()
         self._watcher.join()
         self._read.close()
 
@@ -70,19 +74,34 @@ class StopRequest:
         if not self:
             self._since = time.monotonic()
         self._asked.set()
+        self._wake()
 
     def limit(self, seconds: float, late: Callable[[], None] | None) -> None:
-        """Call `late`, in another thread, when a request was not followed for so long; None: never."""
+        """Call `late`, in another thread, when a wait lasts so long after a request; None: never.
+
+        Only the waits that `waiting` marks count: a process that computes, reads or restores goes on.
+        """
         self.seconds, self._late, self._since = seconds, late, time.monotonic()
         self._wake()
 
     def at_least(self, seconds: float) -> None:
-        """Let so long pass, because what is under way may take it."""
+        """Raise the limit of a wait to so long, because healthy workers may take it."""
         self.seconds = max(self.seconds, seconds)
 
     @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is done inside waits for other workers."""
+        outer = self._waiting
+        if outer is None:
+            self._waiting = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting = outer
+
+    @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """What is done inside takes as long as it takes, as a checkpoint: the limit is for what follows."""
+        """A wait inside may last as long as it takes, because the others take or restore a checkpoint."""
         self._unhurried += 1
         try:
             yield
@@ -99,8 +118,10 @@ class StopRequest:
                     return
                 for number in numbers:
                     self._take(number)
-            late = self._late
-            if late and self and not self._unhurried and time.monotonic() - self._since > self.seconds:
+            late, waiting = self._late, self._waiting
+            if not (late and self) or waiting is None or self._unhurried:
+                continue
+            if time.monotonic() - max(waiting, self._since) > self.seconds:
                 late()
 
     def _take(self, number: int) -> None:
@@ -117,11 +138,11 @@ class StopRequest:
         while os.read(0, 4096):
             pass
         self.ask("the parent process ended")
-        self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the run may be over
-            self._write.send(b"\0")
+        if self._write is not None:
+            with contextlib.suppress(OSError):  # the run may be over
+                self._write.send(b"\0")
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

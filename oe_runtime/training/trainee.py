@@ -34,10 +34,9 @@ class KerasTrainee:
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
         """With several workers, waits until all are there; see `ranks.meet` for what that raises."""
-        with stop.unhurried():
-            keras = prepare(options)
+        keras = prepare(options)
         workers = meet(options, stop) if _together(options) else None
-        self.ranks: Ranks = Together(workers) if workers else Alone()
+        self.ranks: Ranks = Together(workers, stop) if workers else Alone()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(

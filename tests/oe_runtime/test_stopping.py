@@ -1,0 +1,220 @@
+"""A worker that is asked to stop is ended while it waits for others, never while it works."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import SMALL
+
+from oe_runtime.data import Batch, open_source, split_of
+from oe_runtime.errors import ServerLost
+from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.lost_server import LostServer
+from oe_runtime.training.options import Options, parse
+from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.queue_loop import QueueLoop
+from oe_runtime.training.ranks import Alone, Together
+from oe_runtime.training.shared_input import SharedInput
+from oe_runtime.training.stopping import StopRequest
+
+LIMIT, LONG = 0.3, 2.0  # the watcher looks once a second
+
+
+@pytest.fixture
+def stop() -> Iterator[StopRequest]:
+    """Once asked to stop, its `ended` is set when a wait lasts longer than LIMIT."""
+    with StopRequest(with_parent=False) as found:
+        found.ended = threading.Event()  # type: ignore[attr-defined]
+        found.limit(LIMIT, found.ended.set)  # type: ignore[attr-defined]
+        yield found
+        found.limit(0, None)
+
+
+def ended(stop: StopRequest, seconds: float = 0) -> bool:
+    return bool(stop.ended.wait(seconds))  # type: ignore[attr-defined]
+
+
+def test_only_a_wait_is_limited(stop: StopRequest) -> None:
+    stop.ask("SIGTERM")
+    time.sleep(LONG)
+    with stop.waiting(), stop.unhurried():
+        time.sleep(LONG)
+    for _ in range(8):
+        with stop.waiting(), stop.waiting():
+            time.sleep(LIMIT / 2)
+    assert not ended(stop)
+    with stop.waiting():
+        assert ended(stop, 10)
+
+
+def test_whoever_asks_wakes_the_watcher(stop: StopRequest) -> None:
+    with stop.waiting():
+        time.sleep(0.2)  # the watcher sleeps, without an end
+        stop.ask("the loss does not fall")
+        assert ended(stop, 10)
+
+
+def test_a_sum_of_all_workers_is_a_wait(stop: StopRequest) -> None:
+    class Frozen:
+        rank, count = 0, 2
+
+        def sum(self, values: Any, _what: int) -> Any:
+            return values if ended(stop, 10) else None
+
+    stop.ask("SIGTERM")
+    workers: Any = Frozen()
+    assert Together(workers, stop).asked(stop)
+    assert ended(stop)
+
+
+class Quiet:
+    """A trainee, a run directory, a view, checkpoints and a client that do nothing."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_, **__: None
+
+
+def saved(position: Position) -> Saved:
+    return Saved(Path("checkpoint"), position, None)
+
+
+def parts(stop: StopRequest, options: Options, train: Callable[..., None], source: Any = None) -> list[Any]:
+    quiet: Any = Quiet()
+    trainee = Quiet(ranks=Alone(), train=train, window=lambda: (0.5, 0.5))
+    source = source or open_source(options.data)
+    return [options, source, trainee, Quiet(take_now=saved), Quiet(), quiet, stop, quiet]
+
+
+def options(tmp_path: Path, *flags: str) -> Options:
+    return parse([*SMALL, "--run-dir", str(tmp_path / "run"), "--data", "generate:1000:1", *flags])
+
+
+@pytest.mark.parametrize("where", ["first step", "input", "smaller batch"])
+def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: StopRequest, where: str) -> None:
+    slow = {"first step": 1, "input": 3, "smaller batch": 4}[where]
+    steps = 0
+
+    class Slow(Loop):
+        def _parts(self, batches: Any) -> Iterator[tuple[int, Batch, Batch | None]]:
+            for part in super()._parts(batches):
+                if where == "input" and steps == slow - 1:
+                    stop.ask("SIGTERM")
+                    time.sleep(LONG)
+                yield part
+
+    def train(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if where != "input" and steps == slow:  # TensorFlow compiles
+            stop.ask("SIGTERM")
+            time.sleep(LONG)
+
+    given = options(tmp_path, "--stock", "--batch-size", "300", "--holdout", "0", "--epochs", "2")
+    with pytest.raises(Interrupted) as caught:
+        Slow(*parts(stop, given, train)).train(Position())
+    assert not ended(stop)
+    assert (caught.value.position.step, caught.value.path) == (slow, Path("checkpoint"))
+    # A slow input is what the others wait for in their step, now and the next time.
+    assert stop.seconds > LONG if where == "input" else stop.seconds < LONG
+
+
+def test_a_worker_that_waits_in_a_step_is_ended(tmp_path: Path, stop: StopRequest) -> None:
+    steps = 0
+
+    def train(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:  # another one is frozen
+            stop.ask("SIGTERM")
+            assert ended(stop, 10)
+
+    given = options(tmp_path, "--stock", "--batch-size", "100", "--holdout", "0")
+    with pytest.raises(Interrupted):
+        Loop(*parts(stop, given, train)).train(Position())
+    assert steps == 3
+
+
+def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) -> None:
+    def go_back() -> tuple[Saved, str]:
+        stop.ask("SIGTERM")
+        with stop.waiting():  # for the others, who restore too
+            time.sleep(LONG)
+        return saved(Position(5)), ""
+
+    loop: Any = Quiet(saved=saved(Position(5)))
+    given = options(tmp_path, "--servers", "a:1")
+    quiet: Any = Quiet()
+    waiter = LostServer(given, quiet, Quiet(go_back=go_back), quiet, quiet, stop, Alone())  # type: ignore[arg-type]
+    assert waiter.recover(ServerLost("a:1", "gone"), loop).step == 5
+    assert not ended(stop)
+
+
+def queue(tmp_path: Path, stop: StopRequest, *flags: str) -> tuple[Options, SharedInput]:
+    given = options(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100", *flags)
+    source = open_source(given.data)
+    shared = SharedInput(given, source, split_of(source, given.holdout), stop)
+    shared.begin(None)
+    shared.follow()
+    return given, shared
+
+
+@pytest.mark.parametrize("staleness", [[], ["--staleness", "8"]])
+def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
+    tmp_path: Path, stop: StopRequest, staleness: list[str]
+) -> None:
+    given, shared = queue(tmp_path, stop, *staleness)
+    other = (shared._directory / "steps.lock").open("a")
+
+    def train(*_: Any) -> None:
+        # Both compile; the other one holds the lock of the steps for longer.
+        fcntl.flock(other, fcntl.LOCK_SH)
+        stop.ask("SIGTERM")
+        time.sleep(LONG)
+        threading.Timer(LONG, other.close).start()
+        shared.hold()
+
+    loop = QueueLoop(*parts(stop, given, train), shared=shared, dense=Quiet())
+    with pytest.raises(Interrupted) as caught:
+        loop.train(Position())
+    shared.close()
+    assert not ended(stop)
+    assert caught.value.path == Path("checkpoint")
+
+
+def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(tmp_path: Path, stop: StopRequest) -> None:
+    _, shared = queue(tmp_path, stop)
+    other = (shared._directory / "steps.lock").open("a")
+    fcntl.flock(other, fcntl.LOCK_SH)
+
+    def let_go() -> None:
+        ended(stop, 10)
+        other.close()
+
+    stop.ask("SIGTERM")
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    with shared.alone():
+        assert ended(stop)
+    thread.join()
+    shared.close()
+
+
+def test_a_push_waits_for_a_checkpoint(tmp_path: Path, stop: StopRequest) -> None:
+    _, shared = queue(tmp_path, stop)
+    gate = (shared._directory / "gate.lock").open("a")
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    threading.Timer(LONG, gate.close).start()
+    stop.ask("SIGTERM")
+    with stop.waiting():  # a step, in which pulls wait
+        shared.hold()
+    shared.close()
+    assert not ended(stop)
