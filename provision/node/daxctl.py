@@ -103,7 +103,10 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
             "[Service]",
             "Type=oneshot",
             "RemainAfterExit=yes",
+            # Offlining a block whose pages are pinned is tried until a signal comes.
+            "TimeoutStartSec=600",
             "ExecStart=/bin/sh -c '{}'".format(script),
+            "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
             "",
             "[Install]",
             "WantedBy=multi-user.target",

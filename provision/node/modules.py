@@ -41,6 +41,18 @@ def observe(system: System) -> List[Module]:
     return found
 
 
+# Words that stop nothing: the module works, and a health event stays reported until it is replaced.
+_WORKS = ("smart_event",)
+_WORKS_BY_IPMCTL = ("Noncritical failure", "Minor Failure")
+
+
+def is_broken(state: State) -> bool:
+    """Whether a module cannot keep what is written to it."""
+    flags = [word for item in state.modules for word in item.flags if word not in (_FINE,) + _WORKS]
+    said = [words for words in state.dimms.unhealthy.values() if words not in _WORKS_BY_IPMCTL]
+    return bool(flags or said)
+
+
 def complaints(state: State) -> List[str]:
     """What is wrong with modules, and what to do; as the kernel and ipmctl tell it."""
     found = []

@@ -7,6 +7,8 @@ from .part import Part, join
 from .state import State
 from .step import Desired, Step
 
+_MAKES = ("make_filesystem", "create_namespace", "reconfigure_dax", "create_goal")
+
 
 def plan(state: State, desired: Desired) -> Part:
     """Steps for ``desired.pmem_mode`` on ``desired.kind``; nothing for mode none."""
@@ -16,10 +18,11 @@ def plan(state: State, desired: Desired) -> Part:
     notes: List[str] = []
     problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps)
     if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
-        # Nothing is made on modules that cannot keep it; what works goes on.
-        broken = modules.complaints(state)
-        problems += broken if steps else []
-        notes += [] if steps else broken
+        # Nothing is made on modules that cannot keep it; what works goes on, a file system of ours too.
+        said, makes = modules.complaints(state), any(step.action in _MAKES for step in steps)
+        refused = makes and modules.is_broken(state)
+        problems += said if refused else []
+        notes += [] if refused else said
     if desired.pmem_mode in ("fsdax", "system-ram"):
         notes += filesystem.notes(state, steps, [item.dev for item in ndctl.chosen(state, desired)])
         notes += ndctl.room_notes(state, desired) + ipmctl.notes(state)

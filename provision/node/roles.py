@@ -17,6 +17,7 @@ _ROLES: Dict[str, str] = {
     "restore_grub_default": "kernel",
     "install_kernel": "kernel",
     "edit_boot_arguments": "kernel",
+    "mark_vacant": "kernel",  # of the range that the boot makes: it goes with that boot
     "reboot": "kernel",
     "set_default_kernel": "kernel",
     "install_gpu_driver": "gpu",

@@ -63,3 +63,12 @@ def test_a_plan_outlives_writes_to_a_device_that_it_does_not_touch() -> None:
         for sample in ("0123", "4567", "zero")
     }
     assert len(digests) == 2
+
+
+def test_a_health_event_is_no_reason_to_stop() -> None:
+    event = State(
+        modules=[Module("nmem0", ["smart_event"])], dimms=Dimms(unhealthy={"1": "Noncritical failure"})
+    )
+    assert not modules.is_broken(event)
+    assert modules.is_broken(State(modules=[Module("nmem0", ["smart_event", "locked"])]))
+    assert modules.is_broken(State(dimms=Dimms(unhealthy={"1": "Noncritical failure, Locked"})))
