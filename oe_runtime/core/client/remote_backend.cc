@@ -128,7 +128,8 @@ class RemoteBackend : public Backend {
       calls[s].skip = batches[s].skip;
       if (batches[s].skip) continue;
       // What the server keeps until other workers have pushed must be its own.
-      const std::vector<BatchEntry> entries = Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
+      const std::vector<BatchEntry> entries =
+          Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       for (const auto& [data, size] : Pieces(batches[s], entries)) {

@@ -14,9 +14,9 @@
 //
 // To go back to a checkpoint (kRecover, kRestore) all workers must ask for the same; it is done once.
 //
-// Workers that are started again may be others, and more or fewer, while connections of those before are still
-// open: of a host that has vanished, or a process that is frozen. A higher generation takes all places at once
-// and is a fencing token: nobody of an earlier one is served again, nor may connect.
+// Workers that are started again may be others, and more or fewer, while connections of those before are
+// still open: of a host that has vanished, or a process that is frozen. A higher generation takes all places
+// at once and is a fencing token: nobody of an earlier one is served again, nor may connect.
 #pragma once
 
 #include <cstdint>

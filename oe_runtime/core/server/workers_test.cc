@@ -630,7 +630,9 @@ TEST(WorkerSpecTest, RoundTripAndRefusals) {
   EXPECT_EQ(with("generation", -1), "worker: 'generation' is -1; it must be a number from 0 to 4294967295");
   EXPECT_FALSE(good.contains("generation")) << "servers that know none take a worker without";
   EXPECT_EQ(WorkerSpecFromJsonText(R"({"rank": 0, "of": 1, "mode": "sync", "on_lost": "stop", "wait": 1,
-                                       "staleness": null, "generation": 9})").generation, 9U);
+                                       "staleness": null, "generation": 9})")
+                .generation,
+            9U);
   EXPECT_EQ(with("colour", 1), "worker: 'colour' is not a field");
 }
 

@@ -51,7 +51,8 @@ std::string ToJsonText(const WorkerSpec& spec) {
                  {"staleness", spec.staleness ? json(*spec.staleness) : json()},
                  {"on_lost", spec.stop_when_lost ? "stop" : "continue"},
                  {"wait", spec.wait}};
-  if (spec.generation != 0) object["generation"] = spec.generation;  // servers of before refuse what is unknown
+  if (spec.generation != 0)
+    object["generation"] = spec.generation;  // servers of before refuse what is unknown
   return object.dump();
 }
 

@@ -21,8 +21,8 @@ struct WorkerSpec {
   // it.
   bool stop_when_lost = true;
   double wait = 600;  // seconds that one of this worker's requests may wait for the others
-  // Counts the starts of all workers together. The first worker of a higher one takes the places of an earlier
-  // one's workers, also of those whose connections are still open because their host has vanished.
+  // Counts the starts of all workers together. The first worker of a higher one takes the places of an
+  // earlier one's workers, also of those whose connections are still open because their host has vanished.
   uint32_t generation = 0;
 
   // Whether servers are told of it: there are other workers, or there were.
