@@ -42,7 +42,8 @@ class Later(type(sys)):
         return self.__dict__[name]
 modules = sent["code" if bytecode else "text"]
 # The package imports these and its own modules at the top, and only what changes a host uses most of them.
-for name in ["hashlib", "platform", "shutil", "subprocess", "tempfile", "uuid", "zipfile"] + list(modules):
+late = ["hashlib", "platform", "shutil", "struct", "subprocess", "tempfile", "uuid", "zipfile"]
+for name in late + list(modules):
     sys.modules[name] = Later(name)
 del sys.modules["oeprov_node"]
 class Finder:

@@ -110,7 +110,7 @@ def observe(system: System, desired: Desired) -> State:
     users = {
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
     }
-    if plan.makes_trial(state, desired, part):
+    if loader.kind and plan.makes_trial(state, desired, part):
         state = state._replace(bootloader=loader._replace(grubenv_on=bootloader.grubenv_on(system, loader)))
     return state._replace(users={where: found for where, found in users.items() if found})
 

@@ -16,7 +16,7 @@ def plan(state: State, desired: Desired) -> Part:
     part = part._replace(before=_sized(state, part.before), after=_sized(state, part.after))
     steps = part.before + part.after
     notes: List[str] = []
-    problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps)
+    problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps) if steps else []
     if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
         # Nothing is made on modules that cannot keep it; what works goes on, a file system of ours too.
         said, makes = modules.complaints(state), any(step.action in _MAKES for step in steps)
