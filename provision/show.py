@@ -29,9 +29,10 @@ def inventory(found: Inventory, *, as_json: bool = False) -> int:
         )
     console.print(table)
     job = found.training
+    rate = "" if job.learning_rate is None else f" {job.learning_rate:g}"
     console.print(
         f"training: {job.model} on {job.data or 'data given at launch'}, dim {job.dim}, "
-        f"batch {job.batch_size}, {job.optimizer} {job.learning_rate:g}, {job.epochs} epoch(s)",
+        f"batch {job.batch_size}, {job.optimizer}{rate}, {job.epochs} epoch(s)",
         highlight=False,
         soft_wrap=True,
     )

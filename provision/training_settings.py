@@ -119,7 +119,12 @@ class TrainingSettings(Settings):
         "rmsprop",
         "sgd",
     ] = Field(default="adagrad", description="Optimizer.")
-    learning_rate: float = Field(default=0.01, gt=0, description="Learning rate.")
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate. Default: the trainer's for the optimizer (adam 0.001, lion 0.0001, "
+        "adadelta 1.0, adagrad 0.05, …); flavor deeprec: its script's.",
+    )
     seed: int = Field(default=0, ge=0, description="Seed of all that is random.")
     max_cardinality: int = Field(
         default=0,

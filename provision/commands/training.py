@@ -101,7 +101,8 @@ def launch_training(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate.", rich_help_panel=_SETTINGS)
+        float | None,
+        typer.Option(help="Learning rate; unset: the optimizer's default.", rich_help_panel=_SETTINGS),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of all that is random.", rich_help_panel=_SETTINGS)

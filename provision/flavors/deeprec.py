@@ -152,7 +152,12 @@ def place(
     argv = [programs.program(host, "python"), f"{programs.sources_of(host)}/{script.path}"]
     argv += ["--data_location", training.data, "--output_dir", str(run), "--checkpoint", str(run / "model")]
     values = training.model_dump(mode="json")
-    argv += [word for name, flag in script.flags.items() for word in (flag, str(values[name]))]
+    argv += [
+        word
+        for name, flag in script.flags.items()
+        if values[name] is not None
+        for word in (flag, str(values[name]))
+    ]
     if script.optimizers:
         argv += ["--optimizer", script.optimizers[training.optimizer]]
     if training.precision == "bfloat16":

@@ -319,6 +319,9 @@ class TestDeepRecJobs:
         assert "--batch_size 64" in words
         assert "--interaction_op dot --optimizer gradientdescent --bf16" in words
         assert "--seed 7" in words
+        assert "--learning_rate" not in words, "the script's own, unless ours is set"
+        rated = LaunchOptions(model="dlrm", optimizer="sgd", storage="dram", learning_rate=0.25)
+        assert "--learning_rate 0.25" in " ".join(program(made(tmp_path, found, rated), "worker-0"))
 
 
 @pytest.mark.parametrize(("status", "phase"), [(0, "done"), (4, "failed")])

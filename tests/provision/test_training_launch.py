@@ -16,6 +16,8 @@ import pytest
 from fake_processes import make_environment, make_job
 from test_training_supervisor import assert_nothing_left, until
 
+from oe_runtime.training import options as trainer_options
+from oe_runtime.training.optimizers import LEARNING_RATES
 from provision.errors import Interrupted, TrainingError
 from provision.inventory import Inventory
 from provision.inventory_check import load
@@ -175,6 +177,17 @@ def test_command_lines(state_dir: Path) -> None:
     assert "--steps" not in flags
     assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
     assert jobspec.Request.of_job(spec).training == wanted.training
+
+
+@pytest.mark.parametrize("optimizer", LEARNING_RATES)
+def test_a_learning_rate_that_is_not_set_is_the_optimizers(state_dir: Path, optimizer: str) -> None:
+    found, job = inventory(state_dir), make_job(state_dir)
+    spec = planned(found, job, LaunchOptions(optimizer=optimizer))
+    options = trainer_options.parser().parse_args(spec.processes[-1].argv[3:])
+    assert (options.optimizer, options.learning_rate) == (optimizer, None)
+    assert jobspec.Request.of_job(spec).training.learning_rate is None
+    words = planned(found, job, LaunchOptions(optimizer=optimizer, learning_rate=0.3)).processes[-1].argv
+    assert words[words.index("--learning-rate") + 1] == "0.3"
 
 
 def test_how_steps_follow_each_other(state_dir: Path) -> None:
