@@ -16,6 +16,41 @@ from oe_runtime.serving.model import Model
 _THREADS = 16
 
 
+# Where TensorFlow's Tensor::AsProtoField puts values, and as what; all other integers go into int_val.
+_VALUES = {
+    "float32": ("float_val", "float32"),
+    "float64": ("double_val", "float64"),
+    "float16": ("half_val", "uint16"),
+    "bfloat16": ("half_val", "uint16"),
+    "int64": ("int64_val", "int64"),
+    "uint64": ("uint64_val", "uint64"),
+    "uint32": ("uint32_val", "uint32"),
+    "bool": ("bool_val", "bool"),
+    "complex64": ("scomplex_val", "float32"),
+    "complex128": ("dcomplex_val", "float64"),
+    **{name: ("int_val", name) for name in ("int8", "int16", "int32", "uint8", "uint16")},
+}
+
+
+def tensor_proto(array: Any) -> Any:
+    """A TensorProto as TensorFlow Serving answers with: values in float_val and its like.
+
+    ``tf.make_tensor_proto`` packs two values and more into tensor_content, which clients that were written
+    against TensorFlow Serving do not read.
+    """
+    import tensorflow as tf
+
+    proto = tf.make_tensor_proto(array)
+    if proto.tensor_content:
+        values = tf.make_ndarray(proto)
+        if values.dtype.name not in _VALUES:
+            return proto  # TensorFlow has no field for it either
+        field, kind = _VALUES[values.dtype.name]
+        proto.ClearField("tensor_content")
+        getattr(proto, field).extend(values.reshape(-1).view(kind).tolist())
+    return proto
+
+
 class GrpcServer:
     """Listens from its making on; `start` begins to answer."""
 
@@ -93,7 +128,6 @@ class _Service:
         return None
 
     def predict(self, request: Any) -> Any:
-        import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
         self._check(request.model_spec)
@@ -106,7 +140,7 @@ class _Service:
         reply = predict_pb2.PredictResponse()
         self._describe(reply.model_spec, version)
         for name in request.output_filter or outputs:
-            reply.outputs[name].CopyFrom(tf.make_tensor_proto(outputs[name]))
+            reply.outputs[name].CopyFrom(tensor_proto(outputs[name]))
         return reply
 
     def metadata(self, request: Any) -> Any:

@@ -86,6 +86,9 @@ def test_a_served_model_follows_training(tmp_path):
                     answer = prediction.Predict(request, timeout=60)
                     assert answer.model_spec.version.value == 200
                     np.testing.assert_allclose(tf.make_ndarray(answer.outputs["output_0"]), wanted, atol=1e-6)
+                    # Clients of TensorFlow Serving read the values here, not tensor_content.
+                    values = answer.outputs["output_0"].float_val
+                    np.testing.assert_allclose(np.reshape(values, wanted.shape), wanted, atol=1e-6)
                     request.inputs["b"].CopyFrom(tf.make_tensor_proto(x["b"][:3]))
                     with pytest.raises(grpc.RpcError, match="'b' has 3 examples") as error:
                         prediction.Predict(request, timeout=60)
