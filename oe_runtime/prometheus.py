@@ -159,12 +159,26 @@ def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
             "Memory of the counts of keys without a row.",
             [(labels, counts["filter_bytes"]) for labels, counts in admission],
         )
+        page.add(
+            "oe_forgotten_keys_total",
+            "counter",
+            "Keys without a row whose counts went, for others or because they were not pushed for long.",
+            [(labels, counts["forgotten_keys"]) for labels, counts in admission],
+        )
     if eviction:
         page.add(
             "oe_evicted_rows_total",
             "counter",
             "Rows that were evicted.",
             [(labels, counts["evicted_rows"]) for labels, counts in eviction],
+        )
+    jumps = [(labels, counts["clock_jumps"]) for labels, counts in eviction if "clock_jumps" in counts]
+    if jumps:
+        page.add(
+            "oe_clock_jumps_total",
+            "counter",
+            "Jumps of the clock, at which all rows under ttl count as pushed.",
+            [({k: v for k, v in labels.items() if k != "policy"}, count) for labels, count in jumps],
         )
     refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
     refused += [

@@ -22,8 +22,9 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         rows), index_bytes, version (pushes so far), pushes_at_risk (those
                         that are in no file and no durable checkpoint), nonfinite_gradients (rows
                         of gradients with NaN or infinity, refused or skipped);
-                        with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes)
-                        and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
+                        with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes,
+                        forgotten_keys: whose counts went) and eviction.NAME (evicted_rows; cap: refused_keys,
+                        for which there was no place; ttl: clock_jumps, at which all rows count as pushed);
                         cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
                         elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
                         written to the pool)

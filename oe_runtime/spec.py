@@ -78,11 +78,15 @@ class TableSpec:
     "max_element_size": m, "false_positive_probability": p}`` the same with a counting Bloom filter, which
     takes ``1.44 * log2(1 / p)`` bytes an element and lets a key in too early with that probability. The push
     that reaches n makes the row and updates it; until then the key reads ``default_value`` (0.0). Pulls do
-    not count.
+    not count. A counter counts at most ``max_keys`` keys (default 1e8, of the whole table) at a time, and
+    forgets first those that were not pushed lately; with ``global_step`` or ``ttl`` below, it also forgets keys
+    that were not pushed for as long as a row would live, or at most twice as long. They begin at zero again.
 
     ``eviction`` lists which rows go: ``{"name": "global_step", "steps_to_live": n}`` those whose last push is
     more than n pushes of the table ago, ``{"name": "l2_weight", "threshold": t}`` those with half the sum of
-    squared weights below t, ``{"name": "ttl", "seconds": s}`` those not pushed for longer. They are looked
+    squared weights below t, ``{"name": "ttl", "seconds": s}`` those not pushed for longer (where the server's
+    clock jumps by more than an hour, or the newest row is 30 days old when rows are loaded, all rows count as
+    pushed at that moment). They are looked
     for before a save, by ``Client.evict`` and, with ``"every_steps": k``, in a sixteenth of the table after
     every k pushes. ``{"name": "cap", "max_rows": n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds
     each server to its share of n: a new row makes another one go that is not in the batch, and a key for

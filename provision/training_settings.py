@@ -68,7 +68,7 @@ class TrainingSettings(Settings):
     )
     admission: Text = Field(
         default="",
-        description="With training_index hash, only ids that came so often get a row: counter:TIMES or "
+        description="With training_index hash, only ids that came so often get a row: counter:TIMES[:MOST_IDS] or "
         "cbf:TIMES[:MOST_IDS[:PROBABILITY]]; default: all do.",
     )
     eviction: Text = Field(

@@ -19,7 +19,7 @@ from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
 from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
-from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
+from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
 from oe_runtime.keras.saving import (
     load_server_model,
     persist_server_model,
@@ -40,6 +40,7 @@ __all__ = [
     "DistributedModel",
     "Embedding",
     "Flags",
+    "Ftrl",
     "accept_keras2_layers",
     "distributed_model",
     "distributed_optimizer",

@@ -68,6 +68,23 @@ class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
+class Ftrl(keras.optimizers.Ftrl):  # type: ignore[misc]
+    """Keras's Ftrl, with DeepRec's rule for rows where `group_lasso` is set.
+
+    Then `l1_regularization_strength` is against the norm of a row, which becomes zero as a whole, not against
+    each of its weights. Dense variables are updated as by Keras's Ftrl, as they are in DeepRec.
+    """
+
+    def __init__(self, learning_rate: Any = 0.001, *, group_lasso: bool = False, **kwargs: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.group_lasso = bool(group_lasso)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "group_lasso": self.group_lasso}
+
+
+@keras.saving.register_keras_serializable(package="oe_runtime")
 class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
     """DeepRec's AdagradDecay: Adagrad whose accumulators decay by `accumulator_decay_rate` every
     `accumulator_decay_step` steps, but not below `initial_accumulator_value`."""

@@ -10,11 +10,19 @@ from typing import Any
 import keras
 
 from oe_runtime.keras.keras2 import refuse_legacy
-from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync
+from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
 _ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
+_FTRL = (
+    "learning_rate_power",
+    "initial_accumulator_value",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+    "beta",
+)
 
 # The hyperparameters that decide how a row is updated, weight decay apart; the learning rate travels with
 # every push instead.
@@ -29,17 +37,8 @@ _OPTIMIZERS: Mapping[type, tuple[str, tuple[str, ...]]] = {
     AdamAsync: ("adam_async", ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")),
     keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
     keras.optimizers.AdamW: ("adamw", _ADAM),
-    keras.optimizers.Ftrl: (
-        "ftrl",
-        (
-            "learning_rate_power",
-            "initial_accumulator_value",
-            "l1_regularization_strength",
-            "l2_regularization_strength",
-            "l2_shrinkage_regularization_strength",
-            "beta",
-        ),
-    ),
+    keras.optimizers.Ftrl: ("ftrl", _FTRL),
+    Ftrl: ("ftrl", (*_FTRL, "group_lasso")),
     keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
     keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
     keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
@@ -54,7 +53,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
 
     Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
-    one, or an AdamAsync or AdagradDecay of this package. `DistributedModel.compile` gives every table the
+    one, or an AdamAsync, AdagradDecay or Ftrl (with `group_lasso`) of this package. `DistributedModel.compile` gives every table the
     server's counterpart with the same hyperparameters; each step pushes with the learning rate of that step,
     also when it follows a schedule.
 
@@ -85,7 +84,7 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
         # Keras's own, whose updates are written in PyTorch.
         kind = next((base for base in kind.__mro__ if base in _OPTIMIZERS), kind)
     if kind not in _OPTIMIZERS:
-        known = ", ".join(k.__name__ for k in _OPTIMIZERS)
+        known = ", ".join(dict.fromkeys(k.__name__ for k in _OPTIMIZERS))
         raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
     for option in _UNSUPPORTED:
         value = getattr(optimizer, option, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 _FALSE_POSITIVES = 0.01  # DeepRec's model zoo
 
-ADMISSION_HELP = "counter:TIMES or cbf:TIMES[:MOST_IDS[:PROBABILITY]]"
+ADMISSION_HELP = "counter:TIMES[:MOST_IDS] or cbf:TIMES[:MOST_IDS[:PROBABILITY]]"
 EVICTION_HELP = (
     "global_step:STEPS[:EVERY], l2_weight:THRESHOLD[:EVERY], ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu]"
 )
@@ -25,7 +25,7 @@ def admission(text: str) -> dict[str, Any]:
     name, *words = text.split(":")
     policy: dict[str, Any] = {"name": name}
     if name == "counter":
-        _take(policy, text, words, ADMISSION_HELP, {"filter_freq": int})
+        _take(policy, text, words, ADMISSION_HELP, {"filter_freq": int, "max_keys": int})
     elif name == "cbf":
         policy["false_positive_probability"] = _FALSE_POSITIVES
         kinds = {"filter_freq": int, "max_element_size": int, "false_positive_probability": float}

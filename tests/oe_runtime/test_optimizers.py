@@ -117,3 +117,28 @@ def test_every_dim_is_so_many_of_one(name, parameters, rate, dtype):
     wanted = client.pull_rows(one, np.arange(gradient.size)).reshape(gradient.shape)
     for dim, table in tables.items():
         assert np.array_equal(client.pull_rows(table, keys), wanted[:, :dim]), dim
+
+
+def test_group_lasso_of_ftrl_through_keras():
+    """DeepRec's numbers (embedding_variable_ops_test.py), and dense variables as by Keras's Ftrl."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    keras = pytest.importorskip("keras")
+    from oe_runtime.keras import Ftrl
+    from oe_runtime.keras.translate import table_optimizer
+
+    rates = {"l1_regularization_strength": 2.0, "l2_regularization_strength": 0.00001}
+    optimizer = Ftrl(0.1, group_lasso=True, **rates)
+    assert Ftrl.from_config(optimizer.get_config()).group_lasso is True
+    client = Client.in_process()
+    spec = TableSpec(
+        "t", 3, optimizer=table_optimizer(optimizer), initializer={"name": "constant", "value": 1.0}
+    )
+    table = client.create_table(spec)
+    ids = np.array([0, 0, 0, 1, 1])
+    client.push(client.pull([ids], [(table, 0)]), [np.full((5, 3), 2, np.float32)], 0.1)
+    rows = client.pull_rows(table, np.array([0, 1]))
+    np.testing.assert_allclose(rows, [[0.8282884] * 3, [0.7927219] * 3], atol=5e-7)
+    ours, keras_own = keras.Variable(np.ones((2, 3), np.float32)), keras.Variable(np.ones((2, 3), np.float32))
+    for rule, variable in ((optimizer, ours), (keras.optimizers.Ftrl(0.1, **rates), keras_own)):
+        rule.apply([keras.ops.full((2, 3), 4.0)], [variable])
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(keras_own))

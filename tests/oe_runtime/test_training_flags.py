@@ -37,6 +37,7 @@ def keep_determinism() -> Iterator[None]:
 
 def test_policies_are_what_tables_take() -> None:
     assert admission("counter:3") == {"name": "counter", "filter_freq": 3}
+    assert admission("counter:3:500") == {"name": "counter", "filter_freq": 3, "max_keys": 500}
     assert admission("cbf:3:1000:0.5") == {
         "name": "cbf", "filter_freq": 3, "max_element_size": 1000, "false_positive_probability": 0.5,
     }  # fmt: skip

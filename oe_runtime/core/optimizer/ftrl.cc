@@ -10,6 +10,11 @@ namespace {
 // FTRL-proximal (McMahan et al., 2013), with l2 shrinkage and beta, as in Keras:
 //   g' = g + 2·shrinkage·w;  n' = n + g²;  z += g' - (n'^p - n^p) / lr · w     (p = -learning_rate_power)
 //   w = (clip(z, ±l1) - z) / (n'^p / lr + 2·(l2 + beta / (2·lr)))
+//
+// With group_lasso, l1 is against the norm of the row's z, so that rows become zero as a whole, as DeepRec's
+// kernel for embedding variables has it (KvResourceSparseApplyFtrl, training_ali_ops.cc):
+//   w = (l1 / |z| - 1)·z / (n'^p / lr + 2·(l2 + beta / (2·lr))) where |z| > l1, else 0
+// There n' has the square of g', shrinkage included, within an update, and that of g from then on.
 template <typename T>
 class Ftrl final : public Optimizer<T> {
  public:
@@ -20,7 +25,8 @@ class Ftrl final : public Optimizer<T> {
         l1_(static_cast<T>(params.at("l1_regularization_strength"))),
         l2_(static_cast<T>(params.at("l2_regularization_strength"))),
         shrinkage_(static_cast<T>(2 * params.at("l2_shrinkage_regularization_strength"))),
-        beta_(static_cast<T>(params.at("beta"))) {}
+        beta_(static_cast<T>(params.at("beta"))),
+        group_lasso_(params.count("group_lasso") != 0) {}
 
   void InitState(T* state) const noexcept override {
     std::fill_n(state, this->dim(), initial_);
@@ -29,14 +35,50 @@ class Ftrl final : public Optimizer<T> {
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     if (power_ == T{0.5}) {
-      Run(rows, learning_rate, [](T x) { return std::sqrt(x); });
+      RunRule(rows, learning_rate, [](T x) { return std::sqrt(x); });
     } else {
       const T power = power_;
-      Run(rows, learning_rate, [power](T x) { return std::pow(x, power); });
+      RunRule(rows, learning_rate, [power](T x) { return std::pow(x, power); });
     }
   }
 
  private:
+  template <typename Power>
+  void RunRule(const RowRefs<T>& rows, T learning_rate, Power power) const noexcept {
+    if (group_lasso_) {
+      RunGroups(rows, learning_rate, power);
+    } else {
+      Run(rows, learning_rate, power);
+    }
+  }
+
+  template <typename Power>
+  void RunGroups(const RowRefs<T>& rows, T learning_rate, Power power) const noexcept {
+    const size_t size = this->dim();
+    const T twice_l2 = 2 * (l2_ + beta_ / (T{2} * learning_rate));
+    for (size_t i = 0; i < rows.n; ++i) {
+      T* weight = rows.weights[i];
+      T* accumulator = rows.states[i];
+      T* linear = rows.states[i] + size;
+      const T* gradient = rows.gradients[i];
+      const auto shrunk = [&](size_t d) { return gradient[d] + shrinkage_ * weight[d]; };
+      double squares = 0;
+      for (size_t d = 0; d < size; ++d) {
+        const T g = shrunk(d);
+        const T old_sum = accumulator[d];
+        linear[d] += g - (power(old_sum + g * g) - power(old_sum)) / learning_rate * weight[d];
+        squares += static_cast<double>(linear[d]) * static_cast<double>(linear[d]);
+      }
+      const auto norm = static_cast<T>(std::sqrt(squares));
+      for (size_t d = 0; d < size; ++d) {
+        const T g = shrunk(d);
+        const T quadratic = power(accumulator[d] + g * g) / learning_rate + twice_l2;
+        weight[d] = norm > l1_ ? (l1_ - norm) / (quadratic * norm) * linear[d] : T{0};
+        accumulator[d] += gradient[d] * gradient[d];
+      }
+    }
+  }
+
   template <typename Power>
   void Run(const RowRefs<T>& rows, T learning_rate, Power power) const noexcept {
     const size_t size = this->dim();
@@ -70,6 +112,7 @@ class Ftrl final : public Optimizer<T> {
   const T l2_;
   const T shrinkage_;
   const T beta_;
+  const bool group_lasso_;
 };
 
 }  // namespace
@@ -82,7 +125,8 @@ Params CompleteFtrl(const Params& given) {
                                      {"l1_regularization_strength", 0.0},
                                      {"l2_regularization_strength", 0.0},
                                      {"l2_shrinkage_regularization_strength", 0.0},
-                                     {"beta", 0.0}});
+                                     {"beta", 0.0},
+                                     {"group_lasso", 0.0}});
   const double infinity = std::numeric_limits<double>::infinity();
   CheckParam(what, params, "learning_rate_power", -infinity, 0);
   CheckParam(what, params, "initial_accumulator_value", 0, infinity);
@@ -90,6 +134,10 @@ Params CompleteFtrl(const Params& given) {
   CheckParam(what, params, "l2_regularization_strength", 0, infinity);
   CheckParam(what, params, "l2_shrinkage_regularization_strength", 0, infinity);
   CheckParam(what, params, "beta", 0, infinity);
+  CheckFlag(what, params, "group_lasso");
+  // It says nothing where it is off, as in the specifications that earlier versions wrote into pools and
+  // files.
+  if (params.at("group_lasso") == 0) params.erase("group_lasso");
   return params;
 }
 

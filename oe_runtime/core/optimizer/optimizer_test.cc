@@ -143,6 +143,60 @@ TEST(OptimizerTest, Ftrl) {
              0.3, 0, rule(0.7, 0.5, 0.2, 0.01, 0.1));
 }
 
+// The numbers of DeepRec's own test of feature columns with a counter filter
+// (embedding_variable_ops_test.py): gradients of 6 and 4 for rows of ones.
+TEST(OptimizerTest, FtrlWithGroupLassoHasDeepRecsNumbers) {
+  const OptimizerSpec spec = {
+      "ftrl",
+      {{"group_lasso", 1}, {"l1_regularization_strength", 2.0}, {"l2_regularization_strength", 0.00001}}};
+  const auto optimizer = Optimizer<float>::Create(spec, 3);
+  for (const auto& [gradient, wanted] : {std::pair{6.0F, 0.8282884F}, std::pair{4.0F, 0.7927219F}}) {
+    std::vector<float> row = {1, 1, 1, 0, 0, 0, 0, 0, 0};
+    optimizer->InitState(row.data() + 3);
+    Apply(*optimizer, &row, {gradient, gradient, gradient}, 0.1F, 1);
+    for (size_t d = 0; d < 3; ++d) EXPECT_NEAR(row[d], wanted, 5e-7F);
+  }
+}
+
+TEST(OptimizerTest, FtrlWithGroupLasso) {
+  const size_t dim = 2;
+  const double power = 0.7, l1 = 2.5, l2 = 0.2, shrinkage = 0.01, beta = 0.1, rate = 0.1;
+  const auto optimizer = Optimizer<double>::Create({"ftrl",
+                                                    {{"group_lasso", 1},
+                                                     {"learning_rate_power", -power},
+                                                     {"l1_regularization_strength", l1},
+                                                     {"l2_regularization_strength", l2},
+                                                     {"l2_shrinkage_regularization_strength", shrinkage},
+                                                     {"beta", beta}}},
+                                                   dim);
+  std::vector<double> row = {0.5, -1, 0, 0, 0, 0};
+  optimizer->InitState(row.data() + dim);
+  std::vector<double> w = {0.5, -1}, n = {0.1, 0.1}, z = {0, 0};
+  bool some_are_zero = false;
+  for (int step = 0; step < 40; ++step) {
+    const std::vector<double> gradient = {std::sin(step), 0.3 * std::cos(2 * step)};
+    Apply(*optimizer, &row, gradient, rate, 1);
+    std::vector<double> sum(dim);
+    for (size_t d = 0; d < dim; ++d) {
+      const double g = gradient[d] + 2 * shrinkage * w[d];
+      sum[d] = n[d] + g * g;
+      z[d] += g - (std::pow(sum[d], power) - std::pow(n[d], power)) / rate * w[d];
+      n[d] += gradient[d] * gradient[d];
+    }
+    const double norm = std::hypot(z[0], z[1]);
+    some_are_zero = some_are_zero || norm <= l1;
+    for (size_t d = 0; d < dim; ++d) {
+      const double quadratic = std::pow(sum[d], power) / rate + 2 * (l2 + beta / (2 * rate));
+      w[d] = norm <= l1 ? 0 : -(1 - l1 / norm) * z[d] / quadratic;
+      EXPECT_NEAR(row[d], w[d], 1e-9) << step;
+    }
+  }
+  EXPECT_TRUE(some_are_zero) << "rows go to zero as a whole";
+  EXPECT_TRUE(Complete({"ftrl", {{"group_lasso", 0}}}).params.count("group_lasso") == 0)
+      << "specifications of earlier versions stay equal";
+  EXPECT_THROW((void)Complete({"ftrl", {{"group_lasso", 0.5}}}), SpecError);
+}
+
 TEST(OptimizerTest, AmsgradAndAdamW) {
   ExpectRule({"adam", {{"amsgrad", 1}, {"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
     s->a += (g - s->a) * (1 - 0.9);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
 constexpr size_t kEntries = 4096;  // written and read at a time
+constexpr size_t kSample = 16;     // counts of which the first is forgotten
 
 // The block of a key, among `blocks` in the order that chooses servers.
 uint64_t BlockOf(uint64_t hash, uint64_t blocks) {
@@ -30,47 +31,42 @@ uint64_t BlockOf(uint64_t hash, uint64_t blocks) {
 // 16 to 24 bytes a key.
 class DramCounter final : public CounterFilter {
  public:
-  DramCounter(const AdmissionSpec& spec, uint32_t parts) : CounterFilter(spec, parts), keys_(parts) {
-    for (uint32_t i = 0; i < parts; ++i) counts_.push_back(NewHashIndex());
+  DramCounter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard)
+      : CounterFilter(spec, parts, shard), keys_(parts) {
+    for (uint32_t i = 0; i < parts; ++i) words_.push_back(NewHashIndex());
   }
 
-  uint32_t Count(uint32_t part, Key key, uint32_t times) override {
-    Index& counts = *counts_[part];
-    uint32_t count = kNoRow;
-    counts.Find(&key, 1, &count);
-    if (count != kNoRow) {
-      count += std::min(times, kMostCount - count);
-      counts.Set(key, count);
-      return count;
-    }
+  uint64_t bytes(uint32_t part) const noexcept override { return words_[part]->bytes(); }
+
+ protected:
+  uint32_t Get(uint32_t part, Key key) const noexcept override {
+    uint32_t word = kNoRow;
+    words_[part]->Find(&key, 1, &word);
+    return word;
+  }
+  void Put(uint32_t part, Key key, uint32_t word, bool added) override {
+    Index& words = *words_[part];
+    if (!added) return words.Set(key, word);
     try {
-      counts.Reserve(key);
+      words.Reserve(key);
     } catch (const std::bad_alloc&) {
       throw NoMemory("the admission filter's count of another key");
     }
-    count = std::min(times, kMostCount);
-    counts.Add(key, count);
+    words.Add(key, word);
     ++keys_[part];
-    return count;
   }
-  void Forget(uint32_t part, Key key) override {
-    uint32_t count = kNoRow;
-    counts_[part]->Find(&key, 1, &count);
-    if (count == kNoRow) return;
-    counts_[part]->Erase(key);
+  void Erase(uint32_t part, Key key) override {
+    words_[part]->Erase(key);
     --keys_[part];
   }
-  uint64_t bytes(uint32_t part) const noexcept override { return counts_[part]->bytes(); }
-
- protected:
   uint64_t keys(uint32_t part) const noexcept override { return keys_[part]; }
   size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys,
-              uint32_t* counts) const noexcept override {
-    return counts_[part]->Scan(position, max, keys, counts);
+              uint32_t* words) const noexcept override {
+    return words_[part]->Scan(position, max, keys, words);
   }
 
  private:
-  std::vector<std::unique_ptr<Index>> counts_;  // by part; the "row" of a key is its count
+  std::vector<std::unique_ptr<Index>> words_;  // by part; the "row" of a key is its word
   std::vector<uint64_t> keys_;
 };
 
@@ -99,15 +95,79 @@ std::unique_ptr<AdmissionFilter> AdmissionFilter::Create(const AdmissionSpec& sp
                                                          ShardInfo shard) {
   try {
     if (spec.name == "cbf") return std::make_unique<DramBloom>(spec, parts, shard);
-    return std::make_unique<DramCounter>(spec, parts);
+    return std::make_unique<DramCounter>(spec, parts, shard);
   } catch (const std::bad_alloc&) {
     throw NoMemory("the admission filter");
   }
 }
 
+CounterFilter::CounterFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard)
+    : AdmissionFilter(spec),
+      most_keys_(1 + (MostKeys(spec) - 1) / (uint64_t{parts} * shard.servers)),
+      parts_(parts) {}
+
+uint32_t CounterFilter::Count(uint32_t part, Key key, uint32_t times) {
+  const uint32_t word = Get(part, key);
+  const bool added = word == kNoRow;
+  if (added && keys(part) >= most_keys_) MakeRoom(part);
+  const uint32_t before = added ? 0 : word & ~kPeriod;
+  const uint32_t count = before + std::min(times, kMostCount - before);
+  Put(part, key, count | parts_[part].period, added);
+  return count;
+}
+
+void CounterFilter::Forget(uint32_t part, Key key) {
+  if (Get(part, key) != kNoRow) Erase(part, key);
+}
+
+// Forgets one of the next few keys: rather one that was not counted in this period, then one with a low
+// count. A period ends when the hand has been around.
+void CounterFilter::MakeRoom(uint32_t number) {
+  Part& part = parts_[number];
+  std::array<Key, kSample> keys{};
+  std::array<uint32_t, kSample> words{};
+  size_t found = Scan(number, &part.hand, kSample, keys.data(), words.data());
+  if (found == 0) {
+    part.hand = 0;
+    part.period ^= kPeriod;
+    found = Scan(number, &part.hand, kSample, keys.data(), words.data());
+  }
+  if (found == 0) return;
+  // Keys of this period have the bit, all others do not.
+  const auto worth = [&](uint32_t word) { return word ^ part.period ^ kPeriod; };
+  size_t first = 0;
+  for (size_t i = 1; i < found; ++i) {
+    if (worth(words[i]) < worth(words[first])) first = i;
+  }
+  Erase(number, keys[first]);
+  ++part.forgotten;
+}
+
+bool CounterFilter::Sweep(uint32_t number, uint64_t* position, size_t most) {
+  Part& part = parts_[number];
+  std::array<Key, kSample> keys{};
+  std::array<uint32_t, kSample> words{};
+  for (size_t seen = 0; seen < most;) {
+    const uint64_t start = *position;
+    const size_t found = Scan(number, position, kSample, keys.data(), words.data());
+    if (found == 0) {
+      part.period ^= kPeriod;
+      return false;
+    }
+    seen += found;
+    for (size_t i = 0; i < found; ++i) {
+      if ((words[i] & kPeriod) == part.period) continue;
+      Erase(number, keys[i]);
+      ++part.forgotten;
+      *position = start;  // the place of an erased key may have another one now
+    }
+  }
+  return true;
+}
+
 uint64_t CounterFilter::WrittenBytes() const noexcept {
   uint64_t size = 0;
-  for (uint32_t part = 0; part < parts_; ++part) size += keys(part);
+  for (uint32_t part = 0; part < parts_.size(); ++part) size += keys(part);
   return size * kEntryBytes;
 }
 
@@ -115,10 +175,11 @@ void CounterFilter::Write(const Sink& sink) const {
   std::array<Key, kEntries> keys{};
   std::array<uint32_t, kEntries> found{};
   std::vector<char> bytes(kEntries * kEntryBytes);
-  for (uint32_t part = 0; part < parts_; ++part) {
+  for (uint32_t part = 0; part < parts_.size(); ++part) {
     uint64_t position = 0;
     while (const size_t n = Scan(part, &position, kEntries, keys.data(), found.data())) {
       for (size_t i = 0; i < n; ++i) {
+        found[i] &= ~kPeriod;
         std::memcpy(&bytes[i * kEntryBytes], &keys[i], sizeof(Key));
         std::memcpy(&bytes[i * kEntryBytes + sizeof(Key)], &found[i], sizeof(uint32_t));
       }
@@ -139,7 +200,7 @@ bool CounterFilter::Add(const Source& source, uint64_t bytes, const PartOf& part
       std::memcpy(&key, &block[i * kEntryBytes], sizeof(key));
       std::memcpy(&count, &block[i * kEntryBytes + sizeof(key)], sizeof(count));
       const uint32_t part = part_of(key);
-      if (part < parts_) (void)Count(part, key, count);
+      if (part < parts_.size()) (void)Count(part, key, count);
     }
     left -= n;
   }

@@ -38,7 +38,13 @@ class AdmissionFilter {
   // The key has a row now. A counter forgets it; what a Bloom filter counted stays. Throws StorageError when
   // a pool has no room to write that down.
   virtual void Forget(uint32_t part, Key key) = 0;
+  // Ends a period of a part: forgets, among about `most` keys from *position on (0 at first), those that were
+  // counted last before the period began; false when there are no more, and the next period begins. A Bloom
+  // filter forgets nothing. Throws StorageError.
+  virtual bool Sweep(uint32_t part, uint64_t* position, size_t most) = 0;
   uint32_t filter_freq() const { return filter_freq_; }
+  // Keys whose counts went without a row, since the filter was made.
+  virtual uint64_t forgotten(uint32_t part) const noexcept = 0;
 
   virtual uint64_t bytes(uint32_t part) const noexcept = 0;  // of DRAM
 
@@ -60,25 +66,43 @@ class AdmissionFilter {
 // What a filter throws where DRAM has no more.
 StorageError NoMemory(const std::string& what);
 
-// An exact count a key, without a bound on how many there are.
+// An exact count per key, of at most `max_keys` keys. A bit of each count says in which of two periods its
+// key was counted last: keys of this period have the bit of the part, so that a new period changes no count.
 class CounterFilter : public AdmissionFilter {
  public:
+  uint32_t Count(uint32_t part, Key key, uint32_t times) final;
+  void Forget(uint32_t part, Key key) final;
+  bool Sweep(uint32_t part, uint64_t* position, size_t most) final;
+  uint64_t forgotten(uint32_t part) const noexcept final { return parts_[part].forgotten; }
   uint64_t WrittenBytes() const noexcept final;
   void Write(const Sink& sink) const final;
   bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) final;
 
  protected:
-  static constexpr uint32_t kMostCount = kNoRow - 1;
+  CounterFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
 
-  CounterFilter(const AdmissionSpec& spec, uint32_t parts) : AdmissionFilter(spec), parts_(parts) {}
-
+  // A word per key, never kNoRow, which stands for none.
+  virtual uint32_t Get(uint32_t part, Key key) const noexcept = 0;
+  virtual void Put(uint32_t part, Key key, uint32_t word, bool added) = 0;
+  virtual void Erase(uint32_t part, Key key) = 0;
   virtual uint64_t keys(uint32_t part) const noexcept = 0;
-  // As Index::Scan.
+  // As Index::Scan, of words.
   virtual size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys,
-                      uint32_t* counts) const noexcept = 0;
+                      uint32_t* words) const noexcept = 0;
 
  private:
-  const uint32_t parts_;
+  static constexpr uint32_t kPeriod = uint32_t{1} << 31;
+  static constexpr uint32_t kMostCount = kPeriod - 2;  // with the bit, the word is still not kNoRow
+  struct Part {
+    uint32_t period = 0;  // kPeriod or 0
+    uint64_t hand = 0;    // where the search for a key to forget goes on
+    uint64_t forgotten = 0;
+  };
+
+  void MakeRoom(uint32_t part);
+
+  const uint64_t most_keys_;  // of a part
+  std::vector<Part> parts_;
 };
 
 // A counting Bloom filter: a key has k = ceil(-log2 p) cells of a byte, of which the least is at least its
@@ -95,6 +119,8 @@ class BloomFilter : public AdmissionFilter {
 
   uint32_t Count(uint32_t part, Key key, uint32_t times) final;
   void Forget(uint32_t /*part*/, Key /*key*/) final {}
+  bool Sweep(uint32_t /*part*/, uint64_t* /*position*/, size_t /*most*/) final { return false; }
+  uint64_t forgotten(uint32_t /*part*/) const noexcept final { return 0; }
   uint64_t WrittenBytes() const noexcept final;
   void Write(const Sink& sink) const final;
   bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) final;

@@ -53,14 +53,14 @@ std::vector<Eviction::Turn> Eviction::Due(uint64_t step, uint32_t parts) const {
 }
 
 Eviction::Reason Eviction::Judge(const std::byte* row, uint32_t reasons, uint32_t step,
-                                 uint32_t seconds) const noexcept {
+                                 TtlClock::Reading time) const noexcept {
   // Steps count modulo 2^32, so that their differences stay right; a push that failed left the next one's.
   if ((reasons & (1U << kGlobalStep)) != 0 &&
       static_cast<int32_t>(step - facts_.step(row)) > static_cast<int32_t>(steps_to_live_)) {
     return kGlobalStep;
   }
-  const uint32_t pushed = facts_.seconds(row);  // a clock that was set back makes no row old
-  if ((reasons & (1U << kTtl)) != 0 && seconds > pushed && seconds - pushed > seconds_) return kTtl;
+  const uint32_t pushed = std::max(facts_.seconds(row), time.floor);  // or later than now, by another clock
+  if ((reasons & (1U << kTtl)) != 0 && time.now > pushed && time.now - pushed > seconds_) return kTtl;
   if ((reasons & (1U << kL2Weight)) != 0 && 0.5 * SquaresOf(row) < static_cast<double>(threshold_)) {
     return kL2Weight;
   }

@@ -10,6 +10,7 @@
 #include "oe_runtime/core/common/dtype.h"
 #include "oe_runtime/core/policy/policy_spec.h"
 #include "oe_runtime/core/policy/row_facts.h"
+#include "oe_runtime/core/policy/ttl_clock.h"
 
 namespace oe {
 
@@ -35,8 +36,15 @@ class Eviction {
   std::vector<Turn> Due(uint64_t step, uint32_t parts) const;
   bool scheduled() const { return every_[kGlobalStep] + every_[kL2Weight] + every_[kTtl] > 0; }
 
-  // Why the row goes in push number `step` at `seconds`, by the policies of `reasons`; kNoReason if it stays.
-  Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, uint32_t seconds) const noexcept;
+  // Why the row goes in push number `step` at `time`, by the policies of `reasons`; kNoReason if it stays.
+  Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, TtlClock::Reading time) const noexcept;
+
+  bool has_ttl() const { return (sweeps_ & (1U << kTtl)) != 0; }
+  // How long rows live without a push, by the policies of `reasons`: whether as much has gone by.
+  bool Expired(uint32_t reasons, uint64_t steps, uint64_t seconds) const noexcept {
+    return ((reasons & (1U << kGlobalStep)) != 0 && steps > steps_to_live_) ||
+           ((reasons & (1U << kTtl)) != 0 && seconds > seconds_);
+  }
 
   bool capped() const { return most_rows_ < std::numeric_limits<uint64_t>::max(); }
   // Most rows of the whole table.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kMostSteps = 2147483647;       // differences of words in rows
 constexpr double kMostRows = 9007199254740992;  // 2^53: every whole number up to it is a double
+constexpr double kMostKeys = 1e8;               // 2 GB of counts, and as much again in a pool
 
 // The parameters of one policy: complains about what is missing, unknown or out of range.
 class Checked {
@@ -84,8 +85,11 @@ AdmissionSpec Complete(const AdmissionSpec& spec, bool hash) {
   }
   const std::string what = "'admission' " + spec.name;
   if (spec.name == "counter") {
-    const Checked checked(what, spec.params, {{"default_value", 0.0}}, {"filter_freq"});
+    Checked checked(what, spec.params, {{"default_value", 0.0}, {"max_keys", kMostKeys}}, {"filter_freq"});
     checked.Whole("filter_freq", 1, kMostSteps - 1);
+    checked.Whole("max_keys", 1, kMostRows);
+    // The default is not written down, so that what earlier versions saved has the same specification.
+    if (checked.params_.at("max_keys") == kMostKeys) checked.params_.erase("max_keys");
     return {spec.name, checked.params_};
   }
   if (spec.name != "cbf") {
@@ -114,6 +118,11 @@ std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs) {
     }
   }
   return complete;
+}
+
+uint64_t MostKeys(const AdmissionSpec& spec) {
+  const auto found = spec.params.find("max_keys");
+  return static_cast<uint64_t>(found == spec.params.end() ? kMostKeys : found->second);
 }
 
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction) {

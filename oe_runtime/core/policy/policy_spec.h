@@ -12,12 +12,16 @@ namespace oe {
 // Which keys get a row. DeepRec's feature filters
 // (https://deeprec.readthedocs.io/en/latest/Feature-Filter.html) with their parameters:
 //
-//   counter  filter_freq
+//   counter  filter_freq, max_keys (1e8): most keys of the whole table that are counted at a time
 //   cbf      filter_freq (1 to 255), max_element_size, false_positive_probability; for hash tables
 //
 // and for both `default_value` (0.0; DeepRec's default_value_no_permission), which a key without a row reads.
 // A key counts when it is pushed, once for each time it was in the batch; pulls do not count. The push with
 // which its count reaches filter_freq makes its row, with the initializer's value, and updates it.
+//
+// A counter forgets keys: where max_keys are counted, of a few others the one that was pushed least lately;
+// and with the evictions, those that were not pushed for as long as global_step or ttl let a row live, or at
+// most twice as long. Such a key begins at zero again.
 struct AdmissionSpec {
   std::string name;  // empty: every key gets a row
   Params params;
@@ -43,6 +47,9 @@ struct EvictionSpec {
 AdmissionSpec Complete(const AdmissionSpec& spec, bool hash);
 // In the order of their names, of which each may come once.
 std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs);
+
+// Of a complete counter: max_keys.
+uint64_t MostKeys(const AdmissionSpec& spec);
 
 // Whether pushes must say how often each key was in the batch.
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction);

@@ -40,6 +40,7 @@ class RowFacts {
     Set(row, count_, count(row) + (times < room ? times : room));
   }
   void SetStep(std::byte* row, uint32_t step) const noexcept { Set(row, step_, step); }
+  void SetSeconds(std::byte* row, uint32_t seconds) const noexcept { Set(row, seconds_, seconds); }
 
   uint32_t step(const std::byte* row) const noexcept { return Get(row, step_); }
   uint32_t count(const std::byte* row) const noexcept { return Get(row, count_); }

@@ -78,7 +78,8 @@ void AddPolicies(const Table& table, nlohmann::json* stats) {
   if (!spec.admission.name.empty()) {
     (*stats)["admission"] = {{"admitted_rows", counts.admitted},
                              {"refused_keys", counts.not_admitted},
-                             {"filter_bytes", counts.filter_bytes}};
+                             {"filter_bytes", counts.filter_bytes},
+                             {"forgotten_keys", counts.forgotten}};
   }
   for (uint32_t reason = 0; reason < Eviction::kNoReason; ++reason) {
     const std::string name = Eviction::kNames[reason];
@@ -87,6 +88,7 @@ void AddPolicies(const Table& table, nlohmann::json* stats) {
     if (!has) continue;
     (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
     if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
+    if (reason == Eviction::kTtl) (*stats)["eviction"][name]["clock_jumps"] = counts.clock_jumps;
   }
 }
 

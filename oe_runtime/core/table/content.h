@@ -34,6 +34,14 @@ struct Table::Content {
   std::array<std::unique_ptr<RowMap>, kShards> shards;
   std::unique_ptr<AdmissionFilter> filter;  // if there is admission; its parts are under the shards' locks
   std::array<uint64_t, kShards> hands{};    // where the search for rows to evict goes on; of pushes
+  // When the last sweep of the filter's parts ended; 0: none did, or the rows were loaded since.
+  struct Swept {
+    uint64_t step = 0;
+    uint32_t seconds = 0;
+    bool known = false;
+    uint64_t position = 0;  // of one that is under way
+  };
+  std::array<Swept, kShards> swept{};  // under the shards' locks
   std::atomic<uint64_t> version{0};
   bool opened = false;  // the pool was there already
   // The checksum of the file that had this content when the shards' changes were empty.

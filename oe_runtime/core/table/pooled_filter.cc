@@ -20,25 +20,30 @@ std::byte* Writable(RowMap* map, Key key, size_t bytes) {
 
 class PooledCounter final : public CounterFilter {
  public:
-  PooledCounter(const AdmissionSpec& spec, Maps maps)
-      : CounterFilter(spec, static_cast<uint32_t>(maps.size())), maps_(std::move(maps)) {}
+  PooledCounter(const AdmissionSpec& spec, ShardInfo shard, Maps maps)
+      : CounterFilter(spec, static_cast<uint32_t>(maps.size()), shard), maps_(std::move(maps)) {}
 
-  uint32_t Count(uint32_t part, Key key, uint32_t times) override {
-    auto* count = reinterpret_cast<uint32_t*>(Writable(maps_[part].get(), key, sizeof(uint32_t)));
-    *count += std::min(times, kMostCount - *count);
-    return *count;
-  }
-  void Forget(uint32_t part, Key key) override { (void)maps_[part]->Erase(key); }
   uint64_t bytes(uint32_t part) const noexcept override { return maps_[part]->index_bytes(); }
 
  protected:
+  uint32_t Get(uint32_t part, Key key) const noexcept override {
+    const std::byte* row = nullptr;
+    maps_[part]->Find(&key, 1, &row);
+    uint32_t word = kNoRow;
+    if (row != nullptr) std::memcpy(&word, row, sizeof(word));
+    return word;
+  }
+  void Put(uint32_t part, Key key, uint32_t word, bool /*added*/) override {
+    std::memcpy(Writable(maps_[part].get(), key, sizeof(word)), &word, sizeof(word));
+  }
+  void Erase(uint32_t part, Key key) override { (void)maps_[part]->Erase(key); }
   uint64_t keys(uint32_t part) const noexcept override { return maps_[part]->size(); }
   size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys,
-              uint32_t* counts) const noexcept override {
+              uint32_t* words) const noexcept override {
     const RowMap& map = *maps_[part];
-    const size_t found = map.Scan(position, max, keys, counts);
-    for (size_t i = 0; i < found; ++i) Prefetch(map.row(counts[i]));
-    for (size_t i = 0; i < found; ++i) std::memcpy(&counts[i], map.row(counts[i]), sizeof(uint32_t));
+    const size_t found = map.Scan(position, max, keys, words);
+    for (size_t i = 0; i < found; ++i) Prefetch(map.row(words[i]));
+    for (size_t i = 0; i < found; ++i) std::memcpy(&words[i], map.row(words[i]), sizeof(uint32_t));
     return found;
   }
 
@@ -100,7 +105,7 @@ std::unique_ptr<AdmissionFilter> NewPooledFilter(const AdmissionSpec& spec, Shar
   }
   try {
     if (spec.name == "cbf") return std::make_unique<PooledBloom>(spec, shard, std::move(maps));
-    return std::make_unique<PooledCounter>(spec, std::move(maps));
+    return std::make_unique<PooledCounter>(spec, shard, std::move(maps));
   } catch (const std::bad_alloc&) {
     throw NoMemory("the admission filter");
   }

@@ -95,8 +95,8 @@ class RowMap {
     changes_.Erased(key, store_->size());
   }
 
-  // Erases the rows for which wants(row) among about `most` keys from *position on (0 at first), which moves
-  // on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
+  // Erases the rows for which wants(key, row) among about `most` keys from *position on (0 at first), which
+  // moves on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
   // StorageError.
   template <typename Wants>
   bool EraseIf(uint64_t* position, size_t most, const Wants& wants) {
@@ -109,7 +109,7 @@ class RowMap {
       for (size_t i = 0; i < found; ++i) Prefetch(row(numbers[i]));
       bool erased = false;
       for (size_t i = 0; i < found; ++i) {
-        if (!wants(static_cast<const std::byte*>(row(numbers[i])))) continue;
+        if (!wants(keys[i], static_cast<const std::byte*>(row(numbers[i])))) continue;
         Erase(keys[i], numbers[i]);
         erased = true;
       }

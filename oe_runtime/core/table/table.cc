@@ -64,10 +64,6 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
-      clock_([] {
-        const auto now = std::chrono::system_clock::now().time_since_epoch();
-        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
-      }),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }
@@ -344,7 +340,7 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
                   [&](Key key, std::byte* row) { ops_->Init(key, row); });
   });
   const uint64_t step = content_->version.fetch_add(1) + 1;
-  const auto seconds = static_cast<uint32_t>(has_policies_ ? clock_() : 0);
+  const uint32_t seconds = eviction_.has_ttl() ? clock_.Read().now : 0;
   const size_t bytes = ops_->format().value_bytes();
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];

@@ -37,6 +37,8 @@ struct PolicyCounts {
   uint64_t no_room = 0;       // keys in pushes that the cap did not let in
   std::array<uint64_t, Eviction::kNoReason> evicted{};
   uint64_t filter_bytes = 0;  // DRAM of the filter now
+  uint64_t forgotten = 0;     // keys that the filter counted and then forgot
+  uint64_t clock_jumps = 0;   // TtlClock::jumps
 };
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
@@ -93,8 +95,10 @@ class Table {
   uint64_t Evict();
   // What policies did since the table was made.
   PolicyCounts policy_counts() const;
-  // The clock of ttl, in Unix seconds; another one before the first push, for tests.
-  void UseClock(std::function<uint64_t()> seconds) { clock_ = std::move(seconds); }
+  // The clock of ttl; another one before the first push, for tests.
+  void UseClock(TtlClock::Seconds wall, TtlClock::Seconds steady) {
+    clock_.Use(std::move(wall), std::move(steady));
+  }
 
   // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
   // has been answered, so that nobody waits for it; what it has not done is done in the next push.
@@ -196,6 +200,8 @@ class Table {
   bool Sweep(uint32_t shard, uint32_t reasons, uint64_t* position);
   void SweepQuietly(uint32_t shard, uint32_t reasons);
   void SweepInTurn(uint64_t step);
+  bool SweepFilter(uint32_t shard, uint32_t reasons);
+  void NoteLoaded(const Content& content);
 
   TableFileInfo SaveRows(const std::string& file, std::optional<uint64_t> since);
   void LoadChain(const std::vector<std::string>& chain, Content* content) const;
@@ -212,7 +218,7 @@ class Table {
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted
   const std::array<uint64_t, kParts> most_rows_;  // of each internal shard
-  std::function<uint64_t()> clock_;
+  mutable TtlClock clock_;
 
   std::atomic<uint64_t> admitted_{0};
   std::atomic<uint64_t> not_admitted_{0};

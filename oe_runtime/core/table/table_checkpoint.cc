@@ -181,6 +181,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains) {
                 [this](Key key) { return InternalShard(key); });
   }
   if (eviction_.capped() && kept_bytes_ == row_bytes_) KeepCap(content.get());
+  NoteLoaded(*content);
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
@@ -310,7 +311,9 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
     }
   });
   content_->hands = {};
+  content_->swept = {};
   if (eviction_.capped()) KeepCap(content_.get());
+  NoteLoaded(*content_);
 }
 
 }  // namespace oe

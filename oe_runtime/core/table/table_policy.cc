@@ -16,8 +16,9 @@
 namespace oe {
 namespace {
 
-constexpr size_t kSample = 16;           // rows of which the cap evicts the first
-constexpr size_t kSwept = size_t{4096};  // rows that a sweep looks at while pushes wait
+constexpr size_t kSample = 16;             // rows of which the cap evicts the first
+constexpr size_t kSwept = size_t{4096};    // rows that a sweep looks at while pushes wait
+constexpr size_t kSampled = size_t{4096};  // rows of an internal shard that say how old the newest is
 
 std::vector<std::unique_ptr<Index>> NewIndexes() {
   std::vector<std::unique_ptr<Index>> indexes(kShards);
@@ -229,13 +230,61 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, uint64_t* position) {
   RowMap& map = *content_->shards[shard];
   const std::unique_lock<FairSharedMutex> lock(map.mutex());
   const auto step = static_cast<uint32_t>(content_->version.load());
-  const auto seconds = static_cast<uint32_t>(clock_());
-  return map.EraseIf(position, kSwept, [&](const std::byte* row) {
-    const Eviction::Reason reason = eviction_.Judge(row, reasons, step, seconds);
-    if (reason == Eviction::kNoReason) return false;
+  const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
+  std::vector<Key> from_the_future;
+  const bool more = map.EraseIf(position, kSwept, [&](Key key, const std::byte* row) {
+    const Eviction::Reason reason = eviction_.Judge(row, reasons, step, time);
+    if (reason == Eviction::kNoReason) {
+      if (eviction_.facts().seconds(row) > time.now && eviction_.has_ttl()) from_the_future.push_back(key);
+      return false;
+    }
     ++evicted_[reason];
     return true;
   });
+  if (from_the_future.empty()) return more;
+  std::vector<uint32_t> numbers(from_the_future.size());
+  map.FindWritable(from_the_future.data(), numbers.size(), numbers.data());
+  const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
+  for (const uint32_t number : numbers) eviction_.facts().SetSeconds(map.row(number), time.now);
+  return more;
+}
+
+// Some more of a sweep of the filter's part, if one is due: keys that were not counted for as long as a row
+// lives without a push are forgotten. False when there is nothing more to do. The caller keeps pushes away.
+bool Table::SweepFilter(uint32_t shard, uint32_t reasons) {
+  if (!content_->filter) return false;
+  const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+  Content::Swept& swept = content_->swept[shard];
+  const uint64_t step = content_->version.load();
+  const uint32_t seconds = eviction_.has_ttl() ? clock_.Read().now : 0;
+  if (!swept.known) swept = {step, seconds, true, 0};
+  const uint64_t gone = seconds > swept.seconds ? seconds - swept.seconds : 0;
+  if (swept.position == 0 && !eviction_.Expired(reasons, step - swept.step, gone)) return false;
+  if (content_->filter->Sweep(shard, &swept.position, kSwept)) return true;
+  swept = {step, seconds, true, 0};
+  return false;
+}
+
+// Of rows that came from a checkpoint: whether the clock can be right (TtlClock).
+void Table::NoteLoaded(const Content& content) {
+  if (!eviction_.has_ttl() || kept_bytes_ != row_bytes_) return;
+  const uint32_t now = clock_.Read().now;
+  std::optional<uint32_t> newest;
+  std::array<Key, kSample> keys{};
+  std::array<uint32_t, kSample> numbers{};
+  for (const auto& map : content.shards) {
+    uint64_t position = 0;
+    for (size_t seen = 0; seen < kSampled;) {
+      const size_t found = map->Scan(&position, kSample, keys.data(), numbers.data());
+      if (found == 0) break;
+      seen += found;
+      for (size_t i = 0; i < found; ++i) {
+        const uint32_t seconds = eviction_.facts().seconds(map->row(numbers[i]));
+        if (seconds <= now) newest = std::max(newest.value_or(0), seconds);
+      }
+    }
+  }
+  if (newest) clock_.Loaded(*newest);
 }
 
 // All of an internal shard, as far as the storage lets rows go: what stays is seen again the next time.
@@ -243,6 +292,8 @@ void Table::SweepQuietly(uint32_t shard, uint32_t reasons) {
   try {
     uint64_t position = 0;
     while (Sweep(shard, reasons, &position)) {
+    }
+    while (SweepFilter(shard, reasons)) {
     }
   } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
   }
@@ -272,6 +323,11 @@ uint64_t Table::Evict() {
       more = Sweep(shard, eviction_.sweeps(), &position);
       evicted += before - content_->shards[shard]->size();
     }
+    for (more = true; more;) {
+      const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+      const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+      more = SweepFilter(shard, eviction_.sweeps());
+    }
   }
   return evicted;
 }
@@ -286,7 +342,9 @@ PolicyCounts Table::policy_counts() const {
   for (uint32_t shard = 0; content_->filter && shard < kShards; ++shard) {
     const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
     counts.filter_bytes += content_->filter->bytes(shard);
+    counts.forgotten += content_->filter->forgotten(shard);
   }
+  counts.clock_jumps = clock_.jumps();
   return counts;
 }
 

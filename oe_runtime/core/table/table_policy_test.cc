@@ -166,8 +166,8 @@ TEST_P(TablePolicyTest, L2Weight) {
 
 TEST_P(TablePolicyTest, TimeToLive) {
   const auto table = New(Evicting({{"ttl", {{"seconds", 10}}, ""}}));
-  uint64_t now = 1800000000;
-  table->UseClock([&now] { return now; });
+  int64_t now = 1800000000;
+  table->UseClock([&now] { return now; }, [&now] { return now; });
   Push(table.get(), {1, 2});
   now += 6;
   Push(table.get(), {2});
@@ -178,6 +178,102 @@ TEST_P(TablePolicyTest, TimeToLive) {
   EXPECT_EQ(Keys(*table), (std::set<Key>{2}));
   now -= 1000;  // a clock that is set back makes nothing old
   EXPECT_EQ(table->Evict(), 0U);
+}
+
+// The clock of the machine is set three years ahead, and then right again.
+TEST_P(TablePolicyTest, AClockThatJumpsMakesNoRowOld) {
+  const auto table = New(Evicting({{"ttl", {{"seconds", 100}}, ""}}));
+  const int64_t start = 1800000000;
+  int64_t steady = 0;
+  int64_t wrong = 0;
+  table->UseClock([&] { return start + steady + wrong; }, [&] { return steady; });
+  Push(table.get(), Range(0, 1000));
+  wrong = int64_t{3} * 365 * 24 * 3600;
+  EXPECT_EQ(table->Evict(), 0U) << "rows count as pushed at the jump";
+  EXPECT_EQ(table->policy_counts().clock_jumps, 1U);
+  steady += 50;
+  Push(table.get(), Range(0, 10));
+  steady += 51;
+  EXPECT_EQ(table->Evict(), 990U);
+  wrong = 0;
+  EXPECT_EQ(table->Evict(), 0U);
+  EXPECT_EQ(table->policy_counts().clock_jumps, 2U);
+  steady += 100;
+  EXPECT_EQ(table->Evict(), 0U);
+  steady += 1;
+  EXPECT_EQ(table->Evict(), 10U) << "stamps from the future count as of when they were seen";
+  wrong = -start - 1000;  // before 1970
+  Push(table.get(), {1});
+  EXPECT_EQ(table->Evict(), 0U);
+  steady += 90000;
+  wrong += 7200;
+  EXPECT_EQ(table->Evict(), 0U);
+}
+
+TEST_P(TablePolicyTest, RowsOfLongAgoCountAsPushedWhenTheyAreLoaded) {
+  const TableSpec spec = Evicting({{"ttl", {{"seconds", 100}}, ""}});
+  int64_t now = 1800000000;
+  const auto clock = [&now] { return now; };
+  const auto table = New(spec);
+  table->UseClock(clock, clock);
+  Push(table.get(), Range(0, 1000));
+  now += 60;
+  Push(table.get(), Range(0, 10));
+  const std::string file = files_.file("a.oet");
+  (void)table->Save(file);
+  now += 50;
+  table->Restore({file});
+  EXPECT_EQ(table->Evict(), 990U) << "an ordinary pause ages rows";
+  table->Restore({file});
+  now += 31 * 24 * 3600;
+  table->Restore({file});
+  EXPECT_EQ(table->rows(), 1000U);
+  EXPECT_EQ(table->Evict(), 0U);
+  now += 101;
+  EXPECT_EQ(table->Evict(), 1000U);
+}
+
+TEST_P(TablePolicyTest, ACounterForgetsWithTheEvictions) {
+  TableSpec spec = Counter(3);
+  spec.eviction = {{"global_step", {{"steps_to_live", 10}}, ""}};
+  const auto table = New(spec);
+  uint64_t most = 0;
+  for (Key step = 0; step < 400; ++step) {
+    std::vector<Key> keys = Range(1000 + step * 100, 100);  // that never come again
+    if (step % 8 == 0) keys.push_back(7);                   // comes often enough
+    Push(table.get(), keys);
+    (void)table->Evict();
+    const PolicyCounts counts = table->policy_counts();
+    most = std::max<uint64_t>(most, counts.not_admitted - counts.forgotten);
+    if (step == 16) {
+      EXPECT_EQ(Keys(*table), (std::set<Key>{7})) << "its count was not forgotten";
+    }
+  }
+  EXPECT_LE(most, 2 * 11 * 100U + 100U + 16U) << "counts live for one to two times steps_to_live";
+  EXPECT_GT(table->policy_counts().forgotten, 35000U);
+}
+
+TEST_P(TablePolicyTest, ACounterCountsAtMostSoManyKeys) {
+  TableSpec spec = Counter(3);
+  spec.admission.params["max_keys"] = 1600;
+  const auto table = New(spec);
+  const std::vector<Key> often = Range(0, 50);
+  uint64_t bytes = 0;
+  for (Key step = 0; step < 300; ++step) {
+    std::vector<Key> keys = Range(1000 + step * 400, 400);
+    if (step < 3) keys.insert(keys.end(), often.begin(), often.end());
+    Push(table.get(), keys);
+    if (step == 20) bytes = table->policy_counts().filter_bytes;
+  }
+  const PolicyCounts counts = table->policy_counts();
+  EXPECT_EQ(counts.filter_bytes, bytes) << "the places of forgotten keys are used again";
+  EXPECT_EQ(table->rows(), often.size()) << "keys that come again are forgotten last";
+  EXPECT_EQ(counts.not_admitted - 2 * often.size() - counts.forgotten, 1600U);
+  EXPECT_EQ(MessageOf<SpecError>([&] {
+              spec.admission.params["max_keys"] = 0.5;
+              (void)New(spec);
+            }),
+            "table 'C1': 'admission' counter: 'max_keys' must be between 1 and 9.007199255e+15, not 0.5");
 }
 
 TEST_P(TablePolicyTest, ASaveEvictsFirst) {
@@ -253,7 +349,9 @@ TEST_P(TablePolicyTest, BytesAreRowsWithAllThatIsInThem) {
   const auto table = New(Evicting({{"cap", {{"max_bytes", 1000}}, "lru"}}));
   Push(table.get(), Range(0, 5000));
   EXPECT_EQ(table->rows(), 50U);
-  EXPECT_EQ(MessageOf<SpecError>([&] { (void)New(Evicting({{"cap", {{"max_rows", 40}}, ""}}), {0, 3}); }),
+  EXPECT_EQ(MessageOf<SpecError>([&] {
+              (void)New(Evicting({{"cap", {{"max_rows", 40}}, ""}}), {0, 3});
+            }),
             "table 'C1': 'eviction' cap has room for 40 rows, but 3 server(s) need at least 48");
   uint64_t rows = 0;
   for (uint32_t server = 0; server < 3; ++server) {
@@ -279,13 +377,13 @@ TEST_P(TablePolicyTest, ComposedAndScheduledPoliciesDoTheSameEverywhere) {
     spec.eviction = {{"global_step", {{"steps_to_live", 6}, {"every_steps", 1}}, ""},
                      {"l2_weight", {{"threshold", 30}, {"every_steps", 3}}, ""},
                      {"ttl", {{"seconds", 3}, {"every_steps", 2}}, ""}};
-    uint64_t now = 1000;
+    int64_t now = 1000;
     const auto clock = [&now] { return now; };
     const auto one = Table::Create(spec, StorageSpec{});
-    one->UseClock(clock);
+    one->UseClock(clock, clock);
     std::vector<std::unique_ptr<Table>> three;
     for (uint32_t i = 0; i < 3; ++i) three.push_back(New(spec, {i, 3}));
-    for (const auto& table : three) table->UseClock(clock);
+    for (const auto& table : three) table->UseClock(clock, clock);
     std::array<uint64_t, Eviction::kNoReason> evicted{};
     for (Key step = 0; step < 80; ++step) {
       now += step % 20 == 0 ? 5 : 0;

@@ -1,0 +1,64 @@
+#include "oe_runtime/core/policy/ttl_clock.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+namespace oe {
+namespace {
+
+int64_t SecondsOf(clockid_t clock) {
+  timespec time{};
+  (void)clock_gettime(clock, &time);  // these clocks are there on every Linux
+  return time.tv_sec;
+}
+
+}  // namespace
+
+TtlClock::TtlClock()
+    : wall_([] { return SecondsOf(CLOCK_REALTIME); }), steady_([] { return SecondsOf(CLOCK_BOOTTIME); }) {}
+
+void TtlClock::Use(Seconds wall, Seconds steady) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  wall_ = std::move(wall);
+  steady_ = std::move(steady);
+  looked_ = false;
+}
+
+// Under mutex_.
+void TtlClock::Look() {
+  const int64_t wall = std::clamp<int64_t>(wall_(), 0, std::numeric_limits<uint32_t>::max());
+  const int64_t steady = steady_();
+  reading_.now = static_cast<uint32_t>(wall);
+  if (looked_ && std::abs(wall - last_wall_ - (steady - last_steady_)) > kJump) {
+    reading_.floor = reading_.now;
+    ++jumps_;
+  }
+  looked_ = true;
+  last_wall_ = wall;
+  last_steady_ = steady;
+}
+
+TtlClock::Reading TtlClock::Read() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Look();
+  return reading_;
+}
+
+void TtlClock::Loaded(uint32_t newest) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Look();
+  if (newest >= reading_.now || reading_.now - newest <= kGap) return;
+  reading_.floor = reading_.now;
+  ++jumps_;
+}
+
+uint64_t TtlClock::jumps() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return jumps_;
+}
+
+}  // namespace oe

@@ -1,0 +1,53 @@
+#ifndef OE_CORE_POLICY_TTL_CLOCK_H_
+#define OE_CORE_POLICY_TTL_CLOCK_H_
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+namespace oe {
+
+// The time by which rows age (ttl): the machine's clock, of which jumps make no row old. Thread-safe.
+//
+// Where that clock goes ahead by more than kJump beyond what the monotonic one says, or a table is loaded
+// whose newest row is older than kGap, somebody has set a clock, or the machine was away: rows then count as
+// pushed at that moment, so that what ttl evicts, it evicts at most one ttl too late. Stamps from the future
+// are set to the present when a sweep sees them.
+class TtlClock {
+ public:
+  static constexpr uint32_t kJump = 3600;           // seconds
+  static constexpr uint32_t kGap = 30 * 24 * 3600;  // seconds
+  using Seconds = std::function<int64_t()>;
+
+  struct Reading {
+    uint32_t now = 0;    // Unix seconds
+    uint32_t floor = 0;  // no row counts as pushed before it
+  };
+
+  // The machine's clocks: Unix time, and one that nobody sets and that goes on while the machine sleeps.
+  TtlClock();
+  // Others, for tests.
+  void Use(Seconds wall, Seconds steady);
+
+  Reading Read();
+  // Rows were loaded of which the newest was pushed then.
+  void Loaded(uint32_t newest);
+  // How often rows were made to count as pushed now.
+  uint64_t jumps();
+
+ private:
+  void Look();
+
+  std::mutex mutex_;
+  Seconds wall_;
+  Seconds steady_;
+  bool looked_ = false;
+  int64_t last_wall_ = 0;
+  int64_t last_steady_ = 0;
+  Reading reading_;
+  uint64_t jumps_ = 0;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_POLICY_TTL_CLOCK_H_
