@@ -79,8 +79,9 @@ class TableSpec:
     takes ``1.44 * log2(1 / p)`` bytes an element and lets a key in too early with that probability. The push
     that reaches n makes the row and updates it; until then the key reads ``default_value`` (0.0). Pulls do
     not count. A counter counts at most ``max_keys`` keys (default 1e8, of the whole table) at a time, and
-    forgets first those that were not pushed lately; with ``global_step`` or ``ttl`` below, it also forgets keys
-    that were not pushed for as long as a row would live, or at most twice as long. They begin at zero again.
+    forgets first those that were not pushed lately; with ``global_step`` or ``ttl`` below, it also forgets
+    keys that were not pushed for as long as a row would live, or at most twice as long. They begin at zero
+    again.
 
     ``eviction`` lists which rows go: ``{"name": "global_step", "steps_to_live": n}`` those whose last push is
     more than n pushes of the table ago, ``{"name": "l2_weight", "threshold": t}`` those with half the sum of

@@ -68,8 +68,8 @@ class TrainingSettings(Settings):
     )
     admission: Text = Field(
         default="",
-        description="With training_index hash, only ids that came so often get a row: counter:TIMES[:MOST_IDS] or "
-        "cbf:TIMES[:MOST_IDS[:PROBABILITY]]; default: all do.",
+        description="With training_index hash, only ids that came so often get a row: "
+        "counter:TIMES[:MOST_IDS] or cbf:TIMES[:MOST_IDS[:PROBABILITY]]; default: all do.",
     )
     eviction: Text = Field(
         default="",

@@ -53,9 +53,9 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
 
     Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
-    one, or an AdamAsync, AdagradDecay or Ftrl (with `group_lasso`) of this package. `DistributedModel.compile` gives every table the
-    server's counterpart with the same hyperparameters; each step pushes with the learning rate of that step,
-    also when it follows a schedule.
+    one, or an AdamAsync, AdagradDecay or Ftrl (with `group_lasso`) of this package.
+    `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters; each
+    step pushes with the learning rate of that step, also when it follows a schedule.
 
     Where it is not what Keras does with a dense variable: a row's gradients are summed over the batch before
     the update, and only rows that are in the batch are updated. So momenta of other rows stay, and

@@ -349,9 +349,7 @@ TEST_P(TablePolicyTest, BytesAreRowsWithAllThatIsInThem) {
   const auto table = New(Evicting({{"cap", {{"max_bytes", 1000}}, "lru"}}));
   Push(table.get(), Range(0, 5000));
   EXPECT_EQ(table->rows(), 50U);
-  EXPECT_EQ(MessageOf<SpecError>([&] {
-              (void)New(Evicting({{"cap", {{"max_rows", 40}}, ""}}), {0, 3});
-            }),
+  EXPECT_EQ(MessageOf<SpecError>([&] { (void)New(Evicting({{"cap", {{"max_rows", 40}}, ""}}), {0, 3}); }),
             "table 'C1': 'eviction' cap has room for 40 rows, but 3 server(s) need at least 48");
   uint64_t rows = 0;
   for (uint32_t server = 0; server < 3; ++server) {
