@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from oe_runtime.serving.rest import MAX_BODY_BYTES
+
     parser = argparse.ArgumentParser(
         prog="python -m oe_runtime.serve",
         description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
@@ -68,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         help="how often to look for a newer checkpoint (default: %(default)s; 0: never)",
     )
     parser.add_argument(
-        "--max-body-bytes", type=int, default=64 << 20, help="of a request (default: %(default)s)"
+        "--max-body-bytes",
+        type=int,
+        default=MAX_BODY_BYTES,
+        help="of a request, and of all larger ones that are computed at a time; JSON takes about forty "
+        "times as much memory (default: %(default)s)",
     )
     parser.add_argument("--storage", choices=STORAGES, default="dram", help="of rows (default: %(default)s)")
     parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for it")

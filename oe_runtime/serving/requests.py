@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime.errors import OeError
 from oe_runtime.serving.description import InputError, Tensor
 from oe_runtime.serving.model import Model
 
@@ -97,8 +98,8 @@ def _decoded(value: Any) -> Any:
 
 
 def reply_of(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, Any]:
-    """The reply to a predict request."""
-    values = {name: _json(array) for name, array in outputs.items()}
+    """The reply to a predict request. Raises OeError for what JSON has no number for."""
+    values = {name: _json(name, array) for name, array in outputs.items()}
     if not by_row:
         return {"outputs": next(iter(values.values())) if len(values) == 1 else values}
     if len(values) == 1:
@@ -107,7 +108,7 @@ def reply_of(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, 
     return {"predictions": [dict(zip(values, row, strict=True)) for row in rows]}
 
 
-def _json(array: NDArray[Any]) -> Any:
+def _json(name: str, array: NDArray[Any]) -> Any:
     if array.dtype.kind in "SO":
         texts = [
             item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in array.flat
@@ -115,6 +116,13 @@ def _json(array: NDArray[Any]) -> Any:
         return np.array(texts, object).reshape(array.shape).tolist()
     if array.dtype.kind not in "iufb":  # bfloat16
         array = array.astype(np.float32)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        place = np.argwhere(~np.isfinite(array))[0]
+        where = f" of example {place[0]}" if len(place) else ""
+        raise OeError(
+            f"output {name!r}{where} is {array[tuple(place)]}, for which JSON has no number: the model, or "
+            "its input, is broken (gRPC answers it as it is)"
+        )
     return array.tolist()
 
 

@@ -7,7 +7,10 @@ import re
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,9 +20,15 @@ from oe_runtime.serving import requests
 from oe_runtime.serving.description import InputError, ServingError
 from oe_runtime.serving.model import Model
 
-_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+))?(?P<verb>:\w+|/metadata)?")
+_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:\w+|/metadata)?")
+MAX_BODY_BYTES = 16 << 20
+_LONGEST_NUMBER = 19  # digits of a version or a length
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_IDLE = 60.0  # seconds that a connection may be silent
+_IDLE = 60.0  # seconds that a connection may wait between requests
+_HEAD = 10.0  # seconds for the headers of a request, and for its body besides what its size takes
+_SLOWEST = 1 << 20  # bytes a second of a body
+_SMALL = 64 << 10  # bytes of a body that need not wait for others
+_PATIENCE = 10.0  # seconds that a larger one waits
 
 
 class RestServer(ThreadingHTTPServer):
@@ -36,14 +45,22 @@ class RestServer(ThreadingHTTPServer):
         host: str,
         port: int,
         *,
-        max_body_bytes: int = 64 << 20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         max_connections: int = 256,
     ) -> None:
-        """Raises ServingError for an address that cannot be had."""
+        """Raises ServingError for an address that cannot be had.
+
+        Bodies of more than 64 KiB that are read and computed at a time have `max_body_bytes` together, as one
+        takes about forty times its size: others wait for seconds, and are refused then.
+        """
         self.name = name
         self.model = model
         self.max_body_bytes = max_body_bytes
         self._places = threading.BoundedSemaphore(max_connections)
+        self._lock = threading.Lock()
+        self._waiting: dict[_Handler, tuple[float, float]] = {}  # until when, and since when, for the client
+        self._body_bytes = 0
+        self._body_is_done = threading.Condition()
         if ":" in host:
             self.address_family = socket.AF_INET6
         try:
@@ -73,8 +90,8 @@ class RestServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is a place."""
-        if self._places.acquire(blocking=False):
+        """In a thread of its own, if there is a place: rather than none, that of who waited longest."""
+        if self._places.acquire(blocking=False) or (self._close_oldest() and self._places.acquire(timeout=1)):
             super().process_request(request, client_address)
             return
         try:
@@ -90,6 +107,63 @@ class RestServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
+
+    def service_actions(self) -> None:
+        """Ends connections whose time is over; twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [handler for handler, (until, _) in self._waiting.items() if until < now]
+            for handler in late:
+                self._close(handler)
+
+    def _close_oldest(self) -> bool:
+        """Ends the connection that has waited for its client longest, if one does."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            self._close(min(self._waiting, key=lambda handler: self._waiting[handler][1]))
+            return True
+
+    def _close(self, handler: _Handler) -> None:
+        """Its thread, which reads, sees the end; under the lock."""
+        del self._waiting[handler]
+        with suppress(OSError):
+            handler.connection.shutdown(socket.SHUT_RDWR)
+
+    def waits(self, handler: _Handler, seconds: float) -> None:
+        """`handler` waits for its client from now on, so long at most."""
+        now = time.monotonic()
+        with self._lock:
+            self._waiting[handler] = now + seconds, now
+
+    def goes_on(self, handler: _Handler) -> None:
+        """`handler` has what it waited for."""
+        with self._lock:
+            self._waiting.pop(handler, None)
+
+    @contextmanager
+    def room_for(self, handler: _Handler, size: int) -> Iterator[None]:
+        """A share of the bytes of all bodies; _Refusal where there is none for long."""
+        if size <= _SMALL:
+            yield
+            return
+        with self._body_is_done:
+            if not self._body_is_done.wait_for(
+                lambda: self._body_bytes + size <= self.max_body_bytes, _PATIENCE
+            ):
+                handler.close_connection = True  # the body is unread
+                raise _Refusal(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"the server is busy with {self._body_bytes} bytes of other requests; send smaller ones, "
+                    "or again later",
+                )
+            self._body_bytes += size
+        try:
+            yield
+        finally:
+            with self._body_is_done:
+                self._body_bytes -= size
+                self._body_is_done.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Connections end as they like; anything else is a fault of ours."""
@@ -110,6 +184,20 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE
     disable_nagle_algorithm = True  # head and body are two writes
+
+    def handle_one_request(self) -> None:
+        self.server.waits(self, _IDLE)
+        try:
+            super().handle_one_request()
+        finally:
+            self.server.goes_on(self)
+
+    def parse_request(self) -> bool:
+        self.server.waits(self, _HEAD)
+        try:
+            return super().parse_request()
+        finally:
+            self.server.goes_on(self)
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -146,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, reply)
 
     def _reply(self, status: int, reply: Any) -> None:
-        body = json.dumps(reply).encode()
+        body = json.dumps(reply, allow_nan=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -166,7 +254,14 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.NOT_FOUND,
                 f"Servable not found for request: model {match['name']!r}; this is {self.server.name!r}",
             )
-        return match["verb"], None if match["version"] is None else int(match["version"])
+        version = match["version"]
+        if version is not None and len(version) > _LONGEST_NUMBER:
+            raise _Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"Servable not found for request: a version of {len(version)} digits; it is "
+                f"{self.server.model.version}",
+            )
+        return match["verb"], None if version is None else int(version)
 
     def _check_version(self, wanted: int | None, have: int) -> None:
         if wanted not in (None, have):
@@ -186,7 +281,11 @@ class _Handler(BaseHTTPRequestHandler):
         raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{verb[1:]} takes POST")
 
     def _post(self) -> Any:
-        body = self._body()
+        length = self._length()
+        with self.server.room_for(self, length):
+            return self._predict(self._body(length))
+
+    def _predict(self, body: bytes) -> Any:
         verb, version = self._target()
         if verb != ":predict":
             raise _Refusal(HTTPStatus.NOT_FOUND, f"{self.path}: of a model only :predict takes POST")
@@ -200,18 +299,27 @@ class _Handler(BaseHTTPRequestHandler):
         self._check_version(version, answered)
         return requests.reply_of(outputs, by_row=by_row)
 
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length")
-        if length is None or not length.isdecimal():
+    def _length(self) -> int:
+        """Of the body."""
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch("[0-9]+", length):
             self.close_connection = True
             raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
-        if int(length) > self.server.max_body_bytes:
+        if len(length) > _LONGEST_NUMBER or int(length) > self.server.max_body_bytes:
             self.close_connection = True
+            size = length if len(length) <= _LONGEST_NUMBER else f"a number of {len(length)} digits of"
             raise _Refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has {length} bytes; this server takes {self.server.max_body_bytes}",
+                f"the body has {size} bytes; this server takes {self.server.max_body_bytes}",
             )
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
+        return int(length)
+
+    def _body(self, length: int) -> bytes:
+        self.server.waits(self, _HEAD + length / _SLOWEST)
+        try:
+            body = self.rfile.read(length)
+        finally:
+            self.server.goes_on(self)
+        if len(body) < length:
             raise ConnectionError("the client has left")
         return body

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
 import pytest
 
 import oe_runtime.keras as embed
-from oe_runtime.serving import Model
+from oe_runtime.serving import Model, rest
+from oe_runtime.serving.description import Tensor
 from oe_runtime.serving.rest import RestServer
 
 
@@ -167,3 +171,126 @@ def test_bodies_are_bounded(served):
         reply.read()
     assert reply.status == 200
     connection.close()
+
+
+class _Echo:
+    """A model that answers with its input, and holds each request until it may go on."""
+
+    version = 1
+    inputs = (Tensor("x", "float32", (None,)),)
+    outputs = (Tensor("y", "float32", (None,)),)
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+
+    def predict_versioned(self, inputs):
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        self.entered.release()
+        assert self.may_go.wait(60)
+        with self._lock:
+            self.at_once -= 1
+        return {"y": np.asarray(inputs["x"], np.float32)}, 1
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    model = _Echo()
+    server = RestServer("echo", model, "127.0.0.1", 0, max_body_bytes=1 << 20, max_connections=4)
+    server.start()
+    yield server, model
+    model.may_go.set()
+    server.stop()
+
+
+ECHO = "/v1/models/echo:predict"
+
+
+@pytest.mark.parametrize(("number", "word"), [("NaN", "nan"), ("-Infinity", "-inf")])
+def test_answers_that_are_no_numbers_are_errors_and_valid_json(echo, number, word):
+    server, _ = echo
+    body = f'{{"inputs": [1, {number}]}}'.encode()
+    status, reply = _ask(server, "POST", ECHO, body)
+    assert status == 500
+    assert reply["error"].startswith(f"output 'y' of example 1 is {word}, for which JSON has no number")
+    assert _ask(server, "POST", ECHO, {"inputs": [1.5]}) == (200, {"outputs": [1.5]})
+
+
+def test_long_numbers_are_refused_in_a_sentence(echo, capfd):
+    server, _ = echo
+    digits = "9" * 5000
+    status, reply = _ask(server, "GET", f"/v1/models/echo/versions/{digits}")
+    assert (status, "a version of 5000 digits; it is 1" in reply["error"]) == (404, True)
+    status, reply = _ask(server, "GET", "/v1/models/echo/versions/%D9%A3")
+    assert status == 404
+    status, reply = _ask(server, "POST", ECHO, f'{{"inputs": [{digits}]}}'.encode())
+    assert (status, "the body is not JSON" in reply["error"]) == (400, True)
+    for length, status in ((digits, 413), ("\u0663", 411), ("-1", 411), ("1e3", 411)):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+            connection.sendall(f"POST {ECHO} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+            assert connection.makefile("rb").readline().split()[1] == str(status).encode()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_half_requests_do_not_keep_others_out(echo):
+    server, _ = echo
+    halves = []
+    for i in range(12):
+        connection = socket.create_connection(("127.0.0.1", server.port), 60)
+        parts = (b"", b"POST ", f"POST {ECHO} HTTP/1.1\r\nX: ".encode())
+        full = f"POST {ECHO} HTTP/1.1\r\nContent-Length: 99\r\n\r\n{{".encode()
+        connection.sendall((*parts, full)[i % 4])
+        halves.append(connection)
+    for _ in range(3):
+        assert _ask(server, "POST", ECHO, {"inputs": [2.0]}) == (200, {"outputs": [2.0]})
+    for connection in halves:
+        connection.close()
+
+
+def test_who_is_served_is_not_put_out_for_others(echo):
+    server, model = echo
+    model.may_go.clear()
+    with ThreadPoolExecutor(4) as pool:
+        served = [pool.submit(_ask, server, "POST", ECHO, {"inputs": [float(i)]}) for i in range(4)]
+        for _ in served:
+            assert model.entered.acquire(timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("GET", "/v1/models/echo")
+        assert connection.getresponse().status == 503
+        connection.close()
+        model.may_go.set()
+        assert [one.result(60) for one in served] == [(200, {"outputs": [float(i)]}) for i in range(4)]
+
+
+def test_requests_that_do_not_end_are_ended(echo, monkeypatch):
+    server, _ = echo
+    monkeypatch.setattr(rest, "_HEAD", 0.3)
+    for start in (f"POST {ECHO} HTTP/1.1\r\n", f"POST {ECHO} HTTP/1.1\r\nContent-Length: 99\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+            connection.sendall(start.encode())
+            assert connection.recv(100) == b"", "closed, though the client is not silent for long"
+
+
+def test_large_bodies_take_turns(echo, monkeypatch):
+    server, model = echo
+    body = json.dumps({"inputs": [1.0] * 120_000}).encode()
+    assert len(body) > server.max_body_bytes // 2
+    with ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(lambda _: _ask(server, "POST", ECHO, body)[0], range(3)))
+    assert (replies, model.most_at_once) == ([200] * 3, 1)
+    monkeypatch.setattr(rest, "_PATIENCE", 0.1)
+    model.may_go.clear()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_ask, server, "POST", ECHO, body)
+        for _ in range(4):
+            assert model.entered.acquire(timeout=60)
+        status, reply = _ask(server, "POST", ECHO, body)
+        assert (status, "busy with" in reply["error"]) == (503, True)
+        model.may_go.set()
+        assert first.result(60)[0] == 200
+    assert _ask(server, "POST", ECHO, {"inputs": [3.0]}) == (200, {"outputs": [3.0]})
