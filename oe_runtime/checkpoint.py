@@ -13,23 +13,26 @@ so that a crash at any moment leaves the previous one the latest. Nothing here n
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from oe_runtime.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_LARGEST_MANIFEST = 64 << 20  # bytes
 _NAME = re.compile(
     r"step-(\d{10})(?:\.(\d+))?"
 )  # step-0000001000, and .1 when that step is written once more
@@ -167,10 +170,14 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint at `path`, its files not looked at. Raises CheckpointError naming file and field."""
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        with _open(file) as stream:
+            text = stream.read(_LARGEST_MANIFEST + 1)
+        if len(text) > _LARGEST_MANIFEST:
+            raise CheckpointError(f"{file} is damaged: it has more than {_LARGEST_MANIFEST} bytes")
+        manifest = json.loads(text.decode())
     except OSError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {file.name}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise CheckpointError(f"{file} is damaged: it lists no files")
@@ -178,10 +185,11 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{file}: format is {manifest.get('format')!r}; this version reads format {FORMAT}"
         )
-    if not isinstance(manifest.get("step"), int):
-        raise CheckpointError(f"{file} is damaged: step is {manifest.get('step')!r}")
+    step = manifest.get("step")
+    if not isinstance(step, int) or not 0 <= step < 1 << 63:
+        raise CheckpointError(f"{file} is damaged: step is {str(step)[:40]!r}")
     for name, wanted in manifest["files"].items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
             raise CheckpointError(f"{file} is damaged: files: {name} lies elsewhere")
         if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
             raise CheckpointError(f"{file} is damaged: files: {name}: bytes is missing")
@@ -230,7 +238,7 @@ def problems(found: Checkpoint) -> Iterator[str]:
     for name, wanted in found.manifest["files"].items():
         file = found.path / name
         try:
-            size, digest = _sum(file)
+            size, digest = _sum(file, most=wanted["bytes"])
         except OSError as error:
             yield f"{file}: {error.strerror}; the checkpoint is not whole"
             continue
@@ -274,9 +282,21 @@ def _order(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-def _sum(file: Path) -> tuple[int, str]:
+def _open(file: Path) -> BinaryIO:
+    """A regular file, to read; OSError for a pipe or a device in its place, for which it does not wait."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def _sum(file: Path, most: int | None = None) -> tuple[int, str]:
+    """Bytes and SHA-256; a file of another size than `most` is not read."""
     digest, size = hashlib.sha256(), 0
-    with file.open("rb") as stream:
+    with _open(file) as stream:
+        if most is not None and (there := os.fstat(stream.fileno()).st_size) != most:
+            return there, ""
         while block := stream.read(1 << 20):
             digest.update(block)
             size += len(block)

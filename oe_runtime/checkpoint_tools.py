@@ -240,15 +240,15 @@ def verify(path: Path) -> list[str]:
     places = _places(path)
     if places == [path] and (problems := checkpoint_problems.of_pools(path)) is not None:
         return problems
-    problems = []
-    for place in places:
-        try:
-            saved = Saved.open(place)
-        except CheckpointError as error:
-            problems.append(str(error))
-            continue
-        problems += dict.fromkeys(checkpoint_problems.of_checkpoint(saved))
-    return problems
+    return [problem for place in places for problem in _problems_of(place)]
+
+
+def _problems_of(place: Path) -> list[str]:
+    """The same of one checkpoint. Pools, which a shared directory may have of anybody, are not looked for."""
+    try:
+        return list(dict.fromkeys(checkpoint_problems.of_checkpoint(Saved.open(place))))
+    except CheckpointError as error:
+        return [str(error)]
 
 
 # ---- diff
@@ -334,14 +334,14 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
     if not 1 <= servers <= MOST_SERVERS:
         raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")
     path = _one(path)
-    if problems := verify(path):
+    if problems := _problems_of(path):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}; nothing was written")
     saved = Saved.open(path).require_rows()
     if saved.found is None:
         raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
     for base in saved.directories[:-1]:
-        for problem in verify(Path(base)):
+        for problem in _problems_of(Path(base)):
             raise CheckpointError(f"{problem}; nothing was written")
     manifest = saved.found.manifest
 

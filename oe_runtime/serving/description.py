@@ -76,7 +76,7 @@ class Description:
             )
         except OSError as error:
             raise ServingError(f"{file}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ServingError(f"{file} is damaged: {error}") from error
 
     def specs(self) -> list[TableSpec]:

@@ -20,7 +20,7 @@ def serving_model_of(run_directory: Path, path: Path) -> Path:
     file = run_directory / "config.json"
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ServingError(
             f"{run_directory} is neither a model to serve nor the directory of a run: {file.name}: {error}"
         ) from error

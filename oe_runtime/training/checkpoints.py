@@ -283,7 +283,7 @@ class Checkpoints:
         """The rows of each table, from the `servers`' stats. All must have had the same pushes."""
         names = self._model.tables
         if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
-            raise CheckpointError("the servers have not had the same pushes; go on from the last checkpoint")
+            raise RunError("the servers have not had the same pushes; go on from the last checkpoint")
         return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
 
     def _check_rows(self, saved: Saved, found: Mapping[str, int]) -> None:

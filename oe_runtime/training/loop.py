@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch, Source, holdout_batches, split_of, training_batches
+from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
@@ -192,14 +193,15 @@ class Loop:
         # A checkpoint ends a window, so that a resumed run reports the same means.
         if due or stop or position.step % self._options.log_every == 0:
             self._log(position)
-        self._publish(lambda _: self._checkpoints.settle(), position)
+        self._publish(lambda _: self._checkpoints.settle(), position, again=position.step + every)
         if stop:
             self._take(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
-            self._take(self._checkpoints.take_files if export else self._checkpoints.take, position)
+            take = self._checkpoints.take_files if export else self._checkpoints.take
+            self._take(take, position, again=position.step + every)
         self._ended = time.monotonic()
         return position
 
@@ -240,19 +242,33 @@ class Loop:
             with asking(self._ranks):
                 self._figures.sample(position.step)
 
-    def _take(self, take: Callable[[Position], Saved | None], position: Position) -> None:
+    def _take(
+        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+    ) -> None:
         """Have worker 0 take a checkpoint; the others wait for it, and know what they wait for."""
         with self._stop.unhurried():
-            self._publish(take, position)
+            self._publish(take, position, again)
             self._ranks.meet()
 
-    def _publish(self, take: Callable[[Position], Saved | None], position: Position) -> None:
+    def _publish(
+        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+    ) -> None:
+        """Publish a checkpoint; one that cannot be written is no end if `again` says when another is tried."""
         if self._ranks.lost:
             return
         started = time.perf_counter()
         saved: Saved | None = None
         with asking(self._ranks):
-            saved = take(position)
+            try:
+                saved = take(position)
+            except CheckpointError as error:
+                if again is None:
+                    raise
+                self._directory.event("no_checkpoint", step=position.step, message=str(error))
+                self._view.say(
+                    f"warning: no checkpoint of step {position.step}: {error}; training goes on, and "
+                    f"the next one is tried at step {again}"
+                )
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)
         if saved is None:

@@ -92,13 +92,14 @@ class QueueLoop(Loop):
         if due or position.step // log > before.step // log:
             self._log(position)
         if self._first:
-            self._publish(lambda _: self._checkpoints.settle(), position)
+            self._publish(lambda _: self._checkpoints.settle(), position, position.step + every)
         if self._shared.asked():
             raise self._stopped(position)
         if due:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
-            self._save(self._checkpoints.take_files if export else self._checkpoints.take, position)
+            take = self._checkpoints.take_files if export else self._checkpoints.take
+            self._save(take, position, again=position.step + every)
         return position
 
     def _stopped(self, position: Position) -> Interrupted:
@@ -110,11 +111,11 @@ class QueueLoop(Loop):
         self._save(self._checkpoints.take_now, position)
         return Interrupted(position, self.saved.path if self.saved else None)
 
-    def _save(self, take: Any, position: Position, *, files: bool = False) -> None:
+    def _save(self, take: Any, position: Position, *, files: bool = False, again: int | None = None) -> None:
         """Between the steps of all; once a step, unless its rows are in pools and `files` are wanted."""
         with self._shared.paused() as state:
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
                 return
             self._dense.pull()
-            self._publish(take, replace(position, step=step, queue=state))
+            self._publish(take, replace(position, step=step, queue=state), again)

@@ -130,6 +130,10 @@ def _tiles(events: Sequence[Event]) -> str:
         ("steps", f"{step['step']:,}" if "step" in step else None),
         ("training time", _duration(end["seconds"]) if "seconds" in end else None),
         ("rows on servers", f"{sum(s['rows'] for s in servers):,}" if servers else None),
+        (
+            "checkpoints not written",
+            str(n) if (n := sum(e["event"] == "no_checkpoint" for e in events)) else None,
+        ),
         ("servers lost", str(n) if (n := sum(e["event"] == "server_gone" for e in events)) else None),
     ]
     shown = "".join(

@@ -99,7 +99,7 @@ def _run(options: Options, stop: StopRequest) -> int:
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
     except Exception as error:
-        if message := _out_of_memory(error):
+        if message := _out_of_memory(error) or _of_disk(error):
             if directory is not None:
                 directory.event("error", message=message)
             print(f"error: {message}", file=sys.stderr)
@@ -113,6 +113,14 @@ def _run(options: Options, stop: StopRequest) -> int:
             directory.close()
         if client is not None:
             client.close()
+
+
+def _of_disk(error: Exception) -> str:
+    """Words for a file that cannot be written or read; empty for another error."""
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError) or error.strerror is None:
+        return ""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}"
 
 
 def _end_late(options: Options, directory: RunDirectory | FollowingDirectory, stop: StopRequest) -> None:

@@ -32,6 +32,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self._metrics = self.path / "metrics.jsonl"
         self._scalars: Scalars | None = None
+        self._unwritten = False  # whether the last event could not be written
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
         if options.resume and not has_checkpoints:
             raise RunError(f"nothing to resume: {self.path} has no checkpoint; run without --resume to start")
@@ -46,10 +47,20 @@ class RunDirectory:
             raise RunError(f"cannot write to the run directory {self.path}: {error.strerror}") from error
 
     def event(self, event: str, **values: Any) -> None:
-        """Append one event; it is in the file when this returns."""
+        """Append one event; it is in the file when this returns.
+
+        Where the disk is full that is said once, and events are written when there is room again.
+        """
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._unwritten:
+                print(f"warning: {self._metrics}: {error.strerror}; events wait for room", file=sys.stderr)
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Show those of `values` that are known in TensorBoard. Imports TensorFlow."""
@@ -65,7 +76,10 @@ class RunDirectory:
         """Close the metrics and write the report of what is in them."""
         if self._scalars is not None:
             self._scalars.close()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            print(f"warning: {self._metrics}: {error.strerror}; its last events are missing", file=sys.stderr)
         try:
             report.write(self.path)
         except (OSError, report.ReportError) as error:  # the run is what it is without

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,8 @@ RESHARD_EXAMPLES = (
     "oeprov reshard step-0000001000 --servers 8 --output /mnt/nfs/checkpoints"
 )
 
+_DEATH_SIGNAL = 1  # prctl
+
 app = typer.Typer(
     no_args_is_help=True,
     help="Look at checkpoints and compare them, without a server.",
@@ -27,9 +31,14 @@ _PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or on
 
 
 def _tool(*arguments: object) -> int:
-    """Run ``python -m oe_runtime.checkpoint_tools``; its words are ours."""
+    """Run ``python -m oe_runtime.checkpoint_tools``; its words are ours. It ends when we do."""
     argv = [sys.executable, "-m", "oe_runtime.checkpoint_tools", *map(str, arguments)]
-    code = subprocess.run(argv, check=False).returncode
+    libc = ctypes.CDLL(None)
+    code = subprocess.run(
+        argv,
+        check=False,
+        preexec_fn=lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0),
+    ).returncode
     return code if code >= 0 else 128 - code
 
 

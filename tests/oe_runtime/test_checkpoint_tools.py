@@ -343,3 +343,59 @@ def test_reshard_keeps_what_filters_have_counted(tmp_path, servers):
         push(client, range(1500))
         for table, keys in wanted.items():
             np.testing.assert_array_equal(np.sort(client.export_rows(table)[0]), keys)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "extra", "server-0-of-1.t.oet", "more.oet"])
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, name, kind):
+    """A checkpoint that somebody else made may have anything in the place of a file."""
+    client = new_client()
+    push(client, range(5))
+    path = publish(client, tmp_path, 1)
+    client.close()
+    (path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path / name)
+    else:
+        (path / name).symlink_to("/dev/zero")
+    if name == "extra":
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"]["extra"] = {"bytes": 1, "sha256": "0"}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    said = tool("verify", path, expect=1)
+    assert f"{path / name}" in said or f"{path} is not a checkpoint: {name}" in said
+    assert "not a regular file" in said
+    tool("reshard", path, "--servers", "2", expect=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 10**40},
+        {"step": -1},
+        {"files": {"": {"bytes": 1, "sha256": "0"}}},
+        {"files": {"a\0b": {"bytes": 1, "sha256": "0"}}},
+        {"base": {"name": "step-0000000001", "sha256": "0"}},
+    ],
+)
+def test_manifests_that_cannot_be_are_refused(tmp_path, change):
+    client = new_client()
+    push(client, range(5))
+    path = publish(client, tmp_path, 1)
+    client.close()
+    file = path / "manifest.json"
+    text = file.read_text()
+    for damaged in (json.dumps({**json.loads(text), **change}), "[" * 200_000, '{"files": ' * 100_000):
+        file.write_text(damaged)
+        tool("verify", path, expect=1)
+        assert "Traceback" not in tool("reshard", path, "--servers", "2", expect=1)
+
+
+def test_reshard_does_not_look_for_pools(tmp_path):
+    """A shared directory may have those of anybody."""
+    pool = tmp_path / "of somebody else"
+    pool.mkdir()
+    (pool / "oe-0123456789abcdef-super.pool").write_bytes(b"damaged")
+    said = tool("reshard", tmp_path, "--servers", "2", expect=1)
+    assert "oe-" not in said
+    assert f"{tmp_path} is not a checkpoint: it has no manifest.json" in said

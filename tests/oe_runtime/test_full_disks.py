@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from training_runs import DATA, SMALL, events
 
 from oe_runtime import CheckpointError, Client, StorageError, StorageSpec, TableSpec, checkpoint
 
@@ -102,3 +105,43 @@ def test_a_pool_that_cannot_grow(disk: Path, kind: str, small: str) -> None:
         client.create_table(SPEC)
         assert client.recover() == 1
         assert rows(client) == wanted
+
+
+def test_a_full_disk_at_one_checkpoint_is_no_end(disk: Path, tmp_path: Path) -> None:
+    """Training says so, goes on, and writes the next one when there is room again."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(disk)
+    filler = disk / "filler"
+    command = [sys.executable, "-m", "oe_runtime.train", "--in-process", "--run-dir", str(run), *SMALL, *DATA]
+    command += ["--checkpoint-steps", "3", "--no-eval", "--epochs", "4", "--keep-checkpoints", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("checkpoint") and not filler.exists() and "warning:" not in said:
+                with suppress(OSError):
+                    filler.write_bytes(bytes(8 * MIB))
+            if line.startswith("warning: no checkpoint"):
+                filler.unlink(missing_ok=True)
+        assert process.wait(120) == 0, said
+    assert "No space left on device; training goes on, and the next one is tried at step " in said
+    missed = events(run, "no_checkpoint")
+    assert missed
+    assert [e["step"] for e in events(run, "checkpoint")][-1] == 36
+    assert not {e["step"] for e in missed} & {e["step"] for e in events(run, "checkpoint")}
+    checkpoint.verify(checkpoint.published(disk)[-1])
+    assert "checkpoints not written" in (run / "report.html").read_text()
+
+
+def test_a_run_directory_without_room_is_named(disk: Path) -> None:
+    (disk / "run").mkdir()
+    with suppress(OSError):
+        (disk / "filler").write_bytes(bytes(8 * MIB))
+    command = [sys.executable, "-m", "oe_runtime.train", "--in-process", "--run-dir", str(disk / "run")]
+    done = subprocess.run([*command, *SMALL, *DATA], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"{disk / 'run'}" in done.stderr
+    assert "No space left on device" in done.stderr

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "oe_runtime/core/checkpoint/file_hash.h"
+#include "oe_runtime/core/checkpoint/open_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/file.h"
@@ -32,9 +33,9 @@ constexpr size_t kBlockBytes = size_t{1} << 20;
 // One file's bytes from its beginning, hashed as they are read.
 class Reader {
  public:
-  explicit Reader(const std::string& file) : file_(file), in_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit Reader(const std::string& file) : file_(file), in_(OpenToRead(file)) {
     struct stat status{};
-    if (!in_.ok() || ::fstat(in_.get(), &status) != 0) {
+    if (::fstat(in_.get(), &status) != 0) {
       throw CheckpointError("cannot read " + file + ": " + std::strerror(errno));
     }
     size_ = static_cast<uint64_t>(status.st_size);

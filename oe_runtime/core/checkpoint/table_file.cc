@@ -12,6 +12,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "oe_runtime/core/checkpoint/open_file.h"
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
@@ -169,10 +170,9 @@ TableFileInfo TableFileWriter::Finish() {
 }
 
 TableFileReader::TableFileReader(const std::string& file)
-    : hash_(XXH3_createState(), XXH3_freeState), in_(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : hash_(XXH3_createState(), XXH3_freeState), in_(OpenToRead(file)) {
   info_.file = file;
   if (!hash_) throw std::bad_alloc();
-  if (!in_.ok()) throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));
   (void)XXH3_64bits_reset(hash_.get());
   info_.bytes = FileSize(in_.get(), file);
   std::array<char, 8> magic{};

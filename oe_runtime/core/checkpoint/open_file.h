@@ -1,0 +1,30 @@
+#ifndef OE_CORE_CHECKPOINT_OPEN_FILE_H_
+#define OE_CORE_CHECKPOINT_OPEN_FILE_H_
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/file.h"
+
+namespace oe {
+
+// A file of a checkpoint, to read. Throws CheckpointError naming it for one that cannot be read, and for a
+// pipe or a device in its place, for which it does not wait.
+inline File OpenToRead(const std::string& path) {
+  File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status{};
+  if (!file.ok() || ::fstat(file.get(), &status) != 0) {
+    throw CheckpointError("cannot read " + path + ": " + std::strerror(errno));
+  }
+  if (!S_ISREG(status.st_mode)) throw CheckpointError("cannot read " + path + ": it is not a regular file");
+  return file;
+}
+
+}  // namespace oe
+
+#endif  // OE_CORE_CHECKPOINT_OPEN_FILE_H_
