@@ -125,10 +125,14 @@ def _open_lock(state_dir: Path, path: Path) -> TextIO:
         state_dir.mkdir(parents=True, exist_ok=True)
         return path.open("a+")
     except OSError as error:
-        raise ConvergeError(
-            f"state directory {state_dir}: cannot be written: {error.strerror}; choose another with "
-            "--state-dir or OEPROV_STATE_DIR"
-        ) from None
+        raise _unwritable(state_dir, error) from None
+
+
+def _unwritable(state_dir: Path, error: OSError) -> ConvergeError:
+    return ConvergeError(
+        f"state directory {state_dir}: cannot be written: {error.strerror}; choose another with "
+        "--state-dir or OEPROV_STATE_DIR"
+    )
 
 
 @contextmanager
@@ -147,11 +151,14 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
             raise ConvergeError(
                 f"cluster {cluster} is being changed by {holder}; wait for it or stop it (lock: {path})"
             ) from None
-        file.seek(0)
-        file.truncate()
+        file.truncate(0)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-        file.write(f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n")
-        file.flush()
+        try:  # unbuffered, so that a full disk is not found again when the file is closed
+            os.write(
+                file.fileno(), f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n".encode()
+            )
+        except OSError as error:
+            raise _unwritable(state_dir, error) from None
         try:
             yield
         finally:

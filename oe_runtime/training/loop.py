@@ -253,7 +253,7 @@ class Loop:
     def _publish(
         self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
     ) -> None:
-        """Publish a checkpoint; one that cannot be written is no end if `again` says when another is tried."""
+        """Publish a checkpoint; it may fail to be written where the next is tried at step `again`."""
         if self._ranks.lost:
             return
         started = time.perf_counter()

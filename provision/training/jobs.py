@@ -370,11 +370,19 @@ def create(state_dir: Path, name: str, now: datetime) -> Job:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one piece; readers see the old one or the new one."""
+    """Replace a JSON file in one piece; readers see the old one or the new one.
+
+    Raises OSError with the file's name, as for a full disk; then nothing has changed.
+    """
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
