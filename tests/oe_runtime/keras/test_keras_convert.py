@@ -129,24 +129,6 @@ def test_names_of_no_layer():
         embed.distributed_model(_model(Stock), in_worker="here")
 
 
-def test_activity_regularizer():
-    """It is about what the layer puts out, so that it means exactly what it does in Keras."""
-
-    def layer(*args, **options):
-        return Stock(*args, activity_regularizer=keras.regularizers.L2(0.5), **options)
-
-    stock = two_fields(layer)
-    model = embed.distributed_model(embed.distributed_model(stock))  # the second time from our own layers
-    for one in (model, stock):
-        one.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    copy_rows(model, stock)
-    x, y = random_ids(100)
-    options = {"batch_size": 40, "shuffle": False, "verbose": 0}
-    losses = [one.fit(x, y, **options).history["loss"] for one in (model, stock)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    same(model, stock, x)
-
-
 class Linear(keras.layers.Layer):
     """A table that no Embedding says is one."""
 
