@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -72,7 +73,8 @@ def test_activity_regularizer():
         np.testing.assert_allclose(rows(model, name), plain.get_layer(name).get_weights()[0], atol=1e-5)
 
 
-def test_a_loop_with_our_tape_trains_as_one_with_tf():
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
+def test_a_loop_with_our_tape_trains_as_one_with_tf(graph):
     model, plain = pair(lambda: keras.optimizers.SGD(0.5))
     x, y = random_ids(2 * ROWS)
     x = [tf.constant(a) for a in x]
@@ -82,10 +84,13 @@ def test_a_loop_with_our_tape_trains_as_one_with_tf():
             loss = keras.losses.BinaryCrossentropy()(y, model(x, training=True))
         gradients = t.gradient(loss, model.trainable_variables)
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return float(loss)
+        return loss
 
+    model.optimizer.build(model.trainable_variables)
+    step = tf.function(train) if graph else train
+    ours_of = functools.partial(embed.GradientTape, model)
     for _ in range(2):
-        ours = train(model, lambda: embed.GradientTape(model))
+        ours = step(model, ours_of)
         np.testing.assert_allclose(ours, train(plain, tf.GradientTape), rtol=1e-5)
     with pytest.raises(RuntimeError, match=r"'table_.' is called under .*embed.GradientTape\(model\)"):
         train(model, tf.GradientTape)
