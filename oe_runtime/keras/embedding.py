@@ -162,7 +162,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
                 f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, "
                 "client) and compile that with an optimizer (the rows keep the optimizer's state)"
             )
-        return backend.pull(self.table, ids, self.rows_dtype)
+        return backend.pull(self, ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """False where the id is 0, if the layer was made with mask_zero."""
@@ -174,8 +174,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
+        config = super().get_config()
+        if self.activity_regularizer is not None:  # tf-keras's Layer leaves it out
+            config["activity_regularizer"] = self._library.regularizers.serialize(self.activity_regularizer)
         return {
-            **super().get_config(),
+            **config,
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             "embeddings_initializer": self._library.initializers.serialize(self.embeddings_initializer),
