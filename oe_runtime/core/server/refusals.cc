@@ -19,7 +19,7 @@ constexpr std::array<const char*, Refusals::kNames.size()> kReasons = {
     "its TLS handshake failed",
     "it sent no hello, half a request, or did not read its reply for too long",
     "its connection broke in the middle of a request",
-    "too many connections (--max-connections)",
+    "too many connections: before the hello, or of clients (--max-connections)",
     "this server is out of memory",
 };
 
