@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ DIM = 16
 
 
 @pytest.fixture
-def few_files():
+def few_files() -> Iterator[tuple[str, ...]]:
     """Servers that start meanwhile may open 256 files, and this process more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
