@@ -128,10 +128,10 @@ def test_more_clients_than_the_server_takes(tmp_path: Path, tls: str) -> None:
     file.chmod(0o600)
     server = Server(tmp_path, "--max-connections", "2", "--token-file", str(file), "--tls", tls)
     try:
-        options = {"token": token, "tls": tls, "timeout": 30}
-        with Client([server.endpoint], **options), Client([server.endpoint], **options) as second:
+        connect = lambda: Client([server.endpoint], token=token, tls=tls, timeout=30)  # noqa: E731
+        with connect(), connect() as second:
             with pytest.raises(TooManyConnections) as refusal:
-                Client([server.endpoint], **options)
+                connect()
             assert str(refusal.value) == (
                 "too many connections: the server has its limit of 2; end clients that are not needed, or "
                 f"start it with more --max-connections (server {server.endpoint})"
@@ -141,7 +141,7 @@ def test_more_clients_than_the_server_takes(tmp_path: Path, tls: str) -> None:
         while json.loads(server.metrics_file.read_text())["connections"]["open"] > 0:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        Client([server.endpoint], **options).close()
+        connect().close()
     finally:
         server.end()
 
