@@ -39,6 +39,10 @@ class ProtocolError(OeError):
     """A peer that does not speak this protocol or this version of it."""
 
 
+class TooManyConnections(OeError):
+    """A server has as many connections as it takes; the message names it."""
+
+
 class WorkerLost(OeError):
     """Another worker of the job is lost, or was waited for too long; the message names the ranks."""
 

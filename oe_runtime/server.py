@@ -30,7 +30,8 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         written to the pool)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
-    connections         open, accepted, encrypted, sharing_memory (so many clients on this host have rows and
+    connections         open, before_hello (of them: that have not said hello), limit (of those that have),
+                        accepted, encrypted, sharing_memory (so many clients on this host have rows and
                         gradients in memory that the server sees too) and shared_bytes of them,
                         refused.REASON (core/server/refusals.h lists the reasons)
     queue               requests that wait to be served, bytes of requests and replies under way, and how
@@ -173,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(1, 2**31 - 1),
         default=1024,
         metavar="N",
-        help="more are refused (default: %(default)s)",
+        help="clients at once; more are refused. As many as the limit of open files (ulimit -n) allows, "
+        "which the server raises itself where it may (default: %(default)s)",
     )
     parser.add_argument(
         "--max-request-bytes",
@@ -181,7 +183,8 @@ def _parser() -> argparse.ArgumentParser:
         default=4 << 30,
         metavar="BYTES",
         help="memory for requests under way, as much for replies, and as much for what waits for other "
-        "workers; who exceeds it waits, or is refused where only others could make room (default 4 GiB)",
+        "workers; who exceeds it waits, but for one at a time, or is refused where only others could make "
+        "room (default 4 GiB)",
     )
     parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
     parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")

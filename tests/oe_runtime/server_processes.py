@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ from typing import Any
 class Server:
     """One `python -m oe_runtime.server`."""
 
-    def __init__(self, directory: Path, *flags: str, index: int = 0, count: int = 1) -> None:
+    def __init__(
+        self, directory: Path, *flags: str, index: int = 0, count: int = 1, prefix: Sequence[str] = ()
+    ) -> None:
+        """`prefix`: the command that starts it, such as prlimit."""
         directory.mkdir(parents=True, exist_ok=True)
         self.ready_file = directory / f"ready-{index}.json"
         self.metrics_file = directory / f"metrics-{index}.json"
         self.errors = directory / f"stderr-{index}"
-        command = [sys.executable, "-m", "oe_runtime.server", "--index", str(index), "--count", str(count)]
+        command = [*prefix, sys.executable, "-m", "oe_runtime.server"]
+        command += ["--index", str(index), "--count", str(count)]
         command += ["--ready-file", str(self.ready_file), "--metrics-file", str(self.metrics_file)]
         command += ["--exit-with-parent", "--threads", "2", *flags]
         with self.errors.open("w") as errors:

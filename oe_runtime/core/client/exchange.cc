@@ -34,6 +34,17 @@ ServerLost Lost(const Peer& peer, const std::string& what) {
 
 namespace {
 
+ServerLost Broken(const Peer& peer, const asio::error_code& error) {
+  return Lost(peer, "the connection broke (" + error.message() + ")");
+}
+
+// Such a server most likely runs: one that has no room for a connection may have no time to say so.
+ServerLost Unanswered(const Peer& peer, const asio::error_code& error) {
+  return {peer.endpoint, "parameter server " + peer.endpoint + ": it closed the connection without a word (" +
+                             error.message() +
+                             "); look at its log: it may have too many connections, or be going down"};
+}
+
 std::exception_ptr HandshakeError(const std::string& endpoint, const asio::error_code& error) {
   const std::string server = "server " + endpoint;
   switch (ProblemOf(error)) {
@@ -44,15 +55,16 @@ std::exception_ptr HandshakeError(const std::string& endpoint, const asio::error
       return std::make_exception_ptr(ProtocolError(
           server + " does not encrypt; start it with --tls on, or connect with tls off (--tls off)"));
     case TlsProblem::kLimit:
-      return std::make_exception_ptr(Error(
-          server +
-          " has as many connections as it takes; end clients that are not needed, or start it with more "
-          "--max-connections"));
+      return std::make_exception_ptr(TooManyConnections(
+          "too many connections at " + endpoint +
+          ": the server closes those that it does not take; end clients that are not needed, start it with "
+          "more --max-connections, or try again"));
     case TlsProblem::kBroken:
       return std::make_exception_ptr(ServerLost(
           endpoint, "parameter server " + endpoint + ": the connection broke in the TLS handshake (" +
                         error.message() +
-                        "); look at its log; a server that does not encrypt needs tls off (--tls off)"));
+                        "); look at its log: it may have too many connections; a server that does not "
+                        "encrypt needs tls off (--tls off)"));
     case TlsProblem::kOther:
       break;
   }
@@ -184,9 +196,12 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
     state.request = request_;
     state.done = state.call->skip;
     const uint64_t length = asio::buffer_size(state.call->body);
-    if (length > kMaxBody) {
-      throw SpecError("a request of " + std::to_string(length) + " bytes to one server; at most " +
-                      std::to_string(kMaxBody) + " are allowed: use smaller batches");
+    if (const uint64_t most = MaxRequest(op); length > most) {
+      const bool batch = op == Op::kPull || op == Op::kPush;
+      throw SpecError(
+          "a request of " + std::to_string(length) + " bytes to one server; at most " + std::to_string(most) +
+          " are allowed" +
+          (batch ? ": use smaller batches" : " for what is not rows: use fewer or smaller names"));
     }
   }
   for (State& state : states) {
@@ -215,7 +230,8 @@ void Exchanger::Receive(State* state) {
       *state->stream, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
         --pending_;
         if (error) {
-          Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
+          Fail(std::make_exception_ptr(state->op == Op::kHello ? Unanswered(*state->peer, error)
+                                                               : Broken(*state->peer, error)));
           return;
         }
         try {
@@ -254,7 +270,7 @@ void Exchanger::ReceiveBody(State* state, const FrameHeader& header) {
   asio::async_read(*state->stream, into, LargeReads, [this, state](const asio::error_code& error, size_t) {
     --pending_;
     if (error) {
-      Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
+      Fail(std::make_exception_ptr(Broken(*state->peer, error)));
       return;
     }
     state->done = true;

@@ -1,5 +1,6 @@
-// So much of something for all connections of a server: bytes of frames under way, requests at once. Who asks
-// for more than is free waits in line, and meanwhile reads nothing from its peer.
+// So much of something for all connections of a server: requests at once, bytes that clients share or that
+// are held for workers. Who asks for more than is free waits in line, and meanwhile reads nothing from its
+// peer. Frames have memory_budget.h.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <asio/buffer.hpp>
 #include <asio/post.hpp>
 #include <asio/read.hpp>
@@ -23,10 +24,15 @@ constexpr auto kClientSilence = std::chrono::seconds(90);
 constexpr auto kFarewellTime = std::chrono::seconds(2);
 constexpr size_t kChunk = size_t{1} << 20;       // Asio moves at most 64 KiB a call unless told otherwise
 constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to be accounted for
+constexpr uint64_t kFirst = uint64_t{1} << 20;   // that a body is given memory for before any of it is there
+constexpr unsigned kLooks = 8;                   // at the progress of a peer, in the time it may be silent
 
 // RFC 8446 section 6.2.
 constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
+
+// A fatal TLS alert, in clear.
+std::array<uint8_t, 7> FatalAlert(uint8_t alert) { return {21, 3, 3, 0, 2, 2, alert}; }
 
 // Takes as long for a wrong token as for the right one.
 bool SameToken(const std::string& given, const std::string& wanted) {
@@ -48,12 +54,16 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
       watch_(stream_.get_executor()) {
   session_.seen = session_.client;
   context_->open.fetch_add(1);
+  context_->arrivals.fetch_add(1);
 }
 
 Connection::~Connection() {
   if (session_.worker) session_.job->workers.End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   if (shared_ != nullptr) context_->sharing.fetch_sub(1);
+  context_->kept.fetch_sub(kept_);
+  if (client_) context_->clients.fetch_sub(1);
+  if (!greeted_) context_->arrivals.fetch_sub(1);
   context_->open.fetch_sub(1);
 }
 
@@ -69,13 +79,36 @@ void Connection::Start() {
   }
 }
 
-void Connection::StartFull() {
-  SetDeadline(kFarewellTime, false);
-  if (context_->tls != nullptr) return RefuseTls(Refusal::kConnections, kAlertAccessDenied);
-  Refuse(Refusal::kConnections, ErrorCode::kInternal,
-         "the server has " + std::to_string(context_->limits.connections) +
-             " connections already, which is its limit; end clients that are not needed, or start it with "
-             "more --max-connections");
+void Connection::PushOut() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    if (self->greeted_) return;
+    if (self->refused_) return self->Close();  // which was told why already
+    self->CountRefusal(Refusal::kConnections);
+    // As much as fits into the socket at once, and no waiting for the peer: its place is needed now.
+    const auto send = [&self](const void* data, size_t size) {
+      (void)!::send(self->stream_.socket().native_handle(), data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    };
+    if (self->context_->tls == nullptr) {
+      const std::string error =
+          EncodeError({ErrorCode::kConnections,
+                       "too many connections that do not say hello: this one was closed "
+                       "for a newer one; try again"});
+      const HeaderBytes header = EncodeHeader({Op::kError, 0, error.size()});
+      const std::string frame = std::string(header.begin(), header.end()) + error;
+      send(frame.data(), frame.size());
+    } else if (!self->handshaken_) {
+      const auto alert = FatalAlert(kAlertAccessDenied);
+      send(alert.data(), alert.size());
+    }
+    self->Close();
+  });
+}
+
+void Connection::CountRefusal(Refusal why) {
+  asio::error_code error;
+  const asio::ip::tcp::endpoint peer = stream_.socket().remote_endpoint(error);
+  context_->refusals.Count(
+      why, error ? "a connection" : peer.address().to_string() + " port " + std::to_string(peer.port()));
 }
 
 void Connection::SetDeadline(std::chrono::milliseconds time, bool counts) {
@@ -83,13 +116,13 @@ void Connection::SetDeadline(std::chrono::milliseconds time, bool counts) {
   deadline_.async_wait([weak = weak_from_this(), counts](const asio::error_code& error) {
     const auto self = weak.lock();
     if (error || self == nullptr || (counts && self->greeted_)) return;
-    if (counts) self->context_->refusals.Count(Refusal::kSlow);
+    if (counts) self->CountRefusal(Refusal::kSlow);
     self->Close();
   });
 }
 
 void Connection::Watch() {
-  watch_.expires_after(context_->limits.silence);
+  watch_.expires_after(context_->limits.silence / kLooks);
   watch_.async_wait([weak = weak_from_this()](const asio::error_code& error) {
     const auto self = weak.lock();
     if (!error && self != nullptr) self->LookAtProgress();
@@ -97,15 +130,27 @@ void Connection::Watch() {
 }
 
 void Connection::LookAtProgress() {
-  if (phases_ == seen_phases_ && phase_ != Phase::kServer) {
-    if (phase_ == Phase::kHeader && moved_ == 0) {
-      TakeBuffers();
-      body_ = Buffer();
-      reply_ = Buffer();
+  if (phases_ != seen_phases_ || phase_ == Phase::kServer) {
+    looks_ = 0;
+    window_moved_ = moved_;
+  } else if (++looks_; phase_ == Phase::kHeader && moved_ == 0) {
+    if (looks_ == kLooks) {
+      DropBuffers();
       Buffer::FreeSpare();
-    } else if (moved_ - seen_moved_ < context_->limits.least_bytes) {
-      context_->refusals.Count(Refusal::kSlow);
+    }
+  } else {
+    const uint64_t held = request_share_.amount() + reply_share_.amount();
+    const uint64_t least = std::max(context_->limits.least_bytes, held / ServerLimits::kTurnover);
+    const bool needed = (request_share_.amount() > 0 && context_->request_bytes.tight()) ||
+                        (reply_share_.amount() > 0 && context_->reply_bytes.tight());
+    const bool stalls = needed && moved_ - seen_moved_ < least / kLooks;
+    if (stalls || (looks_ >= kLooks && moved_ - window_moved_ < least)) {
+      CountRefusal(Refusal::kSlow);
       return Close();
+    }
+    if (looks_ >= kLooks) {
+      looks_ = 0;
+      window_moved_ = moved_;
     }
   }
   seen_phases_ = phases_;
@@ -119,10 +164,10 @@ void Connection::Enter(Phase phase) {
   moved_ = seen_moved_ = 0;
 }
 
-// How much Asio shall move next; what has moved is noted.
-auto Connection::Moving() {
-  return [this](const asio::error_code& error, size_t moved) {
-    moved_ = moved;
+// How much Asio shall move next; what has moved is noted, with what has moved in this phase before.
+auto Connection::Moving(size_t before) {
+  return [this, before](const asio::error_code& error, size_t moved) {
+    moved_ = before + moved;
     return error ? size_t{0} : kChunk;
   };
 }
@@ -133,6 +178,18 @@ void Connection::WhenFree(Budget* budget, uint64_t amount, void (Connection::*ne
                [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
   });
   if (share) (this->*next)(std::move(*share));
+}
+
+void Connection::WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
+                          void (Connection::*next)(MemoryBudget::Share)) {
+  auto share =
+      memory->Ask(session_.job, amount, held, [self = shared_from_this(), next](MemoryBudget::Share later) {
+        asio::post(self->stream_.get_executor(), [self, next, later = std::move(later)]() mutable {
+          (self.get()->*next)(std::move(later));
+        });
+      });
+  if (share) return (this->*next)(std::move(*share));
+  Enter(Phase::kServer);
 }
 
 // A client that does not encrypt, on a server that does, shall read why it is refused.
@@ -154,23 +211,26 @@ void Connection::LookAtFirstByte() {
 void Connection::Handshake() {
   stream_.AsyncHandshake(
       context_->tls, TlsContext::Role::kServer, [self = shared_from_this()](const asio::error_code& error) {
+        self->handshaken_ = !error;
         if (!error) return self->ReadHeader();
         const TlsProblem problem = ProblemOf(error);
         if (problem == TlsProblem::kBroken) return self->Cut();
-        self->context_->refusals.Count(problem == TlsProblem::kToken ? Refusal::kToken : Refusal::kHandshake);
+        self->CountRefusal(problem == TlsProblem::kToken ? Refusal::kToken : Refusal::kHandshake);
         self->Linger();  // the alert that says so is on its way
       });
 }
 
 void Connection::KeepBuffers() {
-  kept_ = body_.capacity() + reply_.capacity();
-  if (context_->kept.fetch_add(kept_) + kept_ <= context_->limits.bytes) return;
-  TakeBuffers();
-  body_ = Buffer();
-  reply_ = Buffer();
+  const uint64_t size = body_.capacity() + reply_.capacity();
+  const uint64_t more = size - std::exchange(kept_, size);  // modulo 2^64, where it is less
+  if (context_->kept.fetch_add(more) + more > context_->limits.bytes) DropBuffers();
 }
 
-void Connection::TakeBuffers() { context_->kept.fetch_sub(std::exchange(kept_, 0)); }
+void Connection::DropBuffers() {
+  body_ = Buffer();
+  reply_ = Buffer();
+  context_->kept.fetch_sub(std::exchange(kept_, 0));
+}
 
 void Connection::ReadHeader() {
   Enter(Phase::kHeader);
@@ -178,7 +238,6 @@ void Connection::ReadHeader() {
   asio::async_read(
       stream_, asio::buffer(header_bytes_), Moving(),
       [self = shared_from_this()](const asio::error_code& error, size_t got) {
-        self->TakeBuffers();
         if (error && got > 0) return self->Cut();
         if (error) return self->Close();  // the client has left
         self->header_ = {};               // what a refusal of this header replies to
@@ -189,7 +248,7 @@ void Connection::ReadHeader() {
           if (self->context_->tls == nullptr && self->header_bytes_[0] == kTlsHandshake) {
             return self->RefuseTls(Refusal::kEncrypted, kAlertProtocolVersion);
           }
-          self->context_->refusals.Count(Refusal::kForeign);
+          self->CountRefusal(Refusal::kForeign);
           return self->Close();
         } catch (const OtherVersion& problem) {
           return self->Refuse(Refusal::kVersion, ErrorCode::kProtocol, problem.what());
@@ -201,23 +260,44 @@ void Connection::ReadHeader() {
                               "this server takes encrypted connections only; connect with tls on "
                               "(--tls on), or start it with --tls off");
         }
-        self->Enter(Phase::kServer);
-        if (self->header_.length <= kSmall) return self->ReadBody({});
-        self->WhenFree(&self->context_->request_bytes, self->header_.length, &Connection::ReadBody);
+        const uint64_t length = self->header_.length;
+        if (const uint64_t most = MaxRequest(self->header_.op); length > most) {
+          return self->Refuse(Refusal::kMalformed, ErrorCode::kProtocol,
+                              "a request of " + std::to_string(length) + " bytes for operation " +
+                                  std::to_string(static_cast<int>(self->header_.op)) + "; at most " +
+                                  std::to_string(most) + " are allowed");
+        }
+        self->arrived_ = 0;
+        if (length <= kSmall) return self->ReadBody({});
+        // Memory that is there already is charged at once.
+        const uint64_t first = std::min(length, std::max<uint64_t>(kFirst, self->body_.capacity()));
+        self->WhenFree(&self->context_->request_bytes, first, self->request_share_, &Connection::ReadBody);
       });
 }
 
-void Connection::ReadBody(Budget::Share share) {
-  request_share_ = std::move(share);
+void Connection::ReadBody(MemoryBudget::Share share) {
+  request_share_.Add(std::move(share));
+  const uint64_t length = header_.length;
+  const auto until =
+      static_cast<size_t>(length <= kSmall ? length : std::min(length, request_share_.amount()));
   try {
-    body_.Resize(static_cast<size_t>(header_.length));
+    if (arrived_ == 0) {
+      body_.Resize(until);
+    } else {
+      body_.Grow(until, arrived_);
+    }
   } catch (const std::bad_alloc&) {
     return Refuse(Refusal::kMemory, ErrorCode::kInternal, "the server has no memory for this request");
   }
-  Enter(Phase::kBody);
-  asio::async_read(stream_, asio::buffer(body_.data(), body_.size()), Moving(),
-                   [self = shared_from_this()](const asio::error_code& error, size_t) {
+  if (phase_ != Phase::kBody) {
+    Enter(Phase::kBody);
+    moved_ = seen_moved_ = arrived_;
+  }
+  asio::async_read(stream_, asio::buffer(body_.data() + arrived_, until - arrived_), Moving(arrived_),
+                   [self = shared_from_this()](const asio::error_code& error, size_t got) {
                      if (error) return self->Cut();
+                     self->arrived_ += got;
+                     if (self->arrived_ < self->header_.length) return self->ReadMore();
                      self->read_ = steady_clock::now();
                      self->context_->requests.fetch_add(1, std::memory_order_relaxed);
                      self->context_->bytes_in.fetch_add(kHeaderBytes + self->body_.size(),
@@ -225,6 +305,13 @@ void Connection::ReadBody(Budget::Share share) {
                      self->Enter(Phase::kServer);
                      self->Answer();
                    });
+}
+
+void Connection::ReadMore() {
+  MemoryBudget* const memory = &context_->request_bytes;
+  const uint64_t rest = header_.length - arrived_;
+  if (auto all = memory->TryIdle(session_.job, rest)) return ReadBody(std::move(*all));
+  WhenFree(memory, std::min<uint64_t>(rest, arrived_), request_share_, &Connection::ReadBody);
 }
 
 void Connection::Answer() {
@@ -299,13 +386,13 @@ void Connection::Admit() {
     const uint64_t bytes = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
     context_->queued.fetch_add(1, std::memory_order_relaxed);
     if (bytes <= kSmall) return AwaitSlot({});
-    WhenFree(&context_->reply_bytes, bytes, &Connection::AwaitSlot);
+    WhenFree(&context_->reply_bytes, bytes, {}, &Connection::AwaitSlot);
   } catch (const std::exception&) {
     AnswerFailure();
   }
 }
 
-void Connection::AwaitSlot(Budget::Share share) {
+void Connection::AwaitSlot(MemoryBudget::Share share) {
   reply_share_ = std::move(share);
   WhenFree(&context_->slots, 1, &Connection::ServeOne);
 }
@@ -355,6 +442,16 @@ void Connection::Hello() {
     return Refuse(Refusal::kToken, ErrorCode::kAuth,
                   "the token is not this server's; both sides must read the same token file");
   }
+  if (!client_) {
+    if (context_->clients.fetch_add(1) >= context_->limits.connections) {
+      context_->clients.fetch_sub(1);
+      return Refuse(Refusal::kConnections, ErrorCode::kConnections,
+                    "too many connections: the server has its limit of " +
+                        std::to_string(context_->limits.connections) +
+                        "; end clients that are not needed, or start it with more --max-connections");
+    }
+    client_ = true;
+  }
   session_.job = context_->jobs->Get(hello.job);
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {
@@ -364,6 +461,7 @@ void Connection::Hello() {
     worker_wait_ = std::chrono::duration<double>(spec.wait);
   }
   greeted_ = true;
+  context_->arrivals.fetch_sub(1);
   deadline_.cancel();
   Watch();
   nlohmann::json reply = context_->hello;
@@ -389,15 +487,16 @@ bool Connection::Share(const ShareRequest& request) {
 }
 
 void Connection::Refuse(Refusal why, ErrorCode code, const std::string& message) {
-  context_->refusals.Count(why);
+  CountRefusal(why);
   SetReply(EncodeError({code, message}));
   Reply(Op::kError, true);
 }
 
 // In clear, as there are no keys yet.
 void Connection::RefuseTls(Refusal why, uint8_t alert) {
-  context_->refusals.Count(why);
-  std::memcpy(discarded_.data(), std::array<uint8_t, 7>{21, 3, 3, 0, 2, 2, alert}.data(), 7);
+  CountRefusal(why);
+  refused_ = true;
+  std::memcpy(discarded_.data(), FatalAlert(alert).data(), 7);
   asio::async_write(stream_.socket(), asio::buffer(discarded_.data(), 7),
                     [self = shared_from_this()](const asio::error_code& error, size_t) {
                       if (!error) self->Linger();
@@ -411,6 +510,7 @@ void Connection::SetReply(const std::string& text) {
 
 void Connection::Reply(Op op, bool last) {
   request_share_.Release();
+  refused_ = refused_ || last;
   Enter(Phase::kReply);
   reply_header_ = EncodeHeader({op, header_.request, reply_.size()});
   context_->bytes_out.fetch_add(kHeaderBytes + reply_.size(), std::memory_order_relaxed);
@@ -434,7 +534,7 @@ void Connection::Reply(Op op, bool last) {
 
 // The peer has gone in the middle of a frame or handshake.
 void Connection::Cut() {
-  if (stream_.socket().is_open()) context_->refusals.Count(Refusal::kCut);  // otherwise it was closed here
+  if (stream_.socket().is_open()) CountRefusal(Refusal::kCut);  // otherwise it was closed here
   Close();
 }
 
@@ -445,6 +545,7 @@ void Connection::Close() {
 
 // Closing while unread bytes wait would reset the connection, and the client might never see the last reply.
 void Connection::Linger() {
+  refused_ = true;
   watch_.cancel();
   asio::error_code ignored;
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);

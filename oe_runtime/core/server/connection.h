@@ -18,6 +18,7 @@
 #include "oe_runtime/core/server/budget.h"
 #include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/limits.h"
+#include "oe_runtime/core/server/memory_budget.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/wire/shared_memory.h"
@@ -44,12 +45,14 @@ struct ConnectionContext {
   std::function<std::string()> stats;  // the reply to kStats
   std::function<void()> on_shutdown;   // a client asked the server to end, and was answered
 
-  Budget request_bytes;
-  Budget reply_bytes;
+  MemoryBudget request_bytes;
+  MemoryBudget reply_bytes;
   Budget shared_bytes;            // of clients' memory
   Budget slots;                   // requests that are served at once
-  std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
+  std::atomic<uint64_t> kept{0};  // bytes of buffers that connections have had since their last request
   std::atomic<uint64_t> open{0};
+  std::atomic<uint64_t> arrivals{0};  // that have not said hello
+  std::atomic<uint64_t> clients{0};   // that have
   std::atomic<uint64_t> sharing{0};  // connections that share memory
   std::atomic<uint64_t> accepted{0};
   Refusals refusals;
@@ -73,8 +76,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection& operator=(const Connection&) = delete;
 
   void Start();
-  // Only says that the server has too many connections.
-  void StartFull();
+  bool greeted() const { return greeted_.load(); }
+  // Closes it, unless it says hello first: others wait for its place.
+  void PushOut();
 
  private:
   enum class Phase : uint8_t { kHeader, kBody, kServer, kReply };  // what is waited for
@@ -83,23 +87,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Watch();
   void LookAtProgress();
   void Enter(Phase phase);
-  auto Moving();
+  auto Moving(size_t before = 0);
 
   // Between requests the buffers stay for the next one, as long as there is room.
   void KeepBuffers();
-  void TakeBuffers();
+  void DropBuffers();
 
   void LookAtFirstByte();
   void Handshake();
   void ReadHeader();
-  void ReadBody(Budget::Share share);
+  // Charges and reads the body: the first part, then all the rest where there is memory enough, else as much
+  // again as has arrived.
+  void ReadBody(MemoryBudget::Share share);
+  void ReadMore();
   void Answer();
   // A worker's request waits for other workers; their pushes or the deadline resume it.
   void Park();
   void Resume(const std::exception_ptr& error);
   void WatchForEnd();
   void Admit();
-  void AwaitSlot(Budget::Share share);
+  void AwaitSlot(MemoryBudget::Share share);
   void ServeOne(Budget::Share slot);
   void AnswerFailure();
   void Hello();
@@ -115,6 +122,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Discard();
   // Goes on with `next` once the budget has so much.
   void WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share));
+  void WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
+                void (Connection::*next)(MemoryBudget::Share));
+  void CountRefusal(Refusal why);
 
   Stream stream_;
   ConnectionContext* const context_;
@@ -127,23 +137,29 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool may_have_files_ = false;  // in the scratch directory
   asio::steady_timer deadline_;  // for the hello, for what is parked, and for the farewell
   asio::steady_timer watch_;     // for progress
-  bool greeted_ = false;
-  bool clear_ = false;  // on a server that encrypts
+  std::atomic<bool> greeted_{false};  // whether it has said hello, which others look at
+  bool client_ = false;               // whether it is counted in `clients`
+  bool handshaken_ = false;           // whether it is encrypted
+  bool refused_ = false;              // it is being closed
+  bool clear_ = false;                // on a server that encrypts
 
   Phase phase_ = Phase::kHeader;
   uint64_t phases_ = 0;       // so far
   size_t moved_ = 0;          // bytes in this phase
   uint64_t seen_phases_ = 0;  // the two at the last look
   size_t seen_moved_ = 0;
+  unsigned looks_ = 0;  // in this window of the silence
+  size_t window_moved_ = 0;
 
   HeaderBytes header_bytes_{};
   FrameHeader header_;
   Buffer body_;
+  size_t arrived_ = 0;  // bytes of it
   HeaderBytes reply_header_{};
   Buffer reply_;
   uint64_t kept_ = 0;
-  Budget::Share request_share_;
-  Budget::Share reply_share_;
+  MemoryBudget::Share request_share_;
+  MemoryBudget::Share reply_share_;
   std::chrono::steady_clock::time_point read_;  // when the request was read whole
   std::array<uint8_t, 4096> discarded_{};
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace oe {
 
@@ -18,7 +19,7 @@ enum class Refusal : uint8_t {
   kHandshake,    // an encryption that no two sides could agree on
   kSlow,         // no hello, half a frame or an unread reply for too long
   kCut,          // the peer was gone in the middle of a frame
-  kConnections,  // more connections than the server takes
+  kConnections,  // more connections than the server takes, with a hello or without
   kMemory,       // no memory for what it asked for
 };
 
@@ -29,11 +30,18 @@ class Refusals {
                                                          "clear",   "encrypted",   "handshake", "slow",
                                                          "cut",     "connections", "memory"};
 
-  void Count(Refusal why) { counts_[static_cast<size_t>(why)].fetch_add(1, std::memory_order_relaxed); }
+  // Tells it on stderr too, with the peer's address: the first of each reason at once, then how many there
+  // have been every ten seconds at most.
+  void Count(Refusal why, const std::string& peer);
   uint64_t count(size_t i) const { return counts_[i].load(std::memory_order_relaxed); }
 
  private:
+  struct Told {
+    std::atomic<int64_t> when{0};  // steady clock, ns; 0: never
+    std::atomic<uint64_t> count{0};
+  };
   std::array<std::atomic<uint64_t>, kNames.size()> counts_{};
+  std::array<Told, kNames.size()> told_;
 };
 
 }  // namespace oe

@@ -15,10 +15,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -37,7 +39,7 @@ class Server::Impl {
       : pool_(options.threads),
         // As many at once as threads work, and one; threads for one more, so that there is always one to
         // accept, to refuse and to read.
-        context_(options.limits, pool_.threads() + 1),
+        context_(Fitting(options.limits, pool_.threads()), pool_.threads() + 1),
         acceptor_(io_),
         pause_(io_),
         stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -91,6 +93,8 @@ class Server::Impl {
       refused[Refusals::kNames.at(i)] = context_.refusals.count(i);
     }
     stats["connections"] = {{"open", context_.open.load()},
+                            {"limit", context_.limits.connections},
+                            {"before_hello", context_.arrivals.load()},
                             {"accepted", context_.accepted.load()},
                             {"encrypted", encrypted()},
                             {"sharing_memory", context_.sharing.load()},
@@ -114,7 +118,9 @@ class Server::Impl {
     threads_.clear();
     jobs_->Stop();
     // Connections that wait in line hold on to themselves.
-    for (Budget* budget : {&context_.request_bytes, &context_.reply_bytes, &context_.slots}) budget->Clear();
+    context_.request_bytes.Clear();
+    context_.reply_bytes.Clear();
+    context_.slots.Clear();
   }
 
  private:
@@ -129,6 +135,12 @@ class Server::Impl {
     return {{"bounds", std::move(bounds)},
             {"counts", std::move(counts)},
             {"sum_seconds", histogram.sum_seconds()}};
+  }
+
+  static ServerLimits Fitting(ServerLimits limits, unsigned threads) {
+    const std::string note = FitOpenFiles(&limits, threads);
+    if (!note.empty()) std::fprintf(stderr, "server: %s\n", note.c_str());
+    return limits;
   }
 
   // An exception that leaves a handler (memory ran out) ends that connection, not the server.
@@ -187,6 +199,7 @@ class Server::Impl {
       if (error == asio::error::operation_aborted) return;
       if (error) {
         // Out of descriptors, most likely: the ones in use may come back.
+        TellFailedAccept(error);
         pause_.expires_after(std::chrono::milliseconds(100));
         pause_.async_wait([this](const asio::error_code& cancelled) {
           if (!cancelled) Accept();
@@ -196,28 +209,53 @@ class Server::Impl {
       try {
         TakeIn(std::move(socket));
       } catch (const std::bad_alloc&) {
-        context_.refusals.Count(Refusal::kMemory);
+        context_.refusals.Count(Refusal::kMemory, "a connection");
       }
       Accept();
     });
   }
 
-  void TakeIn(tcp::socket socket) {
-    const uint64_t open = context_.open.load();
-    const uint64_t most = context_.limits.connections;
-    if (open >= most + kFarewells) {
-      context_.refusals.Count(Refusal::kConnections);
-      return;  // closes it
-    }
-    const auto connection = std::make_shared<Connection>(std::move(socket), &context_);
-    if (open >= most) {
-      connection->StartFull();
-    } else {
-      connection->Start();
-    }
+  void TellFailedAccept(const asio::error_code& error) {
+    const auto now = std::chrono::steady_clock::now();
+    if (told_ && now - *told_ < std::chrono::seconds(10)) return;
+    told_ = now;
+    std::fprintf(stderr, "server: cannot accept connections: %s; trying again\n", error.message().c_str());
   }
 
-  static constexpr uint64_t kFarewells = 64;  // connections beyond the limit that are told so
+  void TakeIn(tcp::socket socket) {
+    asio::error_code error;
+    const auto address = socket.remote_endpoint(error).address();
+    if (error) return;  // it has gone already
+    MakeRoom();
+    const auto connection = std::make_shared<Connection>(std::move(socket), &context_);
+    arrivals_.push_back({connection, address});
+    connection->Start();
+  }
+
+  // Closes a connection that has not said hello if there are as many as may be: a peer that means it says
+  // hello at once, so the oldest, and of the address that has the most of them, so that one host does not
+  // push out the others.
+  void MakeRoom() {
+    const auto gone = [](const Arrival& arrival) {
+      const auto connection = arrival.connection.lock();
+      return connection == nullptr || connection->greeted();
+    };
+    arrivals_.erase(std::remove_if(arrivals_.begin(), arrivals_.end(), gone), arrivals_.end());
+    if (arrivals_.size() < context_.limits.arrivals) return;
+    std::map<asio::ip::address, size_t> counts;
+    size_t most = 0;
+    for (const Arrival& arrival : arrivals_) most = std::max(most, ++counts[arrival.address]);
+    const auto oldest = std::find_if(arrivals_.begin(), arrivals_.end(),
+                                     [&](const Arrival& arrival) { return counts[arrival.address] == most; });
+    if (const auto connection = oldest->connection.lock()) connection->PushOut();
+    arrivals_.erase(oldest);
+  }
+
+  // A connection that has not said hello when it was last looked at.
+  struct Arrival {
+    std::weak_ptr<Connection> connection;
+    asio::ip::address address;
+  };
 
   ThreadPool pool_;
   std::unique_ptr<TlsContext> tls_;
@@ -228,6 +266,8 @@ class Server::Impl {
   asio::io_context io_;
   tcp::acceptor acceptor_;
   asio::steady_timer pause_;
+  std::vector<Arrival> arrivals_;                              // the oldest first
+  std::optional<std::chrono::steady_clock::time_point> told_;  // that none could be accepted
   const File stop_event_;
   uint16_t port_ = 0;
   std::mutex stop_mutex_;

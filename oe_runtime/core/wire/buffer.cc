@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -126,6 +127,15 @@ void Buffer::Allocate(size_t size) {
   if (block.data == nullptr) block = {Allocated(wanted), wanted};
   data_ = block.data;
   capacity_ = block.capacity;
+}
+
+void Buffer::Grow(size_t size, size_t kept) {
+  if (size > capacity_) {
+    Buffer larger(size);
+    if (kept > 0) std::memcpy(larger.data_, data_, kept);
+    *this = std::move(larger);
+  }
+  size_ = size;
 }
 
 void Buffer::Free() noexcept {

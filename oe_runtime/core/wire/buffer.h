@@ -47,6 +47,9 @@ class Buffer {
     size_ = size;
   }
 
+  // Takes memory for `size` bytes, and keeps the first `kept` of the old content.
+  void Grow(size_t size, size_t kept);
+
   uint8_t* data() { return data_; }
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }

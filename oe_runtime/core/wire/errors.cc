@@ -12,6 +12,7 @@ ErrorCode CodeOf(const std::exception& error) {
   if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return ErrorCode::kProtocol;
   if (dynamic_cast<const GradientError*>(&error) != nullptr) return ErrorCode::kGradient;
   if (dynamic_cast<const WorkerLost*>(&error) != nullptr) return ErrorCode::kWorker;
+  if (dynamic_cast<const TooManyConnections*>(&error) != nullptr) return ErrorCode::kConnections;
   return ErrorCode::kInternal;
 }
 
@@ -35,6 +36,8 @@ void ThrowAs(ErrorCode code, const std::string& message) {
       throw GradientError(message);
     case ErrorCode::kWorker:
       throw WorkerLost(message);
+    case ErrorCode::kConnections:
+      throw TooManyConnections(message);
     case ErrorCode::kInternal:
       break;
   }

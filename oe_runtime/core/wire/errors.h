@@ -46,6 +46,12 @@ class ServerLost : public Error {
   std::string endpoint_;  // "host:port"
 };
 
+// A server has as many connections as it takes.
+class TooManyConnections : public Error {
+ public:
+  using Error::Error;
+};
+
 enum class ErrorCode : uint32_t {
   kInternal = 1,
   kSpec = 2,
@@ -57,6 +63,7 @@ enum class ErrorCode : uint32_t {
   kProtocol = 8,
   kGradient = 9,
   kWorker = 10,
+  kConnections = 14,
 };
 
 ErrorCode CodeOf(const std::exception& error);

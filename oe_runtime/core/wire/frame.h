@@ -54,6 +54,46 @@ constexpr uint16_t kLastOp = 19;
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
 
+// The largest body of a request, which a server checks before it takes memory for it; a reply has up to
+// kMaxBody. A parsed body takes more than its bytes (JSON up to 20 times as much), so only rows and keys,
+// which stay as they are, may be large. Every operation is listed: a new one must say what it needs.
+constexpr uint64_t MaxRequest(Op op) {
+  constexpr uint64_t kSmall = uint64_t{64} << 10;
+  constexpr uint64_t kTables = uint64_t{4} << 20;  // JSON with an entry for each table of a job
+  switch (op) {
+    case Op::kHello:
+      return kMaxHelloBody;
+    case Op::kPull:
+    case Op::kPush:
+      return kMaxBody;
+    case Op::kSave:
+    case Op::kRestore:
+    case Op::kReceive:
+      return kTables;
+    case Op::kWriteFile:
+      return kMaxChunk + 2 * kSmall;  // the name of the file too
+    case Op::kReadFile:
+      return 2 * kSmall;
+    case Op::kError:
+    case Op::kCreateTable:
+    case Op::kStats:
+    case Op::kShutdown:
+    case Op::kKeys:
+    case Op::kDrop:
+    case Op::kCheckpoint:
+    case Op::kCheckpoints:
+    case Op::kRecover:
+    case Op::kEvict:
+    case Op::kLeave:
+    case Op::kShare:
+      break;
+  }
+  return kSmall;
+}
+
+// The most entries and blocks of a batch: each takes some 100 bytes of a server, however few its keys.
+constexpr uint32_t kMaxEntries = uint32_t{1} << 16;
+
 struct FrameHeader {
   Op op = Op::kError;
   uint64_t request = 0;

@@ -1,6 +1,8 @@
 #include "oe_runtime/core/wire/messages.h"
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "oe_runtime/core/wire/frame.h"
 
@@ -156,6 +158,10 @@ FileChunk ParseFileChunk(Bytes body, Bytes* data) {
 }
 
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {
+  if (std::max(entries.size(), blocks.size()) > kMaxEntries) {
+    throw SpecError("a batch of " + std::to_string(std::max(entries.size(), blocks.size())) +
+                    " lookups; at most " + std::to_string(kMaxEntries) + " are allowed: use smaller batches");
+  }
   size_t keys = 0;
   for (const KeyBlock& block : blocks) keys += block.size;
   head->Resize(8 + entries.size() * 24 + blocks.size() * 8 + keys * 8);
@@ -188,6 +194,11 @@ BatchView ParseBatch(Bytes body) {
   Reader reader(body, "batch");
   const auto block_count = reader.Number<uint32_t>("number of blocks");
   const auto entry_count = reader.Number<uint32_t>("number of entries");
+  if (std::max(entry_count, block_count) > kMaxEntries) {
+    throw ProtocolError("batch: " + std::to_string(entry_count) + " entries and " +
+                        std::to_string(block_count) + " blocks; at most " + std::to_string(kMaxEntries) +
+                        " of each are allowed");
+  }
   const uint8_t* entries = reader.TakeMany(entry_count, 24, "entries");
   const uint8_t* sizes = reader.TakeMany(block_count, 8, "block sizes");
 

@@ -135,6 +135,7 @@ TEST(MessageTest, ErrorsKeepTheirClass) {
   EXPECT_THROW(round_trip(KeyRangeError("x")), KeyRangeError);
   EXPECT_THROW(round_trip(GradientError("x")), GradientError);
   EXPECT_THROW(round_trip(StorageError("x")), StorageError);
+  EXPECT_THROW(round_trip(TooManyConnections("x")), TooManyConnections);
   EXPECT_THROW(round_trip(CheckpointError("x")), CheckpointError);
   EXPECT_THROW(round_trip(AuthError("x")), AuthError);
   EXPECT_THROW(round_trip(ProtocolError("x")), ProtocolError);

@@ -1,0 +1,186 @@
+"""A server that is full: silent peers, few open files, more clients than it takes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_processes import Server
+
+from oe_runtime import Client, TableSpec, TooManyConnections
+
+DIM = 16
+
+
+@pytest.fixture
+def few_files() -> Iterator[tuple[str, ...]]:
+    """Servers that start meanwhile may open 256 files, and this process more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    yield ("prlimit", "--nofile=256:256")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _train(client: Client, table: int, first: int) -> None:
+    ids = np.arange(first, first + 20_000)
+    pulled = client.pull([ids], [(table, 0)])
+    client.push(pulled, [np.ones((ids.size, DIM), np.float32)], 0.1)
+
+
+class _Flood:
+    """Silent connections, each opened again when the server closes it."""
+
+    def __init__(self, endpoint: str, count: int) -> None:
+        host, port = endpoint.split(":")
+        self._address = (host, int(port))
+        self._sockets = [socket.create_connection(self._address) for _ in range(count)]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._reopen)
+        self._thread.start()
+
+    def _reopen(self) -> None:
+        while not self._stop.wait(0.02):
+            for i, one in enumerate(self._sockets):
+                one.setblocking(False)
+                try:
+                    while one.recv(4096):
+                        pass
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass
+                one.close()
+                self._sockets[i] = socket.create_connection(self._address)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for one in self._sockets:
+            one.close()
+
+
+def test_silent_peers_shut_nobody_out(tmp_path: Path, few_files: tuple[str, ...]) -> None:
+    flags = ("--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool"))
+    server = Server(tmp_path, *flags, prefix=few_files)
+    try:
+        with Client([server.endpoint], timeout=30) as client:
+            table = client.create_table(TableSpec(name="t", dim=DIM))
+            _train(client, table, 0)
+            flood = _Flood(server.endpoint, 400)
+            try:
+                for step in range(1, 6):
+                    _train(client, table, 20_000 * step)  # the pool grows
+                    with Client([server.endpoint], timeout=30) as another:
+                        assert another.create_table(TableSpec(name="t", dim=DIM)) == table
+                client.checkpoint(1, wait=True)
+                (tmp_path / "saved").mkdir()
+                client.save(tmp_path / "saved")
+                connections = client.stats()["servers"][0]["connections"]
+            finally:
+                flood.end()
+        assert connections["refused"]["connections"] > 0
+        assert connections["before_hello"] < 60
+        said = server.errors.read_text()
+    finally:
+        server.end()
+    assert f"this server takes {connections['limit']} clients instead of 1024" in said
+    assert "server: the limit of open files (ulimit -n) is 256" in said
+    assert 1 <= said.count("too many connections") <= 4  # a line now and then, not one for each
+    assert "refused 127.0.0.1 port " in said
+
+
+def test_the_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 4096:
+        pytest.skip("the hard limit of open files is low")
+    server = Server(tmp_path, prefix=("prlimit", "--nofile=256:"))
+    try:
+        with Client([server.endpoint]) as client:
+            assert client.stats()["servers"][0]["connections"]["limit"] == 1024
+            pid = server.ready()["pid"]
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            soft = next(line.split()[3] for line in limits.splitlines() if line.startswith("Max open files"))
+            assert int(soft) > 1024
+    finally:
+        server.end()
+
+
+def test_no_room_for_connections_at_all(tmp_path: Path) -> None:
+    server = Server(tmp_path, prefix=("prlimit", "--nofile=64:64"))
+    status, said = server.wait()
+    server.end()
+    assert status == 1
+    assert "the limit of open files (ulimit -n) is 64, which leaves no room for connections" in said
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+def test_more_clients_than_the_server_takes(tmp_path: Path, tls: str) -> None:
+    token = "a token that is long enough"
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    server = Server(tmp_path, "--max-connections", "2", "--token-file", str(file), "--tls", tls)
+    try:
+        connect = lambda: Client([server.endpoint], token=token, tls=tls, timeout=30)  # noqa: E731
+        with connect(), connect() as second:
+            with pytest.raises(TooManyConnections) as refusal:
+                connect()
+            assert str(refusal.value) == (
+                "too many connections: the server has its limit of 2; end clients that are not needed, or "
+                f"start it with more --max-connections (server {server.endpoint})"
+            )
+            assert second.stats()["servers"][0]["connections"]["refused"]["connections"] == 1
+        deadline = time.monotonic() + 60
+        while json.loads(server.metrics_file.read_text())["connections"]["open"] > 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        connect().close()
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+def test_whoever_is_pushed_out_reads_why(tls: str) -> None:
+    """A server whose place for connections before the hello is needed says so, and closes them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    text = b"too many connections that do not say hello"
+    error = b"OEP\n" + (5).to_bytes(2, "little") + bytes(2 + 8) + (len(text) + 4).to_bytes(8, "little")
+    error += (14).to_bytes(4, "little") + text
+    alert = bytes([21, 3, 3, 0, 2, 2, 49])
+
+    def push_out() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)
+        connection.sendall(error if tls == "off" else alert)
+        connection.close()
+
+    thread = threading.Thread(target=push_out)
+    thread.start()
+    endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(TooManyConnections, match=r"too many connections.*" + endpoint):
+        Client([endpoint], token="a token that is long enough", tls=tls, timeout=30)
+    thread.join()
+    listener.close()
+
+
+def test_a_connection_that_is_closed_without_a_word() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def close() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)
+        connection.close()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    with pytest.raises(Exception, match="it may have too many connections"):
+        Client([f"127.0.0.1:{listener.getsockname()[1]}"], timeout=30)
+    thread.join()
+    listener.close()
