@@ -16,6 +16,7 @@ from oe_runtime.errors import (
     SpecError,
     SpecMismatch,
     StorageError,
+    TornError,
     WorkerLost,
 )
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
@@ -36,6 +37,7 @@ __all__ = [
     "StorageError",
     "StorageSpec",
     "TableSpec",
+    "TornError",
     "Worker",
     "WorkerLost",
 ]

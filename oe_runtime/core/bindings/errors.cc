@@ -38,6 +38,8 @@ void Translate(std::exception_ptr pointer) {
     Raise("AuthError", error.what());
   } catch (const WorkerLost& error) {
     Raise("WorkerLost", error.what());
+  } catch (const TornError& error) {
+    Raise("TornError", error.what());
   } catch (const ProtocolError& error) {
     Raise("ProtocolError", error.what());
   } catch (const Error& error) {

@@ -137,7 +137,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t seen_moved_ = 0;
 
   HeaderBytes header_bytes_{};
-  FrameHeader header_;
+  // What a refusal before the first header replies to: in the version that every client reads.
+  FrameHeader header_{Op::kError, 0, 0, kOldestProtocol};
   Buffer body_;
   HeaderBytes reply_header_{};
   Buffer reply_;
