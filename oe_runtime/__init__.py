@@ -17,6 +17,7 @@ from oe_runtime.errors import (
     SpecMismatch,
     StorageError,
     TooManyConnections,
+    TornError,
     WorkerLost,
 )
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
@@ -38,6 +39,7 @@ __all__ = [
     "StorageSpec",
     "TableSpec",
     "TooManyConnections",
+    "TornError",
     "Worker",
     "WorkerLost",
 ]

@@ -61,8 +61,11 @@ class Client:
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
-        ``timeout`` is how many seconds a server may take to answer; a server whose host has vanished without
-        a farewell is lost after so long at most, and after 30 seconds at most, whatever it was asked.
+        ``timeout`` is how many seconds a server may take to answer, busy, stopped or not; waits for other
+        workers come on top, and what moves whole tables (``save``, ``restore``, ``checkpoint``, ``recover``,
+        ``evict``, and ``create_table`` of one that is recovered) may take an hour. A server whose host has
+        vanished without a farewell is lost after ``timeout`` seconds and after 30 at most, whatever it was
+        asked.
         ``threads`` share the client's own work; 0 means one per core, at most 8. ``checkpoint_transfer`` says
         how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
         ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
@@ -141,8 +144,11 @@ class Client:
         with contextlib.suppress(OeError):
             self.settle()
         specs = [self._core.spec(table) for table in range(self._tables)]
+        torn = self._core.torn
         self._core.close()
         core = self._connect()
+        if torn:  # the servers that are left do not know it yet
+            core.tear(torn)
         for spec in specs:
             core.create_table(spec)
         self._core = core
@@ -255,8 +261,10 @@ class Client:
         Where all lookups of a group have as many ids, ``gradients[i]`` may have the shape ``(ids of each,
         lookups, dim)`` instead. ``learning_rate`` is one number, or one per
         group. Returns when every server has applied its part, or, of several synchronous workers
-        (``Worker``), has taken it; when it raises, some may have and others not, so go on from the last
-        checkpoint. Raises ``GradientError`` for NaN and infinities (``TableSpec``).
+        (``Worker``), has taken it. Raises ``GradientError`` for NaN and infinities (``TableSpec``), and what
+        every server refuses alike; then nothing has changed. After any other error some tables or servers may
+        have taken the push and others not, and every push, save, checkpoint and eviction of this job raises
+        ``TornError`` until ``recover`` or ``restore``; pulls go on.
         """
         self.settle()
         self._push(pulled, gradients, learning_rate, summed, of_rows)

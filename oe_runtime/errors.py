@@ -47,6 +47,10 @@ class WorkerLost(OeError):
     """Another worker of the job is lost, or was waited for too long; the message names the ranks."""
 
 
+class TornError(OeError):
+    """A push may be in some tables or servers only: go back by recover or restore before anything else."""
+
+
 class ServerLost(OeError):
     """A server that does not answer any more; `endpoint` is its host:port, or "" in one process."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.errors import OeError, ServerLost, WorkerLost
+from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
@@ -298,7 +298,7 @@ def asking(ranks: Ranks) -> Iterator[None]:
     """What is done in it asks servers: if one is lost, `ranks` has it, and it is not done to the end."""
     try:
         yield
-    except (ServerLost, WorkerLost) as error:
+    except (ServerLost, TornError, WorkerLost) as error:
         ranks.lose(error)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, open_source, split_of
-from oe_runtime.errors import GradientError, OeError, ServerLost, WorkerLost
+from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.server import read_token
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
 from oe_runtime.training import horovod
@@ -423,9 +423,11 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
 def _message(error: OeError, options: Options) -> str:
     if isinstance(error, GradientError):
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
-    if not isinstance(error, (ServerLost, WorkerLost)):
+    if not isinstance(error, (ServerLost, TornError, WorkerLost)):
         return str(error)
     whom = "the servers and run" if isinstance(error, ServerLost) else "all workers"
+    if options.size == 1 and isinstance(error, TornError):
+        whom = "the run"
     if options.rank:
         return f"{error} (start all workers again with --resume)"
     last = newest(options.run_dir)

@@ -21,7 +21,7 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch, Source, Split, holdout_batches, range_batches
 from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work
-from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.errors import ServerLost, TornError, WorkerLost
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
@@ -217,7 +217,7 @@ class SharedInput:
         except ServerLost as error:
             self._mark(self._queue.restores()).write_text(error.endpoint)
             raise
-        except (QueueRestored, WorkerLost) as error:
+        except (QueueRestored, TornError, WorkerLost) as error:
             deadline = time.monotonic() + _GRACE
             while not self.is_losing():
                 if time.monotonic() > deadline:

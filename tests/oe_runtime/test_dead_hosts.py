@@ -149,6 +149,19 @@ def test_a_host_that_vanished_while_nobody_asked_is_noticed_at_the_next_request(
         client.stats()
 
 
+def test_a_host_that_vanished_is_noticed_while_something_is_under_way(host: Host, tmp_path: Path) -> None:
+    """Nothing probes a connection then, and a save may take an hour."""
+    client = Client([host.endpoint], token=TOKEN, timeout=3, checkpoint_transfer="wire")
+    client.create_table(TableSpec("t", 4))
+    (tmp_path / "saved").mkdir()
+    host.vanish()
+    thread, raised = outcome(lambda: client.save(tmp_path / "saved"))
+    thread.join(60)
+    assert not thread.is_alive()
+    assert type(raised[0]) is ServerLost
+    assert "its host has not answered for 3 s" in str(raised[0])
+
+
 def test_a_server_probes_clients_that_say_nothing(host: Host) -> None:
     client = Client([host.endpoint], token=TOKEN)
     found: list[str] = []

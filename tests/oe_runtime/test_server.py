@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -240,6 +241,31 @@ def test_a_peer_that_talks_nonsense(reply):
             Client([f"127.0.0.1:{listener.getsockname()[1]}"], timeout=20)
         assert type(caught.value).__name__ == "ProtocolError"
         thread.join()
+
+
+def test_a_server_of_the_version_before():
+    """It takes version 5 only, and says nothing of versions in its reply."""
+    asked = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as stream:
+                for reply in (b'{"index": 0, "count": 1}', b"3"):
+                    header = stream.read(24)
+                    magic, version, op, request, length = struct.unpack("<4sHHQQ", header)
+                    asked.append((op, version, stream.read(length)[:2]))
+                    connection.sendall(struct.pack("<4sHHQQ", magic, 5, op, request, len(reply)) + reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = Client([f"127.0.0.1:{listener.getsockname()[1]}"], timeout=60)
+        assert client.evict() == 3
+        client.close()
+        thread.join()
+    assert asked == [(1, 5, b"\x06\x00"), (17, 5, b"")]
 
 
 def test_garbage_is_refused_and_counted_and_the_server_stays(start):

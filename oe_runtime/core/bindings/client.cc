@@ -281,6 +281,8 @@ void BindClient(py::module_& module) {
            [](Client& client, const std::string& directory, const std::string& since) {
              return Released([&] { return client.Save(directory, since).dump(); });
            })
+      .def_property_readonly("torn", [](Client& client) { return Released([&] { return client.torn(); }); })
+      .def("tear", [](Client& client, const std::string& reason) { Released([&] { client.Tear(reason); }); })
       .def("restore",
            [](Client& client, const std::vector<std::string>& directories) {
              Released([&] { client.Restore(directories); });

@@ -40,6 +40,8 @@ void Translate(std::exception_ptr pointer) {
     Raise("WorkerLost", error.what());
   } catch (const TooManyConnections& error) {
     Raise("TooManyConnections", error.what());
+  } catch (const TornError& error) {
+    Raise("TornError", error.what());
   } catch (const ProtocolError& error) {
     Raise("ProtocolError", error.what());
   } catch (const Error& error) {

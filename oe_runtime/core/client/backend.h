@@ -24,7 +24,7 @@ struct ServerBatch {
   std::vector<std::byte*> values;       // per entry: where its rows go (pull), where its gradients are (push)
   std::vector<size_t> bytes;            // per entry: how many
   std::vector<const uint32_t*> counts;  // of a push, per entry: of its keys, or nullptr (Table::Push)
-  bool skip = false;                    // of a push: nothing goes to this server
+  bool skip = false;                    // nothing goes to this server
 };
 
 class Backend {
@@ -37,7 +37,13 @@ class Backend {
   virtual Buffer NewBuffer(size_t bytes) { return Buffer(bytes); }
   // One batch per server. Returns when every server has answered.
   virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
+  // After a push that may have changed some of the servers only, all of them are torn (Store::Tear).
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
+  // Why the servers are torn, as far as this client alone knows it: it could not tell all of them.
+  virtual std::string torn() const { return ""; }
+  virtual void Tear(const std::string& reason) = 0;
+  // Throws TornError if the servers do not have the same pushes.
+  virtual void RequireSamePushes() {}
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   // An array, see Store::Save. `since` is the directory of the last save, or empty.

@@ -364,7 +364,18 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
 nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
   ++others_;
+  backend_->RequireSamePushes();
   return backend_->Save(directory, since);
+}
+
+std::string Client::torn() {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->torn();
+}
+
+void Client::Tear(const std::string& reason) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->Tear(reason);
 }
 
 void Client::Restore(const std::vector<std::string>& directories) {
@@ -400,6 +411,7 @@ void Client::Checkpoint(uint64_t id, bool wait) {
   // Each table drops its oldest checkpoint when a new one is durable: where some are ahead of others, they
   // might have none in common any more.
   backend_->WaitDurable();
+  backend_->RequireSamePushes();
   backend_->Checkpoint(id, wait);
 }
 

@@ -71,8 +71,9 @@ class Client {
   // A row's gradient is that of `of_rows` and of all its ids in the order of their positions; a view may be
   // missing where there is the other.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
-  // otherwise it throws, and some may have; none has after GradientError. With several workers, synchronous:
-  // every server has its part, and applies it once it has the other workers' (server/workers.h).
+  // otherwise it throws, and if some may have, TornError is all that pushes, checkpoints, saves and evictions
+  // get until Restore or Recover; none has after GradientError. With several workers, synchronous: every
+  // server has its part, and applies it once it has the other workers' (server/workers.h).
   void Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
             const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows = {});
   // The rows of the keys as they come, duplicates included, into out[n * dim], doubles of a float64 table.
@@ -91,6 +92,9 @@ class Client {
   void Restore(const std::string& directory) { Restore(std::vector<std::string>{directory}); }
   // Store::ApplyIncrement; for a client in one process.
   void ApplyIncrement(const std::string& directory);
+  // Why the job is torn, as far as only this client knows it; a new one has to be told (Store::Tear).
+  std::string torn();
+  void Tear(const std::string& reason);
   // Checkpoints in the storage of the servers (Store::Checkpoint).
   void Checkpoint(uint64_t id, bool wait);
   // Those that every table of every server has, ascending.

@@ -7,8 +7,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "oe_runtime/core/wire/dead_peer.h"
-
 namespace oe {
 namespace {
 
@@ -115,6 +113,10 @@ void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double tim
       io_->run_for(kSlice);
       if (pending_ == 0 || error_) break;
       if (check_interrupt_) check_interrupt_();
+      for (const auto& peer : peers) {
+        if (!peer->host.Silent(peer->stream.socket().native_handle(), silence_)) continue;
+        throw Lost(*peer, "its host has not answered for " + std::to_string(silence_.count()) + " s");
+      }
       if (std::chrono::steady_clock::now() >= deadline) {
         throw Lost(*peers[first_waiting()], "no answer within " + Seconds(timeout));
       }
@@ -133,7 +135,7 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
                         const std::string& token, double timeout) {
   std::vector<bool> done(peers.size(), false);
   std::vector<bool> encrypts(peers.size());
-  const std::chrono::seconds silence(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
+  silence_ = std::chrono::seconds(static_cast<int>(std::clamp(timeout, 1.0, kMostSilence)));
   for (size_t i = 0; i < peers.size(); ++i) {
     Peer* const peer = peers[i].get();
     encrypts[i] = Encrypts(tls, addresses[i].address());
@@ -151,7 +153,7 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
     const bool encrypt = encrypts[i];
     ++pending_;
     peer->stream.socket().async_connect(
-        addresses[i], [this, peer, &done, i, silence, encrypt](const asio::error_code& error) {
+        addresses[i], [this, peer, &done, i, encrypt](const asio::error_code& error) {
           --pending_;
           if (error) {
             Fail(std::make_exception_ptr(
@@ -161,7 +163,7 @@ void Exchanger::Connect(const std::vector<std::unique_ptr<Peer>>& peers,
           }
           asio::error_code ignored;
           peer->stream.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
-          NoticeDeadPeer(peer->stream.socket().native_handle(), silence);
+          ProbeIdlePeer(peer->stream.socket().native_handle(), silence_);
           if (encrypt) return Handshake(peer, &done, i);
           done[i] = true;
         });
@@ -206,7 +208,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
   }
   for (State& state : states) {
     if (state.call->skip) continue;
-    state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body)});
+    state.out = EncodeHeader({op, state.request, asio::buffer_size(state.call->body), state.peer->version});
     std::vector<asio::const_buffer> message = {asio::buffer(state.out)};
     message.insert(message.end(), state.call->body.begin(), state.call->body.end());
     state.stream->Sending(asio::buffer_size(message));

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "oe_runtime/core/wire/dead_peer.h"
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
 #include "oe_runtime/core/wire/shared_memory.h"
@@ -25,6 +26,8 @@ struct Peer {
   // What this server offered in its reply to the hello, and how much of the client's memory it sees.
   std::optional<Nonce> nonce;
   size_t shared = 0;
+  uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
+  HostWatch host;
 };
 
 // What goes to one server and where its reply goes.
@@ -46,7 +49,8 @@ class Exchanger {
   Exchanger(asio::io_context* io, std::function<void()> check_interrupt);
 
   // Connects peers[i] to addresses[i], and encrypts what goes to those that `tls` asks it for. A peer whose
-  // host vanishes later is found out within `timeout` seconds, 30 at most. Throws ServerLost, AuthError for a
+  // host vanishes later is found out within `timeout` seconds, 30 at most; one that is stopped or busy is not
+  // mistaken for it. Throws ServerLost, AuthError for a
   // server with another token, ProtocolError for one that does not encrypt, SpecError for a token that is too
   // short for it.
   void Connect(const std::vector<std::unique_ptr<Peer>>& peers,
@@ -72,6 +76,7 @@ class Exchanger {
   asio::io_context* const io_;
   std::unique_ptr<TlsContext> tls_;  // once some peer needs it
   const std::function<void()> check_interrupt_;
+  std::chrono::seconds silence_{};  // of a host, after which it is held for vanished
   uint64_t request_ = 0;
   size_t pending_ = 0;        // operations under way
   std::exception_ptr error_;  // the first that ended the exchange

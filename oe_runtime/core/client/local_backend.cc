@@ -45,22 +45,22 @@ class LocalBackend : public Backend {
 
   void Pull(const std::vector<ServerBatch>& batches) override {
     CheckOpen();
-    for (size_t i = 0; i < stores_.size(); ++i) stores_[i]->Pull(PartsOf<void>(batches[i]));
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      if (!batches[i].skip) stores_[i]->Pull(PartsOf<void>(batches[i]));
+    }
   }
 
   // As with servers, one that fails does not keep the others from their part.
   void Push(const std::vector<ServerBatch>& batches) override {
     CheckOpen();
-    std::exception_ptr error;
-    for (size_t i = 0; i < stores_.size(); ++i) {
-      if (batches[i].skip) continue;
-      try {
-        stores_[i]->Push(PartsOf<const void>(batches[i]));
-      } catch (const Error&) {
-        if (!error) error = std::current_exception();
-      }
-    }
-    if (error) std::rethrow_exception(error);
+    ForAll("a push", true, [&](size_t i) {
+      if (!batches[i].skip) stores_[i]->Push(PartsOf<const void>(batches[i]));
+      return !batches[i].skip;
+    });
+  }
+
+  void Tear(const std::string& reason) override {
+    for (const auto& store : stores_) store->Tear(reason);
   }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
@@ -86,7 +86,10 @@ class LocalBackend : public Backend {
 
   void Restore(const std::vector<std::string>& directories) override {
     CheckOpen();
-    for (const auto& store : stores_) store->Restore(directories);
+    ForAll("a restore", false, [&](size_t i) {
+      stores_[i]->Restore(directories);
+      return true;
+    });
   }
 
   void ApplyIncrement(const std::string& directory) override {
@@ -114,7 +117,10 @@ class LocalBackend : public Backend {
 
   void Recover(uint64_t id) override {
     CheckOpen();
-    for (const auto& store : stores_) store->Recover(id);
+    ForAll("a recovery", false, [&](size_t i) {
+      stores_[i]->Recover(id);
+      return true;
+    });
   }
 
   uint64_t Evict() override {
@@ -136,6 +142,27 @@ class LocalBackend : public Backend {
   void Close() override { stores_.clear(); }
 
  private:
+  // Calls change(store) for each, which says whether it has changed it, or up to the first that fails; the
+  // first error is thrown. Where some have changed and others failed, all are torn.
+  template <typename Change>
+  void ForAll(const std::string& what, bool all, const Change& change) {
+    std::exception_ptr error;
+    std::string message;
+    bool changed = false;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      try {
+        changed = change(i) || changed;
+      } catch (const Error& problem) {
+        if (!error) message = problem.what();
+        if (!error) error = std::current_exception();
+        if (!all) break;
+      }
+    }
+    if (!error) return;
+    if (changed) Tear(what + " failed on one server and not on another: " + message);
+    std::rethrow_exception(error);
+  }
+
   void CheckOpen() const {
     if (stores_.empty()) throw Error("this client is closed");
   }

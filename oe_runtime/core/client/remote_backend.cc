@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <asio/ip/tcp.hpp>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "oe_runtime/core/client/backend.h"
 #include "oe_runtime/core/client/exchange.h"
+#include "oe_runtime/core/client/rounds.h"
 #include "oe_runtime/core/client/transfer.h"
 #include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/wire/errors.h"
@@ -19,6 +22,13 @@ using nlohmann::json;
 
 // A save or restore moves whole tables; a dead server is found by its connection, not by the clock.
 constexpr double kLongTimeout = 3600;
+
+constexpr uint64_t kMostPulled = uint64_t{256} << 20;  // by one message; what is more comes by several
+constexpr uint64_t kMostPushed =
+    kMaxBody - (uint64_t{1} << 20);                        // there is more in a message than this counts
+constexpr uint16_t kTearVersion = 6;                       // of the protocol that knows kTear and kVersions
+constexpr size_t kMostReason = 1000;                       // bytes
+constexpr auto kSettle = std::chrono::milliseconds(2000);  // for a push that some servers have already
 
 struct HostPort {
   std::string host;
@@ -93,7 +103,8 @@ class RemoteBackend : public Backend {
 
   std::vector<uint32_t> CreateTable(const TableSpec& spec) override {
     std::vector<uint32_t> ids;
-    for (const json& reply : AskAll(Op::kCreateTable, json(spec).dump(), timeout_)) {
+    // It may recover the table, which takes as long as it has rows.
+    for (const json& reply : AskAll(Op::kCreateTable, json(spec).dump(), long_patience_)) {
       if (!reply.is_number_unsigned()) throw ProtocolError("the reply to create_table is not a number");
       ids.push_back(reply.get<uint32_t>());
     }
@@ -105,44 +116,70 @@ class RemoteBackend : public Backend {
 
   void Pull(const std::vector<ServerBatch>& batches) override {
     Share();
-    std::vector<Buffer> heads(batches.size());
-    std::vector<Call> calls(batches.size());
-    for (size_t s = 0; s < batches.size(); ++s) {
-      const std::vector<BatchEntry> entries = Placed(batches[s], peers_[s]->shared);
-      EncodeBatch(entries, batches[s].blocks, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
-      calls[s].exact = true;
-      for (const auto& [data, size] : Pieces(batches[s], entries)) {
-        calls[s].into.push_back(asio::buffer(data, size));
-      }
-    }
-    Run(Op::kPull, &calls, patience_);
-    RaiseErrors(calls, false);
+    if (LargestBytes(batches) <= kMostPulled) return PullRound(batches);
+    for (const std::vector<ServerBatch>& round : RoundsOfPull(batches, kMostPulled)) PullRound(round);
   }
 
   void Push(const std::vector<ServerBatch>& batches) override {
+    RequireIntact();
     Share();
-    std::vector<Buffer> heads(batches.size());
-    std::vector<Call> calls(batches.size());
-    for (size_t s = 0; s < batches.size(); ++s) {
-      calls[s].skip = batches[s].skip;
-      if (batches[s].skip) continue;
-      // What the server keeps until other workers have pushed must be its own.
-      const std::vector<BatchEntry> entries =
-          Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
-      EncodeBatch(entries, batches[s].blocks, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
-      for (const auto& [data, size] : Pieces(batches[s], entries)) {
-        calls[s].body.push_back(asio::buffer(data, size));
-      }
-      for (size_t i = 0; i < batches[s].counts.size(); ++i) {
-        if (batches[s].counts[i] == nullptr) continue;
-        const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
-        if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
-      }
+    if (LargestBytes(batches) <= kMostPushed) return PushRound(batches, false);
+    const Rounds rounds = RoundsOfPush(batches, kMostPushed);
+    for (size_t i = 0; i < rounds.size(); ++i) PushRound(rounds[i], i > 0);
+  }
+
+  std::string torn() const override { return torn_; }
+
+  void Tear(const std::string& reason) override {
+    torn_ = reason;
+    if (lost_ || closed_) return;
+    const std::string body = Text(json{{"reason", reason.substr(0, kMostReason)}});
+    std::vector<Call> calls(peers_.size());
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      calls[i].skip = peers_[i]->version < kTearVersion;
+      calls[i].body = {View(body)};
     }
-    Run(Op::kPush, &calls, patience_);
-    RaiseErrors(calls, true);
+    try {
+      Run(Op::kTear, &calls, timeout_);
+    } catch (const Error&) {
+      return;  // whoever connects anew tells them
+    }
+    const bool told = std::all_of(calls.begin(), calls.end(), [](const Call& call) {
+      // Somebody has gone back meanwhile, and what this client pushed is gone.
+      const bool too_late = call.failed && call.error.code == ErrorCode::kCheckpoint;
+      return !call.skip && (!call.failed || too_late);
+    });
+    if (told) torn_.clear();
+  }
+
+  void RequireSamePushes() override {
+    RequireIntact();
+    // Asynchronous workers push while others save.
+    if (peers_.size() == 1 || (worker_.takes_part() && !worker_.synchronous)) return;
+    for (const auto& peer : peers_) {
+      if (peer->version < kTearVersion) return;
+    }
+    using Clock = std::chrono::steady_clock;
+    std::vector<json> before;
+    Clock::time_point still = Clock::now();  // since when nothing has moved
+    for (;;) {
+      std::vector<json> now = AskAll(Op::kVersions, "", patience_);
+      const std::string difference = DifferenceOf(now);
+      if (difference.empty()) return;
+      bool pushing = false;
+      for (size_t i = 0; i < now.size(); ++i) {
+        pushing = pushing || now[i].value("pushing", 0) > 0;
+        // Somebody else pushes: a server may just not have the latest yet.
+        if (!before.empty() && now[i]["tables"] != before[i]["tables"]) return;
+      }
+      if (pushing) still = Clock::now();
+      if (Clock::now() - still >= kSettle) {
+        Tear(difference);
+        throw TornError(TornText(difference));
+      }
+      before = std::move(now);
+      std::this_thread::sleep_for(kSettle / 20);
+    }
   }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
@@ -162,6 +199,7 @@ class RemoteBackend : public Backend {
   }
 
   json Save(const std::string& directory, const std::string& since) override {
+    RequireIntact();
     json request = json::object();
     if (!since.empty()) {
       std::vector<std::string> tables;
@@ -188,13 +226,13 @@ class RemoteBackend : public Backend {
 
   void Restore(const std::vector<std::string>& directories) override {
     if (!wire_checkpoints_) {
-      AskAll(Op::kRestore, json{{"directories", directories}}.dump(), long_patience_);
+      GoBack("a restore", Op::kRestore, json{{"directories", directories}}.dump());
       return;
     }
     Transfer([&](const Ask& ask) {
       // Of several workers one sends for all.
       if (worker_.rank == 0) SendTables(tables_, directories, servers(), ask, pool_);
-      AskAll(Op::kRestore, "{}", long_patience_);
+      GoBack("a restore", Op::kRestore, "{}");
     });
   }
 
@@ -205,6 +243,7 @@ class RemoteBackend : public Backend {
   void WaitDurable() override { AskAll(Op::kCheckpoint, json{{"wait", true}}.dump(), long_patience_); }
 
   void Checkpoint(uint64_t id, bool wait) override {
+    RequireIntact();
     AskAll(Op::kCheckpoint, json{{"id", id}, {"wait", wait}}.dump(), long_patience_);
   }
 
@@ -217,9 +256,10 @@ class RemoteBackend : public Backend {
     return CommonIds(lists);
   }
 
-  void Recover(uint64_t id) override { AskAll(Op::kRecover, json{{"id", id}}.dump(), long_patience_); }
+  void Recover(uint64_t id) override { GoBack("a recovery", Op::kRecover, json{{"id", id}}.dump()); }
 
   uint64_t Evict() override {
+    RequireIntact();
     uint64_t evicted = 0;
     for (const json& reply : AskAll(Op::kEvict, "", long_patience_)) {
       if (!reply.is_number_unsigned()) throw ProtocolError("the number of evicted rows is not a number");
@@ -248,6 +288,152 @@ class RemoteBackend : public Backend {
   }
 
  private:
+  void PullRound(const std::vector<ServerBatch>& batches) {
+    std::vector<Buffer> heads(batches.size());
+    std::vector<Call> calls(batches.size());
+    for (size_t s = 0; s < batches.size(); ++s) {
+      calls[s].skip = batches[s].skip;
+      if (batches[s].skip) continue;
+      const std::vector<BatchEntry> entries = Placed(batches[s], peers_[s]->shared);
+      EncodeBatch(entries, batches[s].blocks, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].exact = true;
+      for (const auto& [data, size] : Pieces(batches[s], entries)) {
+        calls[s].into.push_back(asio::buffer(data, size));
+      }
+    }
+    Run(Op::kPull, &calls, patience_);
+    RaiseErrors(calls, false);
+  }
+
+  // `some`: of the same push some tables have been pushed already.
+  void PushRound(const std::vector<ServerBatch>& batches, bool some) {
+    std::vector<Buffer> heads(batches.size());
+    std::vector<Call> calls(batches.size());
+    for (size_t s = 0; s < batches.size(); ++s) {
+      calls[s].skip = batches[s].skip;
+      if (batches[s].skip) continue;
+      // What the server keeps until other workers have pushed must be its own.
+      const std::vector<BatchEntry> entries =
+          Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
+      EncodeBatch(entries, batches[s].blocks, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      for (const auto& [data, size] : Pieces(batches[s], entries)) {
+        calls[s].body.push_back(asio::buffer(data, size));
+      }
+      for (size_t i = 0; i < batches[s].counts.size(); ++i) {
+        if (batches[s].counts[i] == nullptr) continue;
+        const size_t keys = batches[s].blocks[batches[s].entries[i].block].size;
+        if (keys > 0) calls[s].body.push_back(asio::buffer(batches[s].counts[i], keys * sizeof(uint32_t)));
+      }
+    }
+    // A job that goes on without lost workers goes on without what they pushed last.
+    const bool tears = !worker_.takes_part() || worker_.stop_when_lost;
+    RunChange("a push", Op::kPush, &calls, patience_, tears);
+    TearIfTorn("a push", calls, some);
+    RaiseErrors(calls, true);
+  }
+
+  // Run() of what changes tables: where it breaks off, nobody knows which servers have done it.
+  void RunChange(const std::string& what, Op op, std::vector<Call>* calls, double timeout, bool tears) {
+    RequireOpen();
+    try {
+      Run(op, calls, timeout);
+    } catch (const SpecError&) {
+      throw;  // nothing was sent
+    } catch (const std::exception& error) {
+      if (tears) torn_ = what + " broke off: " + error.what();
+      throw;
+    }
+  }
+
+  // Tells all servers if some have done what others have refused. `some`: something of it was done before.
+  void TearIfTorn(const std::string& what, const std::vector<Call>& calls, bool some) {
+    std::string done;
+    const Call* failed = nullptr;
+    bool changed = false;  // whether one that failed may have changed something
+    std::string where;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (calls[i].skip) continue;
+      if (!calls[i].failed) {
+        done += (done.empty() ? "" : ", ") + peers_[i]->endpoint;
+        continue;
+      }
+      if (failed == nullptr) where = peers_[i]->endpoint;
+      if (failed == nullptr) failed = &calls[i];
+      // A single server that knows how to has torn its tables itself, if they are.
+      changed = changed || (MayHaveChanged(calls[i].error.code) &&
+                            (peers_.size() > 1 || peers_[i]->version < kTearVersion));
+    }
+    if (failed == nullptr || (done.empty() && !changed && !some)) return;
+    Tear(what + " failed on server " + where + " (" + failed->error.message + ")" +
+         (done.empty() ? "" : " and was done by " + done));
+  }
+
+  static bool MayHaveChanged(ErrorCode code) {
+    switch (code) {
+      case ErrorCode::kSpec:
+      case ErrorCode::kSpecMismatch:
+      case ErrorCode::kKeyRange:
+      case ErrorCode::kCheckpoint:
+      case ErrorCode::kAuth:
+      case ErrorCode::kProtocol:
+      case ErrorCode::kGradient:
+      case ErrorCode::kWorker:
+      case ErrorCode::kTorn:
+        return false;  // refused before anything is changed
+      default:
+        return true;
+    }
+  }
+
+  // All tables of all servers are replaced.
+  void GoBack(const std::string& what, Op op, const std::string& body) {
+    std::vector<Call> calls(peers_.size());
+    for (Call& call : calls) call.body = {View(body)};
+    RunChange(what, op, &calls, long_patience_, true);
+    TearIfTorn(what, calls, false);
+    RaiseErrors(calls, false);
+    torn_.clear();
+  }
+
+  // Which table has other pushes on one server than on another; empty if none. Counted from when the job last
+  // went back, if it has everywhere: a checkpoint of asynchronous workers may have other versions on each
+  // server.
+  std::string DifferenceOf(const std::vector<json>& all) const {
+    try {
+      for (const auto& [table, first] : all.front().at("tables").items()) {
+        bool based = true;
+        for (const json& one : all) based = based && !one.at("tables").at(table).at(1).is_null();
+        const auto pushes = [&](const json& one) {
+          const json& of_table = one.at("tables").at(table);
+          return of_table.at(0).get<uint64_t>() - (based ? of_table.at(1).get<uint64_t>() : 0);
+        };
+        for (size_t i = 1; i < all.size(); ++i) {
+          if (pushes(all[i]) == pushes(all.front())) continue;
+          return "server " + peers_[i]->endpoint + " has " + std::to_string(pushes(all[i])) +
+                 " pushes to table '" + table + "', server " + peers_.front()->endpoint + " " +
+                 std::to_string(pushes(all.front()));
+        }
+      }
+    } catch (const json::exception&) {  // a table that another client is just making is not everywhere
+    }
+    return "";
+  }
+
+  void RequireIntact() const {
+    if (!lost_ && !closed_ && !torn_.empty()) throw TornError(TornText(torn_));
+  }
+
+  void RequireOpen() const {
+    if (lost_) throw ServerLost(*lost_);
+    if (closed_) throw Error("this client is closed");
+  }
+
+  static std::string Text(const json& value) {
+    return value.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+
   // Tells servers on this host where the shared memory is, if it is new or has grown.
   void Share() {
     if (arena_ == nullptr || arena_->size() == shared_) return;
@@ -340,6 +526,12 @@ class RemoteBackend : public Backend {
     RaiseErrors(calls, false);
     for (size_t i = 0; i < peers_.size(); ++i) {
       const json reply = ParseReply(i, calls[i]);
+      const auto version = reply.value("version", uint64_t{kOldestProtocol});
+      if (version < kOldestProtocol || version > kProtocolVersion) {
+        throw ProtocolError("server " + peers_[i]->endpoint + " goes on in version " +
+                            std::to_string(version) + " of the protocol, which was not offered");
+      }
+      peers_[i]->version = static_cast<uint16_t>(version);
       peers_[i]->nonce = NonceOf(reply, *peers_[i]);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
@@ -365,8 +557,7 @@ class RemoteBackend : public Backend {
   }
 
   void Run(Op op, std::vector<Call>* calls, double timeout) {
-    if (lost_) throw ServerLost(*lost_);
-    if (closed_) throw Error("this client is closed");
+    RequireOpen();
     try {
       exchanger_.Run(op, peers_, calls, timeout);
     } catch (const ServerLost& error) {
@@ -435,6 +626,7 @@ class RemoteBackend : public Backend {
   size_t shared_ = 0;                        // how much of it the servers were told of
   std::map<std::string, TableSpec> tables_;  // that this client created, by name
   std::optional<ServerLost> lost_;           // what every later request gets too
+  std::string torn_;                         // why the servers are torn, if not all of them know
   bool closed_ = false;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Op kOps[] = {Op::kCreateTable, Op::kPull,  Op::kPush,      Op::kRestore, Op::kReceive,
                        Op::kReadFile,    Op::kKeys,  Op::kWriteFile, Op::kDrop,    Op::kHello,
-                       Op::kLeave,       Op::kEvict, Op::kRecover};
+                       Op::kLeave,       Op::kEvict, Op::kRecover,   Op::kTear,    Op::kVersions};
 constexpr uint8_t kOther = 0x80;  // in the byte of the operation: the second client says it
 
 // What a fresh server has after a client made two tables.
@@ -98,6 +98,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
     workers->End(session.client);
     fixture.scratch.Drop(session.client);
   }
+  fixture.store.Mend();
   Require(workers->Stats().is_null());
 }
 
@@ -149,6 +150,8 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
                            request(Op::kPush, batch(0, {1, 2}, 0.5) + std::string(8, '\1')) +
                            request(Op::kRecover, R"({"id":1})")},
       {"read", request(Op::kReadFile, EncodeFileChunk({"server-0-of-1.a.oet", 0, 4}))},
+      {"torn", request(Op::kTear, R"({"reason":"a disk is full"})") + request(Op::kVersions, "") +
+                   request(Op::kPush, batch(0, {1, 2}, 0.5) + std::string(8, '\1'))},
       {"restore", request(Op::kRestore, R"({"directory":"/nonexistent"})")}};
 }
 

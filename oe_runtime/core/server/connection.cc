@@ -70,7 +70,8 @@ Connection::~Connection() {
 void Connection::Start() {
   asio::error_code ignored;
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
-  NoticeDeadPeer(stream_.socket().native_handle(), kClientSilence);
+  ProbeIdlePeer(stream_.socket().native_handle(), kClientSilence);
+  EndSilentPeer(stream_.socket().native_handle(), kClientSilence);
   SetDeadline(context_->limits.hello, true);
   if (context_->tls != nullptr) {
     LookAtFirstByte();
@@ -93,7 +94,7 @@ void Connection::PushOut() {
           EncodeError({ErrorCode::kConnections,
                        "too many connections that do not say hello: this one was closed "
                        "for a newer one; try again"});
-      const HeaderBytes header = EncodeHeader({Op::kError, 0, error.size()});
+      const HeaderBytes header = EncodeHeader({Op::kError, 0, error.size(), kOldestProtocol});
       const std::string frame = std::string(header.begin(), header.end()) + error;
       send(frame.data(), frame.size());
     } else if (!self->handshaken_) {
@@ -240,7 +241,8 @@ void Connection::ReadHeader() {
       [self = shared_from_this()](const asio::error_code& error, size_t got) {
         if (error && got > 0) return self->Cut();
         if (error) return self->Close();  // the client has left
-        self->header_ = {};               // what a refusal of this header replies to
+        // What a refusal of this header replies to.
+        self->header_ = {Op::kError, 0, 0, self->session_.version};
         const bool known = self->greeted_;
         try {
           self->header_ = DecodeHeader(self->header_bytes_, known ? kMaxBody : kMaxHelloBody);
@@ -452,6 +454,11 @@ void Connection::Hello() {
     }
     client_ = true;
   }
+  if (hello.version < kOldestProtocol) {
+    throw ProtocolError("hello: version " + std::to_string(hello.version) + " is below " +
+                        std::to_string(kOldestProtocol));
+  }
+  session_.version = std::min(hello.version, kProtocolVersion);
   session_.job = context_->jobs->Get(hello.job);
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {
@@ -465,6 +472,7 @@ void Connection::Hello() {
   deadline_.cancel();
   Watch();
   nlohmann::json reply = context_->hello;
+  reply["version"] = session_.version;
   if (context_->shares) nonce_ = NewNonce();
   if (nonce_) reply["nonce"] = NonceText(*nonce_);
   SetReply(reply.dump());
@@ -512,7 +520,7 @@ void Connection::Reply(Op op, bool last) {
   request_share_.Release();
   refused_ = refused_ || last;
   Enter(Phase::kReply);
-  reply_header_ = EncodeHeader({op, header_.request, reply_.size()});
+  reply_header_ = EncodeHeader({op, header_.request, reply_.size(), header_.version});
   context_->bytes_out.fetch_add(kHeaderBytes + reply_.size(), std::memory_order_relaxed);
   const std::array<asio::const_buffer, 2> message = {asio::buffer(reply_header_),
                                                      asio::buffer(reply_.data(), reply_.size())};

@@ -152,7 +152,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t window_moved_ = 0;
 
   HeaderBytes header_bytes_{};
-  FrameHeader header_;
+  // What a refusal before the first header replies to: in the version that every client reads.
+  FrameHeader header_{Op::kError, 0, 0, kOldestProtocol};
   Buffer body_;
   size_t arrived_ = 0;  // bytes of it
   HeaderBytes reply_header_{};

@@ -5,10 +5,13 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "oe_runtime/core/client/client.h"
 #include "oe_runtime/core/server/test_cluster.h"
@@ -112,6 +115,41 @@ TEST(ServerTest, OutsideLoopbackNeedsAToken) {
   EXPECT_TRUE(Server{options}.encrypted());
   options.tls = TlsMode::kOff;
   EXPECT_FALSE(Server{options}.encrypted());
+}
+
+// The version of each frame of a stream.
+std::vector<int> VersionsOf(const std::string& stream) {
+  std::vector<int> versions;
+  for (size_t at = 0; at < stream.size();) {
+    HeaderBytes bytes{};
+    std::memcpy(bytes.data(), stream.data() + at, bytes.size());
+    const FrameHeader header = DecodeHeader(bytes, kMaxBody);
+    versions.push_back(header.version);
+    at += kHeaderBytes + header.length;
+  }
+  return versions;
+}
+
+TEST(ServerTest, AClientIsAnsweredInItsVersion) {
+  const Cluster cluster(1);
+  const uint16_t port = cluster.servers[0]->port();
+  const auto frame = [](uint16_t version, Op op, const std::string& body) {
+    const HeaderBytes header = EncodeHeader({op, 1, body.size(), version});
+    return std::string(header.begin(), header.end()) + body;
+  };
+  const auto hello = [&](uint16_t version) { return frame(5, Op::kHello, EncodeHello({version, "", ""})); };
+  // One of the version before; the error ends the connection.
+  std::string replies = Talk(port, hello(5) + frame(5, Op::kCheckpoints, "") + frame(5, Op::kPull, "x"));
+  EXPECT_EQ(VersionsOf(replies), (std::vector<int>{5, 5, 5}));
+  EXPECT_NE(replies.find("\"version\":5"), std::string::npos) << replies;
+  replies = Talk(port, hello(6) + frame(6, Op::kCheckpoints, "") + frame(6, Op::kPull, "x"));
+  EXPECT_EQ(VersionsOf(replies), (std::vector<int>{5, 6, 6}));
+  EXPECT_NE(replies.find("\"version\":6"), std::string::npos) << replies;
+  // Of one that is newer, the newest that this side speaks.
+  EXPECT_NE(Talk(port, hello(7)).find("\"version\":6"), std::string::npos);
+  EXPECT_NE(Talk(port, hello(4)).find("hello: version 4 is below 5"), std::string::npos);
+  EXPECT_EQ(VersionsOf(Talk(port, frame(9, Op::kHello, ""))), std::vector<int>{5})
+      << "what every client reads";
 }
 
 TEST(ServerTest, BadFramesEndTheirConnectionOnly) {

@@ -233,6 +233,16 @@ void ServeRestore(Session* session, Bytes body, Buffer* reply) {
   Put("{}", reply);
 }
 
+void ServeTear(const Session& session, Bytes body, Buffer* reply) {
+  constexpr size_t kMostReason = 1000;
+  const json reason = ObjectOf(body).value("reason", json());
+  if (!reason.is_string()) throw ProtocolError("the reason why the job is torn is not a text");
+  // Refused where somebody has gone back since: then what this client pushed before is gone.
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  session.job->store.Tear(reason.get<std::string>().substr(0, kMostReason));
+  Put("{}", reply);
+}
+
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   ScratchOf(session)->Receive(session.client, request.value("files", json()), session.job->store);
@@ -286,6 +296,7 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
     case Op::kSave:
     case Op::kCheckpoint:
     case Op::kEvict:
+    case Op::kVersions:
       request.kind = WorkerRequest::Kind::kState;
       break;
     case Op::kRecover:
@@ -354,6 +365,10 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
       const Fence::Hold hold = session.job->fence.Change(session.seen);
       return Put(json(store->Evict()).dump(), reply);
     }
+    case Op::kTear:
+      return ServeTear(session, body, reply);
+    case Op::kVersions:
+      return Put(store->Versions().dump(-1, ' ', false, json::error_handler_t::replace), reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);

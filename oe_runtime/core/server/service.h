@@ -11,11 +11,12 @@ namespace oe {
 // What a request is served with.
 struct Session {
   Job* job = nullptr;
-  Scratch* scratch = nullptr;  // nullptr: the server has none
-  uint64_t client = 0;         // the number of the connection, from 1
-  uint64_t seen = 0;           // Fence::Change; at first the same number
-  bool worker = false;         // whether the client is one of the job's workers
-  bool reads_only = false;     // whether it said so in its hello
+  Scratch* scratch = nullptr;          // nullptr: the server has none
+  uint64_t client = 0;                 // the number of the connection, from 1
+  uint64_t seen = 0;                   // Fence::Change; at first the same number
+  bool worker = false;                 // whether the client is one of the job's workers
+  bool reads_only = false;             // whether it said so in its hello
+  uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
   size_t shared_size = 0;

@@ -71,6 +71,26 @@ std::optional<uint64_t> ParseHex(const std::string& text) {
   return value;
 }
 
+// Whether a push that failed has changed something: tables took it, or have policies, which count keys and
+// evict rows before the rest is refused.
+bool Changed(const std::vector<Table*>& tables, size_t pushed) {
+  return pushed > 0 || std::any_of(tables.begin(), tables.end(), [](const Table* table) {
+           return !table->spec().admission.name.empty() || !table->spec().eviction.empty();
+         });
+}
+
+// Counts up for as long as it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<uint64_t>* count) : count_(count) { count_->fetch_add(1); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { count_->fetch_sub(1); }
+
+ private:
+  std::atomic<uint64_t>* const count_;
+};
+
 // Only what the table has.
 void AddPolicies(const Table& table, nlohmann::json* stats) {
   const TableSpec& spec = table.spec();
@@ -165,7 +185,60 @@ bool Store::Counts(uint32_t table) const {
   return CountsKeys(spec.admission, spec.eviction);
 }
 
+void Store::Tear(const std::string& reason) {
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  if (is_torn_.exchange(true)) return;
+  torn_ = reason;
+}
+
+void Store::Mend() {
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  is_torn_ = false;
+  torn_.clear();
+}
+
+void Store::RequireIntact() const {
+  if (!is_torn_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  if (!is_torn_) return;
+  throw TornError(TornText(torn_));
+}
+
+nlohmann::json Store::Versions() const {
+  nlohmann::json tables = nlohmann::json::object();
+  const std::vector<Table*> all = Tables();
+  const uint64_t pushing = pushing_.load();  // before the versions: a push that ends meanwhile is in both
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  for (const Table* table : all) {
+    const auto base = base_.find(table);
+    tables[table->spec().name] = {table->version(),
+                                  base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
+  }
+  return {{"torn", is_torn_ ? nlohmann::json(torn_) : nlohmann::json()},
+          {"pushing", pushing},
+          {"tables", std::move(tables)}};
+}
+
+void Store::PutBack(const std::vector<Table*>& tables, const char* what,
+                    const std::function<void(size_t)>& put) {
+  for (size_t i = 0; i < tables.size(); ++i) {
+    try {
+      put(i);
+    } catch (const std::exception& problem) {
+      if (i > 0) {
+        Tear(std::string(what) + " reached " + std::to_string(i) + " of " + std::to_string(tables.size()) +
+             " tables: " + problem.what());
+      }
+      throw;
+    }
+  }
+  Mend();
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  for (const Table* table : tables) base_[table] = table->version();
+}
+
 uint64_t Store::Evict() {
+  RequireIntact();
   uint64_t evicted = 0;
   for (Table* table : Tables()) evicted += table->Evict();
   return evicted;
@@ -189,6 +262,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
   std::vector<Table*> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
   std::atomic<size_t> pushed{0};
+  const Counted pushing(&pushing_);
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
@@ -196,16 +270,23 @@ void Store::Push(const std::vector<PushPart>& parts) {
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
-    if (pushed.load() == 0) throw;
-    throw StorageError(std::string(error.what()) + " (" + std::to_string(pushed.load()) + " of " +
-                       std::to_string(parts.size()) +
-                       " tables took this push: go on from the last checkpoint)");
+    if (!Changed(tables, pushed.load())) throw;
+    Tear(error.what());
+    const std::string taken = pushed.load() == 0
+                                  ? "rows may have been evicted for this push"
+                                  : std::to_string(pushed.load()) + " of " + std::to_string(parts.size()) +
+                                        " tables took this push";
+    throw StorageError(std::string(error.what()) + " (" + taken + ": go on from the last checkpoint)");
+  } catch (const std::exception& error) {
+    if (Changed(tables, pushed.load())) Tear(error.what());
+    throw;
   }
   pushes_.fetch_add(1, std::memory_order_relaxed);
   pushed_keys_.fetch_add(KeysOf(parts), std::memory_order_relaxed);
 }
 
 void Store::Check(const std::vector<PushPart>& parts) const {
+  RequireIntact();
   pool_->ParallelFor(parts.size(),
                      [&](size_t i) { CheckPush(Get(parts[i].table), parts[i], shard_, pool_); });
 }
@@ -250,6 +331,7 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
 }
 
 nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
+  RequireIntact();
   nlohmann::json saved = nlohmann::json::array();
   for (Table* table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
@@ -294,7 +376,7 @@ void Store::Restore(const std::vector<std::string>& directories) {
     }
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
-  for (size_t i = 0; i < tables.size(); ++i) tables[i]->RestoreChains(chains[i]);
+  PutBack(tables, "a restore", [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
 }
 
 void Store::ApplyIncrement(const std::string& directory) {
@@ -314,6 +396,7 @@ void Store::ApplyIncrement(const std::string& directory) {
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {
+  RequireIntact();
   const std::vector<Table*> tables = Tables();
   for (Table* table : tables) table->Checkpoint(id);
   if (wait) WaitDurable();
@@ -354,7 +437,7 @@ void Store::Recover(uint64_t id) {
                           (ids.empty() ? "; it has none" : "; it has " + ids));
   }
   // Each is read by several threads; the memory of one at a time.
-  for (Table* table : tables) table->Recover(id);
+  PutBack(tables, "a recovery", [&](size_t i) { tables[i]->Recover(id); });
 }
 
 nlohmann::json Store::Stats() const {

@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <shared_mutex>
@@ -51,13 +54,24 @@ class Store {
 
   void Pull(const std::vector<PullPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
-  // the way can leave some tables pushed and others not; the error says so.
+  // the way can leave some tables pushed and others not; the error says so, and the store is torn.
   void Push(const std::vector<PushPart>& parts);
   // What Push checks before any table changes; throws as it does.
   void Check(const std::vector<PushPart>& parts) const;
   // Each element has the pushes of several workers to one table, in the order of their ranks: their gradients
   // and counts are summed by key, in this order, and applied as one push.
   void PushSums(const std::vector<std::vector<PushPart>>& tables);
+
+  // A store is torn when a push is in some of its tables only, or in some only of the servers that share it:
+  // then Push, Check, Evict, Save and Checkpoint throw TornError with the first reason, until Restore or
+  // Recover has put back every table.
+  void Tear(const std::string& reason);
+  void Mend();
+  void RequireIntact() const;
+  // {"torn": the reason or null, "pushing": how many pushes are under way, "tables": {name: [version, the one
+  // that Restore or Recover last put back, or null]}}: what tells several servers of one job whether they
+  // have the same pushes.
+  nlohmann::json Versions() const;
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;
@@ -114,9 +128,18 @@ class Store {
   ThreadPool* const pool_;
   const std::string job_;
 
+  // Restores every table, one after the other, by restore(i); if one fails after others, the store is torn.
+  void PutBack(const std::vector<Table*>& tables, const char* what, const std::function<void(size_t)>& put);
+
   mutable std::shared_mutex
       mutex_;  // guards the vector, not the tables, which stay for the life of the store
   std::vector<std::unique_ptr<Table>> tables_;
+
+  std::atomic<bool> is_torn_{false};
+  std::atomic<uint64_t> pushing_{0};
+  mutable std::mutex torn_mutex_;
+  std::string torn_;                       // why
+  std::map<const Table*, uint64_t> base_;  // the versions that were last put back
 
   std::atomic<uint64_t> pulls_{0};
   std::atomic<uint64_t> pulled_keys_{0};

@@ -125,7 +125,12 @@ void Workers::Apply(const Batch& batch) {
       }
     }
     const Fence::Hold hold = fence_->Change(batch.seen);
-    store_->PushSums(tables);
+    try {
+      store_->PushSums(tables);
+    } catch (const std::exception& problem) {
+      store_->Tear(problem.what());  // other servers may have applied it, and its pushes were answered
+      throw;
+    }
   } catch (const std::exception&) {
     failure = std::current_exception();
   }

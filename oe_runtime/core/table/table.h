@@ -28,6 +28,7 @@ namespace oe {
 class AdmissionFilter;
 class Index;
 class RowOps;
+class TableChainReader;
 struct TableFileInfo;
 
 // What the policies of a table did.
@@ -131,7 +132,7 @@ class Table {
   // number of servers, with the filters beside them; takes the keys of this shard. Throws CheckpointError
   // naming the file and the field for one that is damaged, incomplete or of another table, StorageError when
   // the rows do not fit beside the present ones; then the content is as before.
-  void RestoreChains(const std::vector<std::vector<std::string>>& chains);
+  void RestoreChains(const std::vector<std::vector<std::string>>& chains, Executor* executor = nullptr);
   // The same from files that are no increments, one a server.
   void Restore(const std::vector<std::string>& files);
 
@@ -204,7 +205,10 @@ class Table {
   void NoteLoaded(const Content& content);
 
   TableFileInfo SaveRows(const std::string& file, std::optional<uint64_t> since);
-  void LoadChain(const std::vector<std::string>& chain, Content* content) const;
+  struct Load;
+  bool ReadLoad(TableChainReader* reader, Load* load) const;
+  void AddLoad(const Load& load, uint32_t shard, Content* content) const;
+  void LoadChain(const std::vector<std::string>& chain, Content* content, Executor* executor) const;
 
   const TableSpec spec_;
   const std::shared_ptr<Storage> storage_;

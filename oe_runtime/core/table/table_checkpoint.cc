@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -15,6 +16,8 @@
 
 namespace oe {
 namespace {
+
+constexpr size_t kLoadBytes = size_t{4} << 20;  // of rows of a restore that are added at once
 
 // Moves the entries of rows that changed to the front; how many there are.
 size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
@@ -122,30 +125,81 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   return info;
 }
 
-void Table::LoadChain(const std::vector<std::string>& chain, Content* content) const {
-  TableChainReader reader(chain);
-  while (const size_t n = reader.NextBlock()) {
+// Rows of a chain, ordered by internal shard.
+struct Table::Load {
+  std::array<std::vector<Key>, kShards> keys;
+  std::array<std::vector<size_t>, kShards> places;  // of the keys' rows
+  std::vector<std::byte> rows;
+  std::string file;  // what errors name
+};
+
+// Fills *load with the next rows; false when there are no more, and then every checksum was right.
+bool Table::ReadLoad(TableChainReader* reader, Load* load) const {
+  for (uint32_t shard = 0; shard < kShards; ++shard) {
+    load->keys[shard].clear();
+    load->places[shard].clear();
+  }
+  load->rows.clear();
+  while (load->rows.size() < kLoadBytes) {
+    const size_t filled = load->rows.size();
+    const size_t n = reader->NextBlock();
+    if (n == 0) return filled > 0;
+    load->rows.insert(load->rows.end(), reader->rows(), reader->rows() + n * row_bytes_);
     for (size_t i = 0; i < n; ++i) {
-      const Key key = reader.keys()[i];
+      const Key key = reader->keys()[i];
       const uint32_t shard = InternalShard(key);
-      if (shard == kShards) {
-        if (is_array_ && key >= spec_.input_dim) {
-          throw CheckpointError(chain.back() + ": key " + std::to_string(key) + " is not below input_dim " +
-                                std::to_string(spec_.input_dim) + "; the file is damaged");
+      if (shard < kShards) {
+        load->keys[shard].push_back(key);
+        load->places[shard].push_back(filled + i * row_bytes_);
+      } else if (is_array_ && key >= spec_.input_dim) {
+        throw CheckpointError(load->file + ": key " + std::to_string(key) + " is not below input_dim " +
+                              std::to_string(spec_.input_dim) + "; the file is damaged");
+      }
+    }
+  }
+  return true;
+}
+
+void Table::AddLoad(const Load& load, uint32_t shard, Content* content) const {
+  const std::vector<Key>& keys = load.keys[shard];
+  const std::vector<size_t>& places = load.places[shard];
+  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[keys.size()]);
+  size_t added = 0;  // rows are made in the order of the keys, if none is there already
+  content->shards[shard]->FindOrAdd(keys.data(), keys.size(), numbers.get(), [&](Key key, std::byte* row) {
+    if (added == keys.size() || keys[added] != key) return;
+    std::memcpy(row, load.rows.data() + places[added++], kept_bytes_);
+  });
+  if (added == keys.size()) return;
+  throw CheckpointError(load.file + ": key " + std::to_string(keys[added]) +
+                        " has a row already; the files overlap");
+}
+
+// While the rows that were read are added, shard by shard, the next are read.
+void Table::LoadChain(const std::vector<std::string>& chain, Content* content, Executor* executor) const {
+  TableChainReader reader(chain);
+  std::array<Load, 2> loads;
+  for (Load& load : loads) load.file = chain.back();
+  std::array<std::exception_ptr, kShards + 1> errors;
+  bool more = ReadLoad(&reader, loads.data());
+  for (size_t turn = 0; more; turn ^= 1) {
+    const auto work = [&](size_t i) {
+      try {
+        if (i == 0) {  // the longest
+          more = ReadLoad(&reader, &loads[turn ^ 1]);
+        } else {
+          AddLoad(loads[turn], static_cast<uint32_t>(i - 1), content);
         }
-        continue;
+      } catch (...) {
+        errors[i] = std::current_exception();
       }
-      RowMap& map = *content->shards[shard];
-      uint32_t number = kNoRow;
-      bool added = false;
-      map.FindOrAdd(&key, 1, &number, [&](Key, std::byte* row) {
-        std::memcpy(row, reader.rows() + i * row_bytes_, kept_bytes_);
-        added = true;
-      });
-      if (!added) {
-        throw CheckpointError(chain.back() + ": key " + std::to_string(key) +
-                              " has a row already; the files overlap");
-      }
+    };
+    if (executor != nullptr) {
+      executor->ParallelFor(errors.size(), work);
+    } else {
+      for (size_t i = 0; i < errors.size(); ++i) work(i);
+    }
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
     }
   }
 }
@@ -157,14 +211,14 @@ void Table::Restore(const std::vector<std::string>& files) {
   RestoreChains(chains);
 }
 
-void Table::RestoreChains(const std::vector<TableChain>& chains) {
+void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* executor) {
   const std::vector<TableFileInfo> infos = CheckChains(spec_, row_bytes_, chains);
   // Loaded beside the present content and exchanged only when every checksum was right.
   std::unique_ptr<Content> content = NewContent(true);
   const bool same_servers = infos.front().shard.servers == shard_.servers;
   for (size_t i = 0; i < chains.size(); ++i) {
     if (same_servers && infos[i].shard.server != shard_.server) continue;  // has no key of ours
-    LoadChain(chains[i], content.get());
+    LoadChain(chains[i], content.get(), executor);
     if (same_servers) content->saved = infos[i].checksum;
   }
   content->version = infos.front().version;

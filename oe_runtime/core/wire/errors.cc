@@ -13,7 +13,13 @@ ErrorCode CodeOf(const std::exception& error) {
   if (dynamic_cast<const GradientError*>(&error) != nullptr) return ErrorCode::kGradient;
   if (dynamic_cast<const WorkerLost*>(&error) != nullptr) return ErrorCode::kWorker;
   if (dynamic_cast<const TooManyConnections*>(&error) != nullptr) return ErrorCode::kConnections;
+  if (dynamic_cast<const TornError*>(&error) != nullptr) return ErrorCode::kTorn;
   return ErrorCode::kInternal;
+}
+
+std::string TornText(const std::string& reason) {
+  return "a push may be in some tables or servers only: " + reason +
+         "; go back to a checkpoint by recover or restore";
 }
 
 void ThrowAs(ErrorCode code, const std::string& message) {
@@ -38,6 +44,8 @@ void ThrowAs(ErrorCode code, const std::string& message) {
       throw WorkerLost(message);
     case ErrorCode::kConnections:
       throw TooManyConnections(message);
+    case ErrorCode::kTorn:
+      throw TornError(message);
     case ErrorCode::kInternal:
       break;
   }

@@ -29,6 +29,13 @@ class ProtocolError : public Error {
   using Error::Error;
 };
 
+// A push is in some of the job's tables or servers only: nothing more is pushed, saved or checkpointed before
+// the job has gone back.
+class TornError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A worker of the job is lost, or did not do in time what this one waits for; the message names the ranks.
 class WorkerLost : public Error {
  public:
@@ -64,9 +71,13 @@ enum class ErrorCode : uint32_t {
   kGradient = 9,
   kWorker = 10,
   kConnections = 14,
+  kTorn = 11,
 };
 
 ErrorCode CodeOf(const std::exception& error);
+
+// What a TornError says.
+std::string TornText(const std::string& reason);
 
 // Throws the class that belongs to the code; an unknown code (a newer server's) becomes a plain Error.
 [[noreturn]] void ThrowAs(ErrorCode code, const std::string& message);

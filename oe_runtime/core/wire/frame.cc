@@ -12,10 +12,9 @@ namespace oe {
 
 HeaderBytes EncodeHeader(const FrameHeader& header) {
   HeaderBytes bytes;
-  const uint16_t version = kProtocolVersion;
   const auto op = static_cast<uint16_t>(header.op);
   std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
-  std::memcpy(bytes.data() + 4, &version, sizeof version);
+  std::memcpy(bytes.data() + 4, &header.version, sizeof header.version);
   std::memcpy(bytes.data() + 6, &op, sizeof op);
   std::memcpy(bytes.data() + 8, &header.request, sizeof header.request);
   std::memcpy(bytes.data() + 16, &header.length, sizeof header.length);
@@ -26,15 +25,15 @@ FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length) {
   if (!std::equal(kMagic.begin(), kMagic.end(), bytes.begin())) {
     throw NotOurs("the peer does not speak the oe_runtime protocol");
   }
-  uint16_t version = 0;
   uint16_t op = 0;
   FrameHeader header;
-  std::memcpy(&version, bytes.data() + 4, sizeof version);
+  std::memcpy(&header.version, bytes.data() + 4, sizeof header.version);
   std::memcpy(&op, bytes.data() + 6, sizeof op);
   std::memcpy(&header.request, bytes.data() + 8, sizeof header.request);
   std::memcpy(&header.length, bytes.data() + 16, sizeof header.length);
-  if (version != kProtocolVersion) {
-    throw OtherVersion("the peer speaks protocol version " + std::to_string(version) + ", this side " +
+  if (header.version < kOldestProtocol || header.version > kProtocolVersion) {
+    throw OtherVersion("the peer speaks protocol version " + std::to_string(header.version) +
+                       ", this side versions " + std::to_string(kOldestProtocol) + " to " +
                        std::to_string(kProtocolVersion) + "; install the same oe_runtime on both hosts");
   }
   if (op > kLastOp) throw ProtocolError("unknown operation " + std::to_string(op));

@@ -1,13 +1,18 @@
 // Everything between a client and a server is a frame: a fixed header, then `length` bytes of body.
 //
 //   offset  0  magic    "OEP\n"
-//           4  version  uint16   kProtocolVersion
+//           4  version  uint16   that both sides speak, see below
 //           6  op       uint16   Op; a reply repeats the request's, or is kError
 //           8  request  uint64   number of the request; a reply repeats it
 //          16  length   uint64   bytes of body; bounded, see below
 //
 // Numbers are little-endian. This header never changes, so that two versions can at least tell each other
 // that they differ.
+//
+// Each version of this program speaks its own version of the protocol and the one before. The hello is sent
+// in a frame of the older one, so that a server of either reads it, and names the newer one in its body; the
+// server replies with the newest that both speak, and from then on every frame has that version. A server
+// whose reply names none speaks version 5.
 #pragma once
 
 #include <array>
@@ -18,7 +23,8 @@
 
 namespace oe {
 
-constexpr uint16_t kProtocolVersion = 5;
+constexpr uint16_t kProtocolVersion = 6;
+constexpr uint16_t kOldestProtocol = 5;  // that is still spoken
 constexpr size_t kHeaderBytes = 24;
 constexpr std::array<uint8_t, 4> kMagic = {'O', 'E', 'P', '\n'};
 
@@ -48,8 +54,11 @@ enum class Op : uint16_t {
   kEvict = 17,        // Store::Evict, a JSON number
   kLeave = 18,        // this worker has no more batches; the others go on without it
   kShare = 19,        // the client has memory that the server may see (wire/shared_memory.h)
+  // Since version 6.
+  kTear = 24,      // {"reason"}: Store::Tear
+  kVersions = 25,  // Store::Versions
 };
-constexpr uint16_t kLastOp = 19;
+constexpr uint16_t kLastOp = 29;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
@@ -86,6 +95,8 @@ constexpr uint64_t MaxRequest(Op op) {
     case Op::kEvict:
     case Op::kLeave:
     case Op::kShare:
+    case Op::kTear:
+    case Op::kVersions:
       break;
   }
   return kSmall;
@@ -98,6 +109,7 @@ struct FrameHeader {
   Op op = Op::kError;
   uint64_t request = 0;
   uint64_t length = 0;
+  uint16_t version = kProtocolVersion;
 };
 
 using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
@@ -117,8 +129,8 @@ class OtherVersion : public ProtocolError {
   using ProtocolError::ProtocolError;
 };
 
-// Throws NotOurs for a wrong magic, OtherVersion for another version, ProtocolError for an unknown op or a
-// body longer than max_length; the message says what was found.
+// Throws NotOurs for a wrong magic, OtherVersion for a version that this side does not speak, ProtocolError
+// for an unknown op or a body longer than max_length; the message says what was found.
 FrameHeader DecodeHeader(const HeaderBytes& bytes, uint64_t max_length);
 
 }  // namespace oe

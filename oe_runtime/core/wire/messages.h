@@ -11,10 +11,10 @@
 
 namespace oe {
 
-// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, and with a
-// server that would share memory {nonce} (wire/shared_memory.h).
+// Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
+// {version}, and with a server that would share memory {nonce} (wire/shared_memory.h).
 struct Hello {
-  uint16_t version = 0;
+  uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;
   std::string job;  // whose tables this connection sees
   // Of a job with several workers: ToJsonText (wire/worker_spec.h); of a client that only reads: kReader;

@@ -52,9 +52,7 @@ TEST(BufferTest, LargeBlocksAreUsedAgain) {
   EXPECT_EQ(again.data(), block);
   EXPECT_EQ(Buffer::Spare(), 0U);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(again.data()) % Buffer::kAlignment, 0U);
-  {
-    const Buffer small(1000);
-  }
+  { const Buffer small(1000); }
   EXPECT_EQ(Buffer::Spare(), 0U);
 }
 
@@ -77,11 +75,12 @@ TEST(FrameTest, HeaderRoundTrip) {
   EXPECT_EQ(read.op, header.op);
   EXPECT_EQ(read.request, header.request);
   EXPECT_EQ(read.length, header.length);
+  EXPECT_EQ(read.version, 6);
 }
 
 TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
   const HeaderBytes bytes = EncodeHeader({Op::kPull, 0x0102, 0x0304});
-  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 5, 0, 3, 0, 2, 1, 0, 0,
+  const HeaderBytes wanted = {'O', 'E', 'P', '\n', 6, 0, 3, 0, 2, 1, 0, 0,
                               0,   0,   0,   0,    4, 3, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(bytes, wanted);
 }
@@ -95,8 +94,18 @@ TEST(FrameTest, AnotherProtocolIsNotOurs) {
 TEST(FrameTest, AnotherVersionIsNamed) {
   HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0});
   bytes[4] = 9;
-  EXPECT_EQ(MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
-            "the peer speaks protocol version 9, this side 5; install the same oe_runtime on both hosts");
+  EXPECT_EQ(
+      MessageOf([&] { DecodeHeader(bytes, kMaxBody); }),
+      "the peer speaks protocol version 9, this side versions 5 to 6; install the same oe_runtime on both "
+      "hosts");
+  bytes[4] = 4;
+  EXPECT_THROW(DecodeHeader(bytes, kMaxBody), OtherVersion);
+}
+
+TEST(FrameTest, TheVersionBeforeIsSpokenToo) {
+  const HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0, 5});
+  EXPECT_EQ(bytes[4], 5);
+  EXPECT_EQ(DecodeHeader(bytes, kMaxBody).version, 5);
 }
 
 TEST(FrameTest, UnknownOperation) {
@@ -107,7 +116,9 @@ TEST(FrameTest, UnknownOperation) {
 
 TEST(FrameTest, LengthIsBounded) {
   EXPECT_NO_THROW(DecodeHeader(EncodeHeader({Op::kHello, 1, 4096}), 4096));
-  EXPECT_EQ(MessageOf([] { DecodeHeader(EncodeHeader({Op::kHello, 1, 4097}), 4096); }),
+  EXPECT_EQ(MessageOf([] {
+              DecodeHeader(EncodeHeader({Op::kHello, 1, 4097}), 4096);
+            }),
             "a body of 4097 bytes; at most 4096 are allowed here");
   EXPECT_THROW(DecodeHeader(EncodeHeader({Op::kPush, 1, std::numeric_limits<uint64_t>::max()}), kMaxBody),
                ProtocolError);

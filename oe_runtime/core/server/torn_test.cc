@@ -1,0 +1,249 @@
+// A push that is in some tables or servers only is not made durable.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/client/client.h"
+#include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/server/test_cluster.h"
+
+namespace oe {
+namespace {
+
+constexpr uint32_t kDim = 64;
+constexpr size_t kKeys = 100;
+constexpr uint64_t kRoom = uint64_t{1536} << 10;  // bytes, of a server that has no room for a row of `Huge`
+
+TableSpec Wide() { return Spec("wide", kDim, "sgd"); }
+TableSpec Huge() {
+  TableSpec spec = Spec("huge", 65536, "adam");
+  spec.dtype = "float64";
+  return spec;
+}
+
+// Two servers with pools, of which the first has no room for a row of one table.
+class TornTest : public testing::Test {
+ protected:
+  TornTest() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      ServerOptions options;
+      options.shard = {i, 2};
+      options.threads = 2;
+      options.storage = {"pmem_libpmem", directory_.path() + "/" + std::to_string(i), i == 0 ? kRoom : 0,
+                         false, 3};
+      servers_.push_back(std::make_unique<Server>(options));
+      remote_.endpoints.push_back("127.0.0.1:" + std::to_string(servers_.back()->port()));
+    }
+    remote_.timeout = 60;
+    saved_ = directory_.path() + "/saved";
+    std::filesystem::create_directory(saved_);
+  }
+
+  std::unique_ptr<Client> Connect(uint32_t rank = 0, uint32_t of = 1) const {
+    RemoteOptions options = remote_;
+    options.worker.rank = rank;
+    options.worker.of = of;
+    auto client = Client::Connect(options, 1);
+    (void)client->CreateTable(Wide());
+    (void)client->CreateTable(Huge());
+    return client;
+  }
+
+  static std::vector<Key> Ids() {
+    std::vector<Key> ids(kKeys);
+    std::iota(ids.begin(), ids.end(), 0);
+    return ids;
+  }
+
+  static std::shared_ptr<PulledBatch> Pull(Client* client) {
+    const std::vector<Key> ids = Ids();
+    return client->Pull({{ids.data(), kKeys}}, {{0, 0}});
+  }
+
+  static void Push(Client* client, PulledBatch* pulled) {
+    const std::vector<float> gradients(kKeys * kDim, 1);
+    client->Push(*pulled, {{gradients.data(), kKeys, kDim}}, {1.0});
+  }
+  static void Push(Client* client) { Push(client, Pull(client).get()); }
+
+  // What only the second server has room for.
+  static void PushHuge(Client* client) {
+    const std::vector<Key> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+    const std::vector<double> gradients(ids.size() * Huge().dim, 1);
+    const auto pulled = client->Pull({{ids.data(), ids.size()}}, {{1, 0}});
+    client->Push(*pulled, {{gradients.data(), ids.size(), Huge().dim}}, {1.0});
+  }
+
+  static std::vector<float> Rows(Client* client) {
+    std::vector<float> rows(kKeys * kDim);
+    client->PullRows(0, Ids().data(), kKeys, rows.data());
+    return rows;
+  }
+
+  void ExpectTorn(Client* client) const {
+    EXPECT_THROW(Push(client), TornError);
+    EXPECT_THROW(client->Save(saved_), TornError);
+    EXPECT_THROW(client->Checkpoint(7, true), TornError);
+    EXPECT_THROW(client->Evict(), TornError);
+    (void)Rows(client);
+  }
+
+  // As a client that ends after it has sent its push to the first server.
+  void PushToOne() const {
+    Key key = 0;
+    while (server_of(key, 2, false) != 0) ++key;
+    Buffer head;
+    EncodeBatch({{0, 0, 1.0}}, {{&key, 1}}, &head);
+    const std::vector<float> gradient(kDim, 1);
+    std::string push(head.as<char>(), head.size());
+    push.append(reinterpret_cast<const char*>(gradient.data()), kDim * sizeof(float));
+    const std::string spec = nlohmann::json(Complete(Wide())).dump();
+    const std::string reply =
+        Talk(servers_[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) +
+                                      Frame(Op::kCreateTable, spec) + Frame(Op::kPush, push));
+    ASSERT_EQ(reply[reply.size() - kHeaderBytes + 6], static_cast<char>(Op::kPush)) << reply;
+  }
+
+  const TestDirectory directory_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  RemoteOptions remote_;
+  std::string saved_;
+};
+
+TEST_F(TornTest, AfterAPushThatOneServerRefusedOnlyGoingBackHelps) {
+  const auto client = Connect();
+  Push(client.get());
+  client->Checkpoint(1, true);
+  const std::vector<float> wanted = Rows(client.get());
+  EXPECT_THROW(PushHuge(client.get()), StorageError);
+  ExpectTorn(client.get());
+  EXPECT_EQ(client->torn(), "") << "all servers know it";
+  ExpectTorn(Connect().get());
+  EXPECT_EQ(client->Checkpoints(), std::vector<uint64_t>{1});
+  EXPECT_EQ(client->Recover({}), 1U);
+  EXPECT_EQ(Rows(client.get()), wanted);
+  Push(client.get());
+  client->Checkpoint(2, true);
+  client->Save(saved_);
+  EXPECT_THROW(PushHuge(client.get()), StorageError);
+  client->Restore(saved_);
+  Push(client.get());
+}
+
+TEST_F(TornTest, APushThatEveryServerRefusesTearsNothing) {
+  const auto client = Connect();
+  Push(client.get());
+  std::vector<float> gradients(kKeys * kDim, 1);
+  gradients[5 * kDim] = std::numeric_limits<float>::infinity();
+  const auto pulled = Pull(client.get());
+  EXPECT_THROW(client->Push(*pulled, {{gradients.data(), kKeys, kDim}}, {1.0}), GradientError);
+  gradients[5 * kDim] = 1;
+  EXPECT_THROW(client->Push(*pulled, {{gradients.data(), kKeys, kDim}}, {-1.0}), SpecError);
+  Push(client.get());
+  client->Checkpoint(1, true);
+}
+
+TEST_F(TornTest, APushOfAClientThatEndedInTheMiddleIsNoticed) {
+  const auto client = Connect();
+  Push(client.get());
+  client->Checkpoint(1, true);
+  const std::vector<float> wanted = Rows(client.get());
+  PushToOne();
+  EXPECT_THROW(client->Checkpoint(2, true), TornError);
+  ExpectTorn(client.get());
+  client->Recover({});
+  EXPECT_EQ(Rows(client.get()), wanted);
+  Push(client.get());
+  client->Checkpoint(2, true);
+  PushToOne();
+  EXPECT_THROW(client->Save(saved_), TornError);
+}
+
+TEST_F(TornTest, AnotherClientsPushesDoNotKeepFromSaving) {
+  const auto client = Connect();
+  const auto other = Connect();
+  Push(other.get());
+  std::atomic<bool> stop{false};
+  auto pushes = std::async(std::launch::async, [&] {
+    while (!stop) Push(other.get());
+  });
+  for (int i = 0; i < 20; ++i) EXPECT_NO_THROW(client->Save(saved_));
+  stop = true;
+  pushes.get();
+  EXPECT_NO_THROW(client->Save(saved_));
+}
+
+TEST_F(TornTest, ABatchOfWorkersThatOneServerCouldNotApply) {
+  const auto first = Connect(0, 2);
+  const auto second = Connect(1, 2);
+  const auto both = [&](const std::function<void(Client*)>& work) {
+    auto one = std::async(std::launch::async, [&] { work(first.get()); });
+    work(second.get());
+    one.get();
+  };
+  both([](Client* client) { Push(client); });
+  first->Checkpoint(1, true);
+  EXPECT_THROW(both([](Client* client) { PushHuge(client); }), StorageError);
+  EXPECT_THROW(first->Checkpoint(2, true), Error);
+  EXPECT_THROW(first->Save(saved_), Error);
+  EXPECT_THROW(second->Save(saved_), Error);
+  EXPECT_EQ(first->Checkpoints(), std::vector<uint64_t>{1});
+  both([](Client* client) { EXPECT_EQ(client->Recover({}), 1U); });
+  both([](Client* client) { Push(client); });
+  first->Checkpoint(2, true);
+}
+
+TEST_F(TornTest, AClientThatConnectsAnewTellsTheServers) {
+  remote_.timeout = 5;
+  auto client = Connect();
+  Push(client.get());
+  client->Checkpoint(1, true);
+  client->Tear("the last push broke off");
+  ExpectTorn(client.get());
+  EXPECT_THROW(Push(Connect().get()), TornError);
+  client->Recover({});
+  Push(client.get());
+  const auto pulled = Pull(client.get());
+  servers_[1]->Stop();
+  EXPECT_THROW(Push(client.get(), pulled.get()), ServerLost);
+  client->Close();
+  EXPECT_NE(client->torn().find("a push broke off"), std::string::npos) << client->torn();
+}
+
+TEST(TornStoreTest, InOneProcess) {
+  const TestDirectory directory;
+  const auto client = Client::InProcess({"pmem_libpmem", directory.path(), kRoom, false, 3}, 2, 1);
+  (void)client->CreateTable(Wide());
+  (void)client->CreateTable(Huge());
+  const std::vector<Key> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<float> wide(ids.size() * kDim, 1);
+  const std::vector<double> huge(ids.size() * Huge().dim, 1);
+  const auto push = [&](bool both) {
+    std::vector<std::pair<uint32_t, uint32_t>> lookups = {{0, 0}};
+    std::vector<GradientView> gradients = {{wide.data(), ids.size(), kDim}};
+    if (both) lookups.push_back({1, 0});
+    if (both) gradients.insert(gradients.begin(), {huge.data(), ids.size(), Huge().dim});
+    client->Push(*client->Pull({{ids.data(), ids.size()}}, lookups), gradients, {1.0});
+  };
+  push(false);
+  client->Checkpoint(1, true);
+  EXPECT_THROW(push(true), StorageError);
+  EXPECT_THROW(push(false), TornError);
+  EXPECT_THROW(client->Checkpoint(2, true), TornError);
+  EXPECT_EQ(client->Recover({}), 1U);
+  push(false);
+  client->Checkpoint(2, true);
+}
+
+}  // namespace
+}  // namespace oe

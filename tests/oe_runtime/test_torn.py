@@ -1,0 +1,168 @@
+"""A push that some servers have and others have not is never made durable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_processes import Server
+
+from oe_runtime import Client, ServerLost, StorageError, TableSpec, TornError
+
+pytestmark = pytest.mark.process
+
+SPEC = TableSpec("t", 64, optimizer={"name": "sgd"}, initializer={"name": "zeros"})
+# Of which the first server has no room for a row.
+HUGE = TableSpec("huge", 65536, optimizer={"name": "adam"}, dtype="float64")
+SOME = np.arange(100)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two with pools, of which the first has room for 1.5 MiB of rows."""
+    made = []
+    for index in range(2):
+        pool = tmp_path / f"pool-{index}"
+        flags = ["--storage", "pmem_libpmem", "--storage-path", str(pool), "--storage-recover"]
+        flags += ["--storage-size", str(1536 << 10)] if index == 0 else []
+        made.append(Server(tmp_path / f"server-{index}", *flags, index=index, count=2))
+    yield made
+    for server in made:
+        server.end()
+
+
+def connect(servers: list[Server]) -> Client:
+    client = Client([server.endpoint for server in servers])
+    client.create_table(SPEC)
+    client.create_table(HUGE)
+    return client
+
+
+def push(client: Client) -> None:
+    pulled = client.pull([SOME], [(0, 0)])
+    client.push(pulled, [np.ones((len(SOME), SPEC.dim), np.float32)], 1.0)
+
+
+def push_huge(client: Client) -> None:
+    pulled = client.pull([SOME[:8]], [(1, 0)])
+    client.push(pulled, [np.ones((8, HUGE.dim))], 1.0)
+
+
+def assert_torn(client: Client, directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    refused: list[Callable[[], object]] = [
+        lambda: push(client),
+        lambda: client.save(directory),
+        lambda: client.checkpoint(7, wait=True),
+        client.evict,
+    ]
+    for request in refused:
+        with pytest.raises(TornError, match="go back to a checkpoint by recover or restore"):
+            request()
+    assert not list(directory.iterdir())
+    assert client.pull_rows(0, SOME).shape == (len(SOME), SPEC.dim), "pulls go on"
+
+
+def test_a_full_server_and_one_that_is_not(servers: list[Server], tmp_path: Path) -> None:
+    with connect(servers) as client, connect(servers) as other:
+        push(client)
+        client.checkpoint(1, wait=True)
+        untouched = client.pull_rows(1, SOME[:8])
+        with pytest.raises(StorageError, match="this push was applied by"):
+            push_huge(client)
+        assert_torn(client, tmp_path / "saved")
+        assert_torn(other, tmp_path / "saved")
+        assert client.recover() == 1
+        for one in (client, other):
+            rows, huge = one.pull_rows(0, SOME), one.pull_rows(1, SOME[:8])
+            assert (rows == rows[0, 0]).all()
+            np.testing.assert_array_equal(huge, untouched)
+            push(one)
+        client.checkpoint(2, wait=True)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_to_connect_anew_is_not_to_go_back(servers: list[Server], tmp_path: Path, lost: int) -> None:
+    with connect(servers) as client:
+        push(client)
+        client.checkpoint(1, wait=True)
+        push(client)
+        pulled = client.pull([SOME], [(0, 0)])
+        port = servers[lost].endpoint.rpartition(":")[2]
+        servers[lost].end()
+        with pytest.raises(ServerLost):
+            client.push(pulled, [np.ones((len(SOME), SPEC.dim), np.float32)], 1.0)
+        with pytest.raises(ServerLost):
+            client.checkpoint(2)
+        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / f"pool-{lost}")]
+        servers[lost].ready_file.unlink()
+        servers[lost] = Server(
+            tmp_path / f"server-{lost}", *flags, "--storage-recover", "--port", port, index=lost, count=2
+        )
+        servers[lost].ready()
+        client.reconnect()
+        assert_torn(client, tmp_path / "saved")
+        with connect(servers) as other:
+            assert_torn(other, tmp_path / "saved")
+        assert client.recover() == 1
+        np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
+        push(client)
+        client.checkpoint(2, wait=True)
+
+
+CLIENT = """
+import sys
+import numpy as np
+from oe_runtime import Client, StorageError, TableSpec
+client = Client(sys.argv[1:])
+client.create_table(TableSpec.from_json(sys.stdin.read()))
+pulled = client.pull([np.arange(8)], [(0, 0)])
+try:
+    client.push(pulled, [np.ones(pulled.groups[0].rows.shape)], 1.0)
+except StorageError:
+    print("refused", flush=True)
+"""
+
+
+def test_a_client_that_ended_after_its_push_was_refused(servers: list[Server], tmp_path: Path) -> None:
+    with connect(servers) as client:
+        push(client)
+        client.checkpoint(1, wait=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, *(server.endpoint for server in servers)],
+        input=HUGE.to_json(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout == "refused\n"
+    with connect(servers) as client:
+        assert_torn(client, tmp_path / "saved")
+        assert client.recover() == 1
+
+
+def test_servers_that_came_back_at_different_checkpoints(servers: list[Server], tmp_path: Path) -> None:
+    """Nobody said that something failed: the servers' pushes are compared."""
+    with connect(servers) as client:
+        push(client)
+        client.checkpoint(1, wait=True)
+        push(client)
+    port = servers[1].endpoint.rpartition(":")[2]
+    servers[1].end()
+    servers[1].ready_file.unlink()
+    flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+    servers[1] = Server(tmp_path / "server-1", *flags, "--port", port, index=1, count=2)
+    servers[1].ready()
+    with connect(servers) as client:
+        with pytest.raises(TornError, match="pushes to table 't', server"):
+            client.checkpoint(2)
+        assert_torn(client, tmp_path / "saved")
+        assert client.recover() == 1
+        push(client)
+        client.checkpoint(2, wait=True)
+        client.save(tmp_path / "saved")
