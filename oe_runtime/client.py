@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
-__all__ = ["TRANSFERS", "Client", "Group", "Pairs", "Pulled"]
+__all__ = ["TRANSFERS", "Assigned", "Client", "Group", "Pairs", "Pulled", "Rows"]
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
@@ -36,6 +36,22 @@ class Pairs(NamedTuple):
     # Both have an element for each id, ordered by pair, then by example.
     examples: NDArray[np.int32]
     pairs: NDArray[np.int32]
+
+
+class Assigned(NamedTuple):
+    """What became of assigned rows."""
+
+    created: int  # had no row before
+    evicted: int  # other rows, for which the cap had no room any more
+    no_room: int  # of the call, not written: the cap is full of rows of the same call
+
+
+class Rows(NamedTuple):
+    """Rows by key."""
+
+    found: NDArray[np.bool_]  # whether the key has a row
+    rows: NDArray[Any]  # (n, dim)
+    slots: dict[str, NDArray[Any]]  # of the optimizer, (n, size) each
 
 
 class Client:
@@ -284,6 +300,98 @@ class Client:
         float64 of a float64 table, float32 of all others.
         """
         return self._settled().pull_rows(table, _keys(keys, "keys"))
+
+    def assign(
+        self,
+        table: int | str,
+        keys: NDArray[np.int64],
+        rows: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Assigned:
+        """Write rows by key as they are: ``rows[i]`` of shape ``(n, dim)`` becomes the row of ``keys[i]``.
+
+        ``table`` is an id or a name. Rows that are missing are made, whatever admission says; for eviction,
+        each was pushed once now. ``slots`` has the optimizer's slots by name, of the shapes of ``slots()``:
+        all of them; without it, rows keep theirs, and new rows get those of a new row. Values are float64 of
+        a float64 table, float32 of all others; half-precision tables round them to the nearest. No push:
+        optimizers that count steps see none. What is assigned is part of the next checkpoint, save and
+        increment. Of several workers one calls it, between batches.
+
+        Where the cap of an evicting table is full, other rows are evicted first, as by a push, and rows that
+        still find no room are not written: it warns, and the result has both numbers.
+        Raises ``SpecError`` for wrong shapes and dtypes, a key twice, NaN or infinity (unless
+        ``TableSpec.nonfinite_gradients`` is ``"pass"``) and more rows than the cap, ``KeyRangeError``; then
+        nothing has changed. After a ``StorageError`` some rows may have been written; it says how many.
+        """
+        core, table = self._settled(), self._id(table)
+        state = None if slots is None else self._state(table, slots)
+        found = Assigned(*core.assign(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state))
+        if found.evicted or found.no_room:
+            warnings.warn(
+                f"table '{self.spec(table).name}' is full: its cap evicted {found.evicted} rows for those "
+                f"assigned, of which {found.no_room} were not written; raise the cap, or assign fewer rows",
+                stacklevel=2,
+            )
+        return found
+
+    def erase(self, table: int | str, keys: NDArray[np.int64]) -> int:
+        """Remove the rows of these keys; returns how many had one.
+
+        A key without a row reads what its table's initializer gives it. Raises ``KeyRangeError``, and
+        ``StorageError`` where the storage has no room for what must be written down of it.
+        """
+        return self._settled().erase(self._id(table), _keys(keys, "keys"))
+
+    def slots(self, table: int | str) -> dict[str, int]:
+        """The optimizer's slots of a row, in order: how many numbers each has, ``dim`` for most."""
+        return dict(self._core.slots(self._id(table)))
+
+    def read_rows(self, table: int | str, keys: NDArray[np.int64]) -> Rows:
+        """Rows by key with the optimizer's slots, duplicates included, each row as of one moment.
+
+        Where a key has no row (``found``), they are those that a new row would have. Raises
+        ``KeyRangeError``.
+        """
+        core, table = self._settled(), self._id(table)
+        found, rows, state = core.read_rows(table, _keys(keys, "keys"))
+        slots: dict[str, NDArray[Any]] = {}
+        at = 0
+        for name, size in core.slots(table):
+            slots[name] = state[:, at : at + size]
+            at += size
+        return Rows(found, rows, slots)
+
+    def _id(self, table: int | str) -> int:
+        if not isinstance(table, str):
+            return table
+        names = [self.spec(number).name for number in range(self._tables)]
+        if table not in names:
+            raise SpecError(
+                f"table '{table}' is not one of this client's: {', '.join(names) or 'it has none'}"
+            )
+        return names.index(table)
+
+    def _state(self, table: int, slots: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+        """The slots of each row, one after the other."""
+        sizes = self.slots(table)
+        if set(slots) != set(sizes):
+            spec = self.spec(table)
+            raise SpecError(
+                f"table '{spec.name}': the slots are {', '.join(sorted(slots)) or 'none'}; its optimizer "
+                f"{spec.optimizer['name']} has {', '.join(sizes) or 'none'}"
+            )
+        parts = [np.asarray(slots[name]) for name in sizes]
+        for name, part in zip(sizes, parts, strict=True):
+            if part.ndim != 2 or part.shape[1] != sizes[name]:
+                raise SpecError(
+                    f"table '{self.spec(table).name}': slot {name} has shape {part.shape}; expected "
+                    f"(rows, {sizes[name]})"
+                )
+        if len({(part.dtype, len(part)) for part in parts}) > 1:
+            raise SpecError(f"table '{self.spec(table).name}': the slots differ in rows or dtype")
+        if not parts:
+            return None
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """All keys of a table that have a row, ``(n,)`` in no order, and their weights ``(n, dim)``.

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,15 @@ struct ServerBatch {
   bool skip = false;                    // of a push: nothing goes to this server
 };
 
+// One server's part of a request for rows by key.
+struct ServerRows {
+  uint32_t table = 0;  // its id there
+  std::vector<Key> keys;
+  Buffer weights;
+  std::optional<Buffer> states;  // the optimizer's, if they are brought or wanted
+  std::vector<uint8_t> found;    // of a read, see Table::ReadRows
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -38,6 +48,11 @@ class Backend {
   // One batch per server. Returns when every server has answered.
   virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
   virtual void Push(const std::vector<ServerBatch>& batches) = 0;
+  // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all.
+  virtual Table::AssignCounts Assign(const std::vector<ServerRows>& parts) = 0;
+  virtual uint64_t Erase(const std::vector<ServerRows>& parts) = 0;
+  // Fills weights and states, which have their size, and found.
+  virtual void ReadRows(std::vector<ServerRows>* parts) = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   // An array, see Store::Save. `since` is the directory of the last save, or empty.

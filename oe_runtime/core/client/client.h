@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
@@ -80,6 +81,19 @@ class Client {
   // connection.
   void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
 
+  // Rows as they are (Table::Assign): weights[n * dim], and states[n * state_values] of the optimizer unless
+  // it is nullptr. Goes out in pieces of bounded size. All keys and values are checked first: throws
+  // KeyRangeError and SpecError (a key twice, a number that is not finite) before anything changes; after
+  // another error some of the rows may have been written, and the message says how many.
+  Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                             const void* states);
+  // Removes rows; how many of the keys had one.
+  uint64_t Erase(uint32_t table, const Key* keys, size_t n);
+  // See Table::ReadRows; duplicates allowed.
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found);
+  // Numbers of the optimizer's state that a row of the table has.
+  size_t StateValues(uint32_t table) const;
+
   // Memory that servers on this host write to, too.
   Buffer NewBuffer(size_t bytes) { return backend_->NewBuffer(bytes); }
 
@@ -116,6 +130,11 @@ class Client {
   std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
                                                std::vector<ServerBatch>* batches) const;
 
+  // Calls `work` for one piece of the keys after the other, with each server's part and the positions of its
+  // keys.
+  using Positions = std::vector<std::vector<size_t>>;
+  void ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
+                    const std::function<void(std::vector<ServerRows>*, const Positions&)>& work);
   void PullInto(const BatchPlan& plan, std::vector<Buffer>* rows);  // under request_mutex_
 
   ThreadPool pool_;

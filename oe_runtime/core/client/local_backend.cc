@@ -63,6 +63,40 @@ class LocalBackend : public Backend {
     if (error) std::rethrow_exception(error);
   }
 
+  Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
+    CheckOpen();
+    Table::AssignCounts sum;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      const ServerRows& part = parts[i];
+      const Table::AssignCounts counts =
+          stores_[i]->Assign(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
+                             part.states ? part.states->data() : nullptr);
+      sum.created += counts.created;
+      sum.evicted += counts.evicted;
+      sum.no_room += counts.no_room;
+    }
+    return sum;
+  }
+
+  uint64_t Erase(const std::vector<ServerRows>& parts) override {
+    CheckOpen();
+    uint64_t erased = 0;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      erased += stores_[i]->Erase(parts[i].table, parts[i].keys.data(), parts[i].keys.size());
+    }
+    return erased;
+  }
+
+  void ReadRows(std::vector<ServerRows>* parts) override {
+    CheckOpen();
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      ServerRows& part = (*parts)[i];
+      part.found.resize(part.keys.size());
+      stores_[i]->ReadRows(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
+                           part.states ? part.states->data() : nullptr, part.found.data());
+    }
+  }
+
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
     CheckOpen();
     std::vector<Key> all;

@@ -117,7 +117,7 @@ class RemoteBackend : public Backend {
       }
     }
     Run(Op::kPull, &calls, patience_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
   }
 
   void Push(const std::vector<ServerBatch>& batches) override {
@@ -142,7 +142,49 @@ class RemoteBackend : public Backend {
       }
     }
     Run(Op::kPush, &calls, patience_);
-    RaiseErrors(calls, true);
+    RaiseErrors(calls, "this push was applied by");
+  }
+
+  Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
+    Table::AssignCounts sum;
+    for (const auto& [server, call] : AskRows(Op::kAssign, parts, true)) {
+      const json counts = ParseReply(server, call);
+      sum.created += counts.value("created", uint64_t{0});
+      sum.evicted += counts.value("evicted", uint64_t{0});
+      sum.no_room += counts.value("no_room", uint64_t{0});
+    }
+    return sum;
+  }
+
+  uint64_t Erase(const std::vector<ServerRows>& parts) override {
+    uint64_t erased = 0;
+    for (const auto& [server, call] : AskRows(Op::kErase, parts, false)) {
+      const json count = ParseReply(server, call);
+      if (!count.is_number_unsigned()) throw ProtocolError("the number of erased rows is not a number");
+      erased += count.get<uint64_t>();
+    }
+    return erased;
+  }
+
+  void ReadRows(std::vector<ServerRows>* parts) override {
+    std::vector<Buffer> heads(parts->size());
+    std::vector<Call> calls(parts->size());
+    for (size_t s = 0; s < parts->size(); ++s) {
+      ServerRows& part = (*parts)[s];
+      part.found.resize(part.keys.size());
+      calls[s].skip = part.keys.empty();
+      if (calls[s].skip) continue;
+      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].exact = true;
+      calls[s].into = {asio::buffer(part.weights.data(), part.weights.size())};
+      if (part.states && part.states->size() > 0) {
+        calls[s].into.push_back(asio::buffer(part.states->data(), part.states->size()));
+      }
+      calls[s].into.push_back(asio::buffer(part.found));
+    }
+    Run(Op::kReadRows, &calls, patience_);
+    RaiseErrors(calls, "");
   }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
@@ -152,7 +194,7 @@ class RemoteBackend : public Backend {
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
     Run(Op::kKeys, &calls, patience_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     std::vector<Key> all;
     for (const Call& call : calls) {
       const size_t count = call.reply.size() / sizeof(Key);
@@ -264,7 +306,7 @@ class RemoteBackend : public Backend {
       calls[i].body = {View(bodies[i])};
     }
     Run(Op::kShare, &calls, timeout_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     for (size_t i = 0; i < peers_.size(); ++i) {
       if (calls[i].skip) continue;
       if (ParseReply(i, calls[i]) == true) {
@@ -284,6 +326,35 @@ class RemoteBackend : public Backend {
       if (place && batch.bytes[i] > 0 && *place + batch.bytes[i] <= shared) entries[i].place = *place;
     }
     return entries;
+  }
+
+  static RowsRequest RequestOf(const ServerRows& part) {
+    return {part.table, part.states.has_value(), {part.keys.data(), part.keys.size()}, {}};
+  }
+
+  // A request that changes rows, to the servers whose parts have keys; their numbers and what they replied.
+  std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
+    std::vector<Buffer> heads(parts.size());
+    std::vector<Call> calls(parts.size());
+    for (size_t s = 0; s < parts.size(); ++s) {
+      const ServerRows& part = parts[s];
+      calls[s].skip = part.keys.empty();
+      if (calls[s].skip) continue;
+      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      if (!values) continue;
+      calls[s].body.push_back(asio::buffer(part.weights.data(), part.weights.size()));
+      if (part.states && part.states->size() > 0) {
+        calls[s].body.push_back(asio::buffer(part.states->data(), part.states->size()));
+      }
+    }
+    Run(op, &calls, patience_);
+    RaiseErrors(calls, "these rows were changed by");
+    std::vector<std::pair<size_t, Call>> replies;
+    for (size_t s = 0; s < calls.size(); ++s) {
+      if (!calls[s].skip) replies.emplace_back(s, std::move(calls[s]));
+    }
+    return replies;
   }
 
   // What crosses the socket. Parts that lie one after the other in memory, as those of one group do, become
@@ -317,7 +388,7 @@ class RemoteBackend : public Backend {
     try {
       work([this](Op op, std::vector<Call>* calls) {
         Run(op, calls, timeout_);
-        RaiseErrors(*calls, false);
+        RaiseErrors(*calls, "");
       });
     } catch (const Error&) {
       if (!lost_ && !closed_) drop();
@@ -337,7 +408,7 @@ class RemoteBackend : public Backend {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};
     }
     Run(Op::kHello, &calls, timeout_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     for (size_t i = 0; i < peers_.size(); ++i) {
       const json reply = ParseReply(i, calls[i]);
       peers_[i]->nonce = NonceOf(reply, *peers_[i]);
@@ -385,7 +456,7 @@ class RemoteBackend : public Backend {
     std::vector<Call> calls(peers_.size());
     for (Call& call : calls) call.body = {View(body)};
     Run(op, &calls, timeout);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     std::vector<json> replies;
     replies.reserve(calls.size());
     for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseReply(i, calls[i]));
@@ -400,7 +471,8 @@ class RemoteBackend : public Backend {
     return reply;
   }
 
-  void RaiseErrors(const std::vector<Call>& calls, bool changes) const {
+  // `changed` names what some servers have done, where that must be told.
+  void RaiseErrors(const std::vector<Call>& calls, const std::string& changed) const {
     std::string done;
     const Call* first = nullptr;
     std::string where;
@@ -415,8 +487,8 @@ class RemoteBackend : public Backend {
     }
     if (first == nullptr) return;
     std::string message = first->error.message + " (server " + where + ")";
-    if (changes && !done.empty()) {
-      message += "; this push was applied by " + done + " all the same: go on from the last checkpoint";
+    if (!changed.empty() && !done.empty()) {
+      message += "; " + changed + " " + done + " all the same: go on from the last checkpoint";
     }
     ThrowAs(first->error.code, message);
   }

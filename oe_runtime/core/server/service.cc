@@ -151,6 +151,58 @@ void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
   if (!keys.empty()) std::memcpy(reply->data(), keys.data(), reply->size());
 }
 
+// The bytes of weights and state that rows of a request have.
+uint64_t RowBytes(const Session& session, const RowsRequest& request) {
+  const Store& store = session.job->store;
+  const uint64_t states = request.states ? store.StateBytes(request.table) : 0;
+  const uint64_t bytes = request.keys.size * (store.WireBytes(request.table) + states);
+  if (bytes > kMaxBody) {
+    throw ProtocolError("rows of more than " + std::to_string(kMaxBody) + " bytes in one message");
+  }
+  return bytes;
+}
+
+void RequireRest(const RowsRequest& request, uint64_t bytes) {
+  if (request.rest.size == bytes) return;
+  throw ProtocolError("rows with " + std::to_string(request.rest.size) + " bytes of values instead of " +
+                      std::to_string(bytes));
+}
+
+void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  Store* const store = &session.job->store;
+  RequireRest(request, RowBytes(session, request));
+  const KeyBlock& keys = request.keys;
+  const uint8_t* const weights = request.rest.data;
+  const uint8_t* const states = weights + keys.size * store->WireBytes(request.table);
+  if (!session.worker) session.job->workers.RequireNone();
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  const Table::AssignCounts counts =
+      store->Assign(request.table, keys.keys, keys.size, weights, request.states ? states : nullptr);
+  Put(json{{"created", counts.created}, {"evicted", counts.evicted}, {"no_room", counts.no_room}}.dump(),
+      reply);
+}
+
+void ServeErase(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  RequireRest(request, 0);
+  if (!session.worker) session.job->workers.RequireNone();
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  Put(json(session.job->store.Erase(request.table, request.keys.keys, request.keys.size)).dump(), reply);
+}
+
+void ServeReadRows(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  const Store& store = session.job->store;
+  RequireRest(request, 0);
+  const KeyBlock& keys = request.keys;
+  const uint64_t bytes = RowBytes(session, request);
+  reply->Resize(static_cast<size_t>(bytes) + keys.size);
+  uint8_t* const states = reply->data() + keys.size * store.WireBytes(request.table);
+  store.ReadRows(request.table, keys.keys, keys.size, reply->data(), request.states ? states : nullptr,
+                 reply->data() + bytes);
+}
+
 uint64_t IdOf(const json& request) {
   const json id = request.value("id", json());
   if (!id.is_number_unsigned()) throw ProtocolError("the id of the checkpoint is not a number from 0");
@@ -243,6 +295,7 @@ void CheckMay(const Session& session, Op op) {
     case Op::kCreateTable:  // opens one that there is
     case Op::kPull:
     case Op::kKeys:
+    case Op::kReadRows:
     case Op::kCheckpoints:
     case Op::kStats:
     case Op::kLeave:
@@ -267,6 +320,9 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
     case Op::kSave:
     case Op::kCheckpoint:
     case Op::kEvict:
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kReadRows:
       request.kind = WorkerRequest::Kind::kState;
       break;
     case Op::kRecover:
@@ -289,6 +345,10 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
     // As keys, and then as the reply. Those that come until it is served are not in it.
     const KeysRequest request = ParseKeysRequest(body);
     return 2 * sizeof(Key) * session.job->store.CountKeys(request.table, request.part);
+  }
+  if (op == Op::kReadRows) {
+    const RowsRequest request = ParseRowsRequest(body);
+    return RowBytes(session, request) + request.keys.size;
   }
   if (op == Op::kReadFile) {
     Bytes rest;
@@ -335,6 +395,12 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
       const Fence::Hold hold = session.job->fence.Change(session.seen);
       return Put(json(store->Evict()).dump(), reply);
     }
+    case Op::kAssign:
+      return ServeAssign(session, body, reply);
+    case Op::kErase:
+      return ServeErase(session, body, reply);
+    case Op::kReadRows:
+      return ServeReadRows(session, body, reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);
@@ -343,6 +409,7 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kStats:
     case Op::kShutdown:
     case Op::kShare:
+    case Op::kDropTables:
       break;
   }
   throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");

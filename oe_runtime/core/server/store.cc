@@ -156,6 +156,11 @@ size_t Store::WireBytes(uint32_t table) const {
   return spec.dim * ValueBytes(DtypeOf(spec));
 }
 
+size_t Store::StateBytes(uint32_t table) const {
+  const Table& of = Get(table);
+  return of.state_values() * ValueBytes(DtypeOf(of.spec()));
+}
+
 bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table).spec()) == Dtype::kFloat64; }
 
 bool Store::Counts(uint32_t table) const {
@@ -216,6 +221,18 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
     parts[i] = sums[i].Sum(tables[i], Get(table).spec().dim, IsFloat64(table), Counts(table));
   });
   Push(parts);
+}
+
+Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                                  const void* states) {
+  return Get(table).Assign(keys, n, weights, states, pool_);
+}
+
+uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n) { return Get(table).Erase(keys, n, pool_); }
+
+void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
+                     uint8_t* found) const {
+  Get(table).ReadRows(keys, n, weights, states, found, pool_);
 }
 
 void Store::Upkeep() noexcept {

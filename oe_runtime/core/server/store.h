@@ -45,6 +45,8 @@ class Store {
   // Bytes of the weights or the gradient of a key, as pulls and pushes have them. Here and below, throws
   // ProtocolError for an id that CreateTable never gave.
   size_t WireBytes(uint32_t table) const;
+  // The same of the optimizer's state.
+  size_t StateBytes(uint32_t table) const;
   bool IsFloat64(uint32_t table) const;
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
@@ -58,6 +60,12 @@ class Store {
   // Each element has the pushes of several workers to one table, in the order of their ranks: their gradients
   // and counts are summed by key, in this order, and applied as one push.
   void PushSums(const std::vector<std::vector<PushPart>>& tables);
+
+  // See Table. Keys are unique.
+  Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                             const void* states);
+  uint64_t Erase(uint32_t table, const Key* keys, size_t n);
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found) const;
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;

@@ -365,7 +365,7 @@ void Workers::RequireNone() const {
   if (seats_.empty()) return;
   throw SpecError(
       "this job has " + std::to_string(seats_.size()) +
-      " workers: connect as one of them (worker=) to push, restore or recover, or when all have gone");
+      " workers: connect as one of them (worker=) to change rows, restore or recover, or when all have gone");
 }
 
 void Workers::Stop() {

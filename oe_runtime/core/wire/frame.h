@@ -48,8 +48,13 @@ enum class Op : uint16_t {
   kEvict = 17,        // Store::Evict, a JSON number
   kLeave = 18,        // this worker has no more batches; the others go on without it
   kShare = 19,        // the client has memory that the server may see (wire/shared_memory.h)
+  // Rows by key (wire/messages.h).
+  kAssign = 20,    // Store::Assign; the reply is JSON
+  kErase = 21,     // Store::Erase, a JSON number
+  kReadRows = 22,  // Store::ReadRows
+  kDropTables = 23,
 };
-constexpr uint16_t kLastOp = 19;
+constexpr uint16_t kLastOp = 23;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
