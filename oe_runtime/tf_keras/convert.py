@@ -37,6 +37,7 @@ def distributed_model(
     pipeline: bool = True,
     staleness: int = 0,
     micro_batches: int = 1,
+    fresh: bool | None = None,
 ) -> Distributed:
     """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
 
@@ -79,6 +80,7 @@ def distributed_model(
         pipeline=pipeline,
         staleness=staleness,
         micro_batches=micro_batches,
+        fresh=fresh,
     )
     warn_of_regularizers(new)
     return new
