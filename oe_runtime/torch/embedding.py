@@ -170,9 +170,10 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.eviction = eviction
         self.spec = spec
         self.frozen = False
-        self.client: Client | None = None  # this and the next two are distributed_model's
+        self.client: Client | None = None  # this and the next three are distributed_model's
         self.default_name = ""
         self.seed = 0
+        self.fresh: bool | None = None
         self.table: Table | None = None  # distributed_optimizer's
         self.ahead: list[Lookup] = []  # what `pull` has asked for
         # Nothing is in it: an optimizer takes no model without parameters, and its group says which learning

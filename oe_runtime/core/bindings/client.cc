@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "oe_runtime/core/bindings/module.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace py = pybind11;
@@ -184,11 +185,92 @@ py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
   return ArrayIn(std::move(rows), DtypeOf(spec) == Dtype::kFloat64, {n, spec.dim});
 }
 
-py::array KeysOf(Client& client, uint32_t table) {
+// Rows as the table's dtype has them, of n keys; another dtype is a mistake that no cast should hide.
+void RequireRows(const TableSpec& spec, const py::array& array, size_t n, size_t of_key, const char* what) {
+  const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
+  const bool known = is_float64 ? py::isinstance<py::array_t<double, py::array::c_style>>(array)
+                                : py::isinstance<py::array_t<float, py::array::c_style>>(array);
+  if (known && array.ndim() == 2 && static_cast<size_t>(array.shape(0)) == n &&
+      static_cast<size_t>(array.shape(1)) == of_key) {
+    return;
+  }
+  throw SpecError("table '" + spec.name + "': the " + what + " are " +
+                  py::str(array.dtype()).cast<std::string>() + " of shape " +
+                  py::str(array.attr("shape")).cast<std::string>() + "; expected " +
+                  (is_float64 ? "float64" : "float32") + " of shape (" + std::to_string(n) + ", " +
+                  std::to_string(of_key) + ")");
+}
+
+// `states` is None or the optimizer's state of each row. Throws what Client::Assign would throw, but for keys
+// that are there twice.
+void CheckRows(const Client& client, uint32_t table, const Ids& keys, const py::array& weights,
+               const py::object& states) {
+  const TableSpec spec = client.Spec(table);
+  const auto n = static_cast<size_t>(keys.size());
+  RequireRows(spec, weights, n, spec.dim, "rows");
+  const void* of_states = nullptr;
+  if (!states.is_none()) {
+    RequireRows(spec, states.cast<py::array>(), n, client.StateValues(table), "slots");
+    of_states = states.cast<py::array>().data();
+  }
+  client.CheckRows(table, reinterpret_cast<const Key*>(keys.data()), n, weights.data(), of_states);
+}
+
+py::tuple Assign(Client& client, uint32_t table, const Ids& keys, const py::array& weights,
+                 const py::object& states) {
+  CheckRows(client, table, keys, weights, states);
+  const auto n = static_cast<size_t>(keys.size());
+  const auto* data = reinterpret_cast<const Key*>(keys.data());
+  const void* rows = weights.data();
+  const void* of_states = states.is_none() ? nullptr : states.cast<py::array>().data();
+  Table::AssignCounts counts;
+  {
+    const py::gil_scoped_release release;
+    counts = client.Assign(table, data, n, rows, of_states);
+  }
+  return py::make_tuple(counts.created, counts.evicted, counts.no_room);
+}
+
+uint64_t Erase(Client& client, uint32_t table, const Ids& keys) {
+  const auto n = static_cast<size_t>(keys.size());
+  const auto* data = reinterpret_cast<const Key*>(keys.data());
+  const py::gil_scoped_release release;
+  return client.Erase(table, data, n);
+}
+
+// Which keys have rows, and (n, dim) weights and (n, state values) of the optimizer of all.
+py::tuple ReadRows(Client& client, uint32_t table, const Ids& keys) {
+  const TableSpec spec = client.Spec(table);
+  const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
+  const size_t state_values = client.StateValues(table);
+  const auto n = static_cast<size_t>(keys.size());
+  const auto* data = reinterpret_cast<const Key*>(keys.data());
+  py::array_t<bool> found(static_cast<py::ssize_t>(n));
+  Buffer weights(n * spec.dim * ValueBytes(DtypeOf(spec)));
+  Buffer states(n * state_values * ValueBytes(DtypeOf(spec)));
+  auto* of_found = reinterpret_cast<uint8_t*>(found.mutable_data());
+  {
+    const py::gil_scoped_release release;
+    client.ReadRows(table, data, n, weights.data(), states.data(), of_found);
+  }
+  return py::make_tuple(found, ArrayIn(std::move(weights), is_float64, {n, spec.dim}),
+                        ArrayIn(std::move(states), is_float64, {n, state_values}));
+}
+
+std::vector<std::pair<std::string, size_t>> SlotsOfTable(const Client& client, uint32_t table) {
+  const TableSpec spec = client.Spec(table);
+  std::vector<std::pair<std::string, size_t>> slots;
+  for (const OptimizerSlot& slot : SlotsOf(spec.optimizer, spec.dim))
+    slots.emplace_back(slot.name, slot.values);
+  return slots;
+}
+
+// Of one part, or without one, of all.
+py::array KeysOf(Client& client, uint32_t table, std::optional<uint32_t> part) {
   std::vector<Key> keys;
   {
     const py::gil_scoped_release release;
-    keys = client.Keys(table);
+    keys = part ? client.Keys(table, *part) : client.Keys(table);
   }
   return py::array_t<int64_t>(static_cast<py::ssize_t>(keys.size()),
                               reinterpret_cast<const int64_t*>(keys.data()));
@@ -267,6 +349,10 @@ void BindClient(py::module_& module) {
              const TableSpec parsed = TableSpecFromJsonText(spec);
              return Released([&] { return client.CreateTable(parsed); });
            })
+      .def("drop",
+           [](Client& client, const std::vector<std::string>& tables, const std::optional<std::string>& job,
+              bool force) { return Released([&] { return client.Drop(tables, job, force); }); })
+      .def("skip_table", &Client::SkipTable)
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
       .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))
@@ -276,7 +362,13 @@ void BindClient(py::module_& module) {
       .def("embeddings", &Embeddings, py::arg("group"), py::arg("out"))
       .def("push", &Push, py::arg("pulled"), py::arg("of_ids"), py::arg("of_rows"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
-      .def("keys", &KeysOf, py::arg("table"))
+      .def("assign", &Assign, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
+      .def("check_rows", &CheckRows, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
+      .def("erase", &Erase, py::arg("table"), py::arg("keys"))
+      .def("read_rows", &ReadRows, py::arg("table"), py::arg("keys"))
+      .def("slots", &SlotsOfTable, py::arg("table"))
+      .def("keys", &KeysOf, py::arg("table"), py::arg("part") = py::none())
+      .def("most_rows", &Client::MostRows)
       .def("save",
            [](Client& client, const std::string& directory, const std::string& since) {
              return Released([&] { return client.Save(directory, since).dump(); });

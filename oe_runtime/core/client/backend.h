@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,15 @@ struct ServerBatch {
   bool skip = false;                    // nothing goes to this server
 };
 
+// One server's part of a request for rows by key.
+struct ServerRows {
+  uint32_t table = 0;  // its id there
+  std::vector<Key> keys;
+  Buffer weights;
+  std::optional<Buffer> states;  // the optimizer's, if they are brought or wanted
+  std::vector<uint8_t> found;    // of a read, see Table::ReadRows
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -44,6 +54,11 @@ class Backend {
   virtual void Tear(const std::string& reason) = 0;
   // Throws TornError if the servers do not have the same pushes.
   virtual void RequireSamePushes() {}
+  // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all.
+  virtual Table::AssignCounts Assign(const std::vector<ServerRows>& parts) = 0;
+  virtual uint64_t Erase(const std::vector<ServerRows>& parts) = 0;
+  // Fills weights and states, which have their size, and found.
+  virtual void ReadRows(std::vector<ServerRows>* parts) = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   // An array, see Store::Save. `since` is the directory of the last save, or empty.
@@ -55,6 +70,11 @@ class Backend {
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
   virtual void Recover(uint64_t id) = 0;
+  // Store::Drop of tables (none named: of all) of this client's job or of `job`, on every server; how many
+  // parts of tables there were, or nothing if other workers' request has dropped them. `force`: even if the
+  // job has other clients.
+  virtual std::optional<uint64_t> Drop(const std::vector<std::string>& tables,
+                                       const std::optional<std::string>& job, bool force) = 0;
   virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Leave() = 0;            // this worker pushes no more: the others go on without it

@@ -7,13 +7,19 @@
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/table/gradients.h"
+#include "oe_runtime/core/table/row_format.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
 namespace {
 
 constexpr unsigned kMostThreads = 8;
+// Of rows by key that go out at once, so that pushes of others never wait for long.
+constexpr size_t kPieceBytes = size_t{32} << 20;
+constexpr size_t kPieceKeys = size_t{256} << 10;
 
 unsigned ThreadsOr(unsigned threads) {
   if (threads != 0) return threads;
@@ -63,6 +69,37 @@ void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const Bat
   }
 }
 
+void RequireThere(const TableSpec& spec, uint32_t id) {
+  if (!spec.name.empty()) return;
+  throw SpecError("table id " + std::to_string(id) + " is of a table that this client has dropped");
+}
+
+void RequireInRange(const TableSpec& spec, const Key* keys, size_t n) {
+  if (spec.index != "array") return;
+  for (size_t i = 0; i < n; ++i) {
+    if (keys[i] < spec.input_dim) continue;
+    throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(keys[i])) +
+                        " is not in [0, " + std::to_string(spec.input_dim) + ")");
+  }
+}
+
+void RequireDistinct(const TableSpec& spec, const Key* keys, size_t n) {
+  std::vector<Key> sorted(keys, keys + n);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice == sorted.end()) return;
+  throw SpecError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(*twice)) +
+                  " is there twice; give each key one row");
+}
+
+void Gather(const void* from, const std::vector<size_t>& positions, size_t bytes, std::byte* to) {
+  if (bytes == 0) return;
+  for (const size_t at : positions) {
+    std::memcpy(to, static_cast<const std::byte*>(from) + at * bytes, bytes);
+    to += bytes;
+  }
+}
+
 }  // namespace
 
 Client::Client(unsigned threads) : pool_(ThreadsOr(threads)) {}
@@ -88,7 +125,10 @@ uint32_t Client::CreateTable(const TableSpec& spec) {
   std::vector<uint32_t> ids = backend_->CreateTable(wanted);
   const std::lock_guard<std::mutex> lock(tables_mutex_);
   for (uint32_t id = 0; id < tables_.size(); ++id) {
-    if (tables_[id].name == wanted.name) return id;
+    if (tables_[id].name != wanted.name) continue;
+    server_ids_[id] = std::move(ids);  // others, if another client has dropped the table since
+    tables_[id] = wanted;
+    return id;
   }
   tables_.push_back(wanted);
   server_ids_.push_back(std::move(ids));
@@ -101,7 +141,28 @@ TableSpec Client::Spec(uint32_t table) const {
     throw SpecError("table id " + std::to_string(table) + " does not exist; this client has " +
                     std::to_string(tables_.size()) + " tables");
   }
+  RequireThere(tables_[table], table);
   return tables_[table];
+}
+
+std::optional<uint64_t> Client::Drop(const std::vector<std::string>& tables,
+                                     const std::optional<std::string>& job, bool force) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  ++others_;
+  const std::optional<uint64_t> dropped = backend_->Drop(tables, job, force);
+  if (job) return dropped;
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  for (TableSpec& spec : tables_) {
+    if (tables.empty() || std::find(tables.begin(), tables.end(), spec.name) != tables.end())
+      spec.name.clear();
+  }
+  return dropped;
+}
+
+void Client::SkipTable() {
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  tables_.emplace_back().name.clear();
+  server_ids_.emplace_back();
 }
 
 std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
@@ -165,6 +226,7 @@ std::shared_ptr<PulledBatch> Client::Plan(const std::vector<IdsView>& ids,
       throw SpecError("lookup " + std::to_string(i) + ": table id " + std::to_string(lookups[i].first) +
                       " does not exist; this client has " + std::to_string(tables.size()) + " tables");
     }
+    RequireThere(tables[lookups[i].first], lookups[i].first);
     if (lookups[i].second >= ids.size()) {
       throw SpecError("lookup " + std::to_string(i) + ": ids " + std::to_string(lookups[i].second) + " of " +
                       std::to_string(ids.size()) + " arrays");
@@ -317,11 +379,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   const TableSpec spec = Spec(table);
   const bool array = spec.index == "array";
   const size_t row_bytes = spec.dim * ValueBytes(DtypeOf(spec));
-  for (size_t i = 0; array && i < n; ++i) {
-    if (keys[i] < spec.input_dim) continue;
-    throw KeyRangeError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(keys[i])) +
-                        " is not in [0, " + std::to_string(spec.input_dim) + ")");
-  }
+  RequireInRange(spec, keys, n);
   const auto part = [&](uint32_t server, const Key* of_server, size_t count, std::byte* rows) {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ServerBatch batch;
@@ -361,6 +419,132 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   }
 }
 
+size_t Client::StateValues(uint32_t table) const {
+  const TableSpec spec = Spec(table);
+  return Optimizer<float>::Create(spec.optimizer, spec.dim)->state_values();
+}
+
+void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
+                          const std::function<void(std::vector<ServerRows>*, const Positions&)>& work) {
+  const TableSpec spec = Spec(table);
+  std::vector<uint32_t> ids;
+  {
+    const std::lock_guard<std::mutex> lock(tables_mutex_);
+    ids = server_ids_[table];
+  }
+  const size_t most = std::clamp<size_t>(kPieceBytes / bytes_of_key, 1, kPieceKeys);
+  for (size_t begin = 0; begin < n; begin += most) {
+    const size_t end = std::min(n, begin + most);
+    std::vector<ServerRows> parts(servers_);
+    Positions positions(servers_);
+    for (uint32_t s = 0; s < servers_; ++s) parts[s].table = ids[s];
+    for (size_t i = begin; i < end; ++i) {
+      const uint32_t server = server_of(keys[i], servers_, spec.index == "array");
+      parts[server].keys.push_back(keys[i]);
+      positions[server].push_back(i);
+    }
+    work(&parts, positions);
+  }
+}
+
+uint64_t Client::MostRows(uint32_t table) const {
+  const TableSpec spec = Spec(table);
+  const RowFormat format = FormatOf(spec);
+  return Eviction(spec.eviction, format.dtype, format.dim, format.facts_at).most_rows();
+}
+
+void Client::CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights,
+                       const void* states) const {
+  const TableSpec spec = Spec(table);
+  RequireInRange(spec, keys, n);
+  if (n > MostRows(table)) {
+    throw SpecError("table '" + spec.name + "': " + std::to_string(n) + " rows are more than the " +
+                    std::to_string(MostRows(table)) +
+                    " of its 'eviction' cap; raise the cap, or assign fewer");
+  }
+  RefuseNonfinite(spec, keys, n, weights, spec.dim, "row");
+  if (states != nullptr) RefuseNonfinite(spec, keys, n, states, StateValues(table), "optimizer's state");
+}
+
+Table::AssignCounts Client::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                                   const void* states) {
+  const TableSpec spec = Spec(table);
+  const size_t state_values = states != nullptr ? StateValues(table) : 0;
+  CheckRows(table, keys, n, weights, states);
+  RequireDistinct(spec, keys, n);
+  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
+  const size_t state_bytes = state_values * ValueBytes(DtypeOf(spec));
+  Table::AssignCounts sum;
+  size_t sent = 0;
+  const auto assign = [&](std::vector<ServerRows>* parts, const Positions& positions) {
+    for (uint32_t s = 0; s < servers_; ++s) {
+      ServerRows& part = (*parts)[s];
+      part.weights.Resize(part.keys.size() * bytes);
+      Gather(weights, positions[s], bytes, part.weights.as<std::byte>());
+      if (states == nullptr) continue;
+      part.states.emplace(part.keys.size() * state_bytes);
+      Gather(states, positions[s], state_bytes, part.states->as<std::byte>());
+    }
+    const std::lock_guard<std::mutex> request(request_mutex_);
+    ++others_;
+    const Table::AssignCounts counts = backend_->Assign(*parts);
+    sum.created += counts.created;
+    sum.evicted += counts.evicted;
+    sum.no_room += counts.no_room;
+    for (const ServerRows& part : *parts) sent += part.keys.size();
+  };
+  try {
+    ForEachPiece(table, keys, n, sizeof(Key) + bytes + state_bytes, assign);
+  } catch (const StorageError& error) {
+    if (sent == 0) throw;
+    throw StorageError(std::string(error.what()) + " (" + std::to_string(sent) + " of " + std::to_string(n) +
+                       " rows were assigned before)");
+  }
+  return sum;
+}
+
+uint64_t Client::Erase(uint32_t table, const Key* keys, size_t n) {
+  RequireInRange(Spec(table), keys, n);
+  uint64_t erased = 0;
+  ForEachPiece(table, keys, n, sizeof(Key), [&](std::vector<ServerRows>* parts, const Positions&) {
+    const std::lock_guard<std::mutex> request(request_mutex_);
+    ++others_;
+    erased += backend_->Erase(*parts);
+  });
+  return erased;
+}
+
+void Client::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
+                      uint8_t* found) {
+  const TableSpec spec = Spec(table);
+  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
+  const size_t state_bytes = states != nullptr ? StateValues(table) * ValueBytes(DtypeOf(spec)) : 0;
+  RequireInRange(spec, keys, n);
+  const auto read = [&](std::vector<ServerRows>* parts, const Positions& positions) {
+    for (ServerRows& part : *parts) {
+      part.weights.Resize(part.keys.size() * bytes);
+      if (states != nullptr) part.states.emplace(part.keys.size() * state_bytes);
+    }
+    {
+      const std::lock_guard<std::mutex> request(request_mutex_);
+      backend_->ReadRows(parts);
+    }
+    for (uint32_t s = 0; s < servers_; ++s) {
+      const ServerRows& part = (*parts)[s];
+      for (size_t i = 0; i < part.keys.size(); ++i) {
+        const size_t at = positions[s][i];
+        found[at] = part.found[i];
+        std::memcpy(static_cast<std::byte*>(weights) + at * bytes, part.weights.as<std::byte>() + i * bytes,
+                    bytes);
+        if (state_bytes == 0) continue;
+        std::memcpy(static_cast<std::byte*>(states) + at * state_bytes,
+                    part.states->as<std::byte>() + i * state_bytes, state_bytes);
+      }
+    }
+  };
+  ForEachPiece(table, keys, n, sizeof(Key) + bytes + state_bytes + 1, read);
+}
+
 nlohmann::json Client::Save(const std::string& directory, const std::string& since) {
   const std::lock_guard<std::mutex> request(request_mutex_);
   ++others_;
@@ -390,19 +574,23 @@ void Client::ApplyIncrement(const std::string& directory) {
 }
 
 std::vector<Key> Client::Keys(uint32_t table) {
+  std::vector<Key> all;
+  for (uint32_t part = 0; part < Table::kParts; ++part) {
+    const std::vector<Key> keys = Keys(table, part);
+    all.insert(all.end(), keys.begin(), keys.end());
+  }
+  return all;
+}
+
+std::vector<Key> Client::Keys(uint32_t table, uint32_t part) {
   (void)Spec(table);  // the table exists
   std::vector<uint32_t> ids;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ids = server_ids_[table];
   }
-  std::vector<Key> all;
-  for (uint32_t part = 0; part < Table::kParts; ++part) {
-    const std::lock_guard<std::mutex> request(request_mutex_);
-    const std::vector<Key> keys = backend_->Keys(ids, part);
-    all.insert(all.end(), keys.begin(), keys.end());
-  }
-  return all;
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->Keys(ids, part);
 }
 
 void Client::Checkpoint(uint64_t id, bool wait) {

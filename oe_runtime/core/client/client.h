@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
@@ -50,6 +51,14 @@ class Client {
 
   // Idempotent. The id counts this client's tables from 0. Throws SpecError, SpecMismatch.
   uint32_t CreateTable(const TableSpec& spec);
+  // Removes tables from the servers, of this client's job or of `job`; without names all. Ids of others stay;
+  // this client's ids of those throw SpecError from then on. Refused while the job has other clients, unless
+  // `force`: they get SpecError. Several workers all ask for the same; it is done once, when the last has
+  // asked. How many parts of tables there were; nothing if another worker's request has dropped them.
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool force);
+  // Gives the next id to no table: what a client that connects anew does for one that was dropped.
+  void SkipTable();
   // The specification of a table, every default filled in. Throws SpecError for an id that does not exist.
   TableSpec Spec(uint32_t table) const;
 
@@ -81,11 +90,30 @@ class Client {
   // connection.
   void PullRows(uint32_t table, const Key* keys, size_t n, void* out);
 
+  // Rows as they are (Table::Assign): weights[n * dim], and states[n * state_values] of the optimizer unless
+  // it is nullptr. Goes out in pieces of bounded size. All keys and values are checked first: throws
+  // KeyRangeError and SpecError (a key twice, a number that is not finite) before anything changes; after
+  // another error some of the rows may have been written, and the message says how many.
+  Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                             const void* states);
+  // What Assign() checks before anything changes, but for keys that are there twice; throws as it does.
+  void CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights, const void* states) const;
+  // The most rows that an eviction cap lets a table have.
+  uint64_t MostRows(uint32_t table) const;
+  // Removes rows; how many of the keys had one.
+  uint64_t Erase(uint32_t table, const Key* keys, size_t n);
+  // See Table::ReadRows; duplicates allowed.
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found);
+  // Numbers of the optimizer's state that a row of the table has.
+  size_t StateValues(uint32_t table) const;
+
   // Memory that servers on this host write to, too.
   Buffer NewBuffer(size_t bytes) { return backend_->NewBuffer(bytes); }
 
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
+  // Those of one of Table::kParts parts.
+  std::vector<Key> Keys(uint32_t table, uint32_t part);
 
   nlohmann::json Save(const std::string& directory, const std::string& since = "");
   void Restore(const std::vector<std::string>& directories);
@@ -120,6 +148,11 @@ class Client {
   std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
                                                std::vector<ServerBatch>* batches) const;
 
+  // Calls `work` for one piece of the keys after the other, with each server's part and the positions of its
+  // keys.
+  using Positions = std::vector<std::vector<size_t>>;
+  void ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
+                    const std::function<void(std::vector<ServerRows>*, const Positions&)>& work);
   void PullInto(const BatchPlan& plan, std::vector<Buffer>* rows);  // under request_mutex_
 
   ThreadPool pool_;
@@ -132,7 +165,7 @@ class Client {
   std::atomic<uint64_t> others_{0};
 
   mutable std::mutex tables_mutex_;
-  std::vector<TableSpec> tables_;
+  std::vector<TableSpec> tables_;                  // by id; without a name: dropped, or skipped
   std::vector<std::vector<uint32_t>> server_ids_;  // per table, per server
 };
 

@@ -63,6 +63,40 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) store->Tear(reason);
   }
 
+  Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
+    CheckOpen();
+    Table::AssignCounts sum;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      const ServerRows& part = parts[i];
+      const Table::AssignCounts counts =
+          stores_[i]->Assign(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
+                             part.states ? part.states->data() : nullptr);
+      sum.created += counts.created;
+      sum.evicted += counts.evicted;
+      sum.no_room += counts.no_room;
+    }
+    return sum;
+  }
+
+  uint64_t Erase(const std::vector<ServerRows>& parts) override {
+    CheckOpen();
+    uint64_t erased = 0;
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      erased += stores_[i]->Erase(parts[i].table, parts[i].keys.data(), parts[i].keys.size());
+    }
+    return erased;
+  }
+
+  void ReadRows(std::vector<ServerRows>* parts) override {
+    CheckOpen();
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      ServerRows& part = (*parts)[i];
+      part.found.resize(part.keys.size());
+      stores_[i]->ReadRows(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
+                           part.states ? part.states->data() : nullptr, part.found.data());
+    }
+  }
+
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
     CheckOpen();
     std::vector<Key> all;
@@ -121,6 +155,19 @@ class LocalBackend : public Backend {
       stores_[i]->Recover(id);
       return true;
     });
+  }
+
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool /*force*/) override {
+    CheckOpen();
+    if (job && !job->empty())
+      throw SpecError("tables in one process are of no job; there is no '" + *job + "'");
+    uint64_t dropped = 0;
+    for (const auto& store : stores_) {
+      if (tables.empty()) dropped += store->Drop(std::nullopt);
+      for (const std::string& table : tables) dropped += store->Drop(table);
+    }
+    return dropped;
   }
 
   uint64_t Evict() override {

@@ -60,6 +60,7 @@ class RemoteBackend : public Backend {
  public:
   RemoteBackend(const RemoteOptions& options, ThreadPool* pool)
       : timeout_(options.timeout),
+        job_(options.job),
         worker_(options.worker),
         patience_(timeout_ + (worker_.takes_part() ? worker_.wait : 0)),
         long_patience_(patience_ + std::max(0.0, kLongTimeout - timeout_)),
@@ -182,6 +183,48 @@ class RemoteBackend : public Backend {
     }
   }
 
+  Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
+    Table::AssignCounts sum;
+    for (const auto& [server, call] : AskRows(Op::kAssign, parts, true)) {
+      const json counts = ParseReply(server, call);
+      sum.created += counts.value("created", uint64_t{0});
+      sum.evicted += counts.value("evicted", uint64_t{0});
+      sum.no_room += counts.value("no_room", uint64_t{0});
+    }
+    return sum;
+  }
+
+  uint64_t Erase(const std::vector<ServerRows>& parts) override {
+    uint64_t erased = 0;
+    for (const auto& [server, call] : AskRows(Op::kErase, parts, false)) {
+      const json count = ParseReply(server, call);
+      if (!count.is_number_unsigned()) throw ProtocolError("the number of erased rows is not a number");
+      erased += count.get<uint64_t>();
+    }
+    return erased;
+  }
+
+  void ReadRows(std::vector<ServerRows>* parts) override {
+    std::vector<Buffer> heads(parts->size());
+    std::vector<Call> calls(parts->size());
+    for (size_t s = 0; s < parts->size(); ++s) {
+      ServerRows& part = (*parts)[s];
+      part.found.resize(part.keys.size());
+      calls[s].skip = part.keys.empty();
+      if (calls[s].skip) continue;
+      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].exact = true;
+      calls[s].into = {asio::buffer(part.weights.data(), part.weights.size())};
+      if (part.states && part.states->size() > 0) {
+        calls[s].into.push_back(asio::buffer(part.states->data(), part.states->size()));
+      }
+      calls[s].into.push_back(asio::buffer(part.found));
+    }
+    Run(Op::kReadRows, &calls, patience_);
+    RaiseErrors(calls, "");
+  }
+
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
     std::vector<std::string> bodies;
     bodies.reserve(ids.size());
@@ -189,7 +232,7 @@ class RemoteBackend : public Backend {
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
     Run(Op::kKeys, &calls, patience_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     std::vector<Key> all;
     for (const Call& call : calls) {
       const size_t count = call.reply.size() / sizeof(Key);
@@ -258,6 +301,30 @@ class RemoteBackend : public Backend {
 
   void Recover(uint64_t id) override { GoBack("a recovery", Op::kRecover, json{{"id", id}}.dump()); }
 
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool force) override {
+    json request = {{"tables", tables}, {"force", force}};
+    if (tables.empty()) request["tables"] = nullptr;
+    if (job && *job != job_) request["job"] = *job;
+    const std::string body = request.dump();
+    std::vector<Call> calls(peers_.size());
+    for (Call& call : calls) call.body = {View(body)};
+    Run(Op::kDropTables, &calls, long_patience_);
+    RaiseErrors(calls, "tables were dropped by");
+    if (!request.contains("job")) {
+      for (const std::string& table : tables) tables_.erase(table);
+      if (tables.empty()) tables_.clear();
+    }
+    uint64_t dropped = 0;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const json count = ParseReply(i, calls[i]);
+      if (count.is_null()) return std::nullopt;
+      if (!count.is_number_unsigned()) throw ProtocolError("the number of dropped tables is not a number");
+      dropped += count.get<uint64_t>();
+    }
+    return dropped;
+  }
+
   uint64_t Evict() override {
     RequireIntact();
     uint64_t evicted = 0;
@@ -303,7 +370,7 @@ class RemoteBackend : public Backend {
       }
     }
     Run(Op::kPull, &calls, patience_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
   }
 
   // `some`: of the same push some tables have been pushed already.
@@ -331,7 +398,7 @@ class RemoteBackend : public Backend {
     const bool tears = !worker_.takes_part() || worker_.stop_when_lost;
     RunChange("a push", Op::kPush, &calls, patience_, tears);
     TearIfTorn("a push", calls, some);
-    RaiseErrors(calls, true);
+    RaiseErrors(calls, "this push was applied by");
   }
 
   // Run() of what changes tables: where it breaks off, nobody knows which servers have done it.
@@ -393,7 +460,7 @@ class RemoteBackend : public Backend {
     for (Call& call : calls) call.body = {View(body)};
     RunChange(what, op, &calls, long_patience_, true);
     TearIfTorn(what, calls, false);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     torn_.clear();
   }
 
@@ -450,7 +517,7 @@ class RemoteBackend : public Backend {
       calls[i].body = {View(bodies[i])};
     }
     Run(Op::kShare, &calls, timeout_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     for (size_t i = 0; i < peers_.size(); ++i) {
       if (calls[i].skip) continue;
       if (ParseReply(i, calls[i]) == true) {
@@ -470,6 +537,35 @@ class RemoteBackend : public Backend {
       if (place && batch.bytes[i] > 0 && *place + batch.bytes[i] <= shared) entries[i].place = *place;
     }
     return entries;
+  }
+
+  static RowsRequest RequestOf(const ServerRows& part) {
+    return {part.table, part.states.has_value(), {part.keys.data(), part.keys.size()}, {}};
+  }
+
+  // A request that changes rows, to the servers whose parts have keys; their numbers and what they replied.
+  std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
+    std::vector<Buffer> heads(parts.size());
+    std::vector<Call> calls(parts.size());
+    for (size_t s = 0; s < parts.size(); ++s) {
+      const ServerRows& part = parts[s];
+      calls[s].skip = part.keys.empty();
+      if (calls[s].skip) continue;
+      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      if (!values) continue;
+      calls[s].body.push_back(asio::buffer(part.weights.data(), part.weights.size()));
+      if (part.states && part.states->size() > 0) {
+        calls[s].body.push_back(asio::buffer(part.states->data(), part.states->size()));
+      }
+    }
+    Run(op, &calls, patience_);
+    RaiseErrors(calls, "these rows were changed by");
+    std::vector<std::pair<size_t, Call>> replies;
+    for (size_t s = 0; s < calls.size(); ++s) {
+      if (!calls[s].skip) replies.emplace_back(s, std::move(calls[s]));
+    }
+    return replies;
   }
 
   // What crosses the socket. Parts that lie one after the other in memory, as those of one group do, become
@@ -503,7 +599,7 @@ class RemoteBackend : public Backend {
     try {
       work([this](Op op, std::vector<Call>* calls) {
         Run(op, calls, timeout_);
-        RaiseErrors(*calls, false);
+        RaiseErrors(*calls, "");
       });
     } catch (const Error&) {
       if (!lost_ && !closed_) drop();
@@ -523,7 +619,7 @@ class RemoteBackend : public Backend {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};
     }
     Run(Op::kHello, &calls, timeout_);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     for (size_t i = 0; i < peers_.size(); ++i) {
       const json reply = ParseReply(i, calls[i]);
       const auto version = reply.value("version", uint64_t{kOldestProtocol});
@@ -576,7 +672,7 @@ class RemoteBackend : public Backend {
     std::vector<Call> calls(peers_.size());
     for (Call& call : calls) call.body = {View(body)};
     Run(op, &calls, timeout);
-    RaiseErrors(calls, false);
+    RaiseErrors(calls, "");
     std::vector<json> replies;
     replies.reserve(calls.size());
     for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseReply(i, calls[i]));
@@ -591,7 +687,8 @@ class RemoteBackend : public Backend {
     return reply;
   }
 
-  void RaiseErrors(const std::vector<Call>& calls, bool changes) const {
+  // `changed` names what some servers have done, where that must be told.
+  void RaiseErrors(const std::vector<Call>& calls, const std::string& changed) const {
     std::string done;
     const Call* first = nullptr;
     std::string where;
@@ -606,13 +703,14 @@ class RemoteBackend : public Backend {
     }
     if (first == nullptr) return;
     std::string message = first->error.message + " (server " + where + ")";
-    if (changes && !done.empty()) {
-      message += "; this push was applied by " + done + " all the same: go on from the last checkpoint";
+    if (!changed.empty() && !done.empty()) {
+      message += "; " + changed + " " + done + " all the same: go on from the last checkpoint";
     }
     ThrowAs(first->error.code, message);
   }
 
   const double timeout_;
+  const std::string job_;
   const WorkerSpec worker_;
   // Seconds for requests that may wait for other workers, and for those that move whole tables.
   const double patience_;

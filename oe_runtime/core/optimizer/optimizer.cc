@@ -49,6 +49,29 @@ OptimizerSpec Complete(const OptimizerSpec& spec) {
   return {spec.name, Find(spec.name).complete(spec.params)};
 }
 
+std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim) {
+  const auto has = [&spec](const char* param) { return spec.params.at(param) != 0; };
+  const std::string& name = spec.name;
+  if (name == "adadelta") return {{"accumulated_grad", dim}, {"accumulated_delta_var", dim}};
+  if (name == "adagrad") return {{"accumulator", dim}};
+  if (name == "adagrad_decay") return {{"accumulator", dim}, {"accumulator_decays", 1}};
+  if (name == "adamax") return {{"momentum", dim}, {"norm", dim}};
+  if (name == "ftrl") return {{"accumulator", dim}, {"linear", dim}};
+  if (name == "lion") return {{"momentum", dim}};
+  if (name == "sgd")
+    return has("momentum") ? std::vector<OptimizerSlot>{{"momentum", dim}} : std::vector<OptimizerSlot>{};
+  std::vector<OptimizerSlot> slots;
+  if (name == "rmsprop") {
+    slots.push_back({"velocity", dim});
+    if (has("momentum")) slots.push_back({"momentum", dim});
+    if (has("centered")) slots.push_back({"average_gradient", dim});
+    return slots;
+  }
+  slots = {{"momentum", dim}, {"velocity", dim}};  // adam, adamw, adam_async, nadam
+  if ((name == "adam" || name == "adamw") && has("amsgrad")) slots.push_back({"velocity_hat", dim});
+  return slots;
+}
+
 void CheckLearningRate(const OptimizerSpec& spec, double learning_rate) {
   const auto rate = static_cast<float>(learning_rate);  // to be finite in every dtype
   if (!std::isfinite(rate) || rate < 0) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "oe_runtime/core/common/params.h"
 
@@ -20,6 +21,14 @@ struct OptimizerSpec {
 // `spec` with every default filled in. Throws SpecError for an unknown name, an unsupported parameter or a
 // value out of range.
 OptimizerSpec Complete(const OptimizerSpec& spec);
+
+// One of the optimizer's numbers beside a row: Keras's name of it, or DeepRec's, and how many there are.
+struct OptimizerSlot {
+  std::string name;
+  size_t values = 0;
+};
+// Those of `spec`, which is complete, in the order in which they lie in a row's state.
+std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim);
 
 // Throws SpecError for a learning rate that the optimizer cannot be pushed with.
 void CheckLearningRate(const OptimizerSpec& spec, double learning_rate);

@@ -170,6 +170,58 @@ void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
   if (!keys.empty()) std::memcpy(reply->data(), keys.data(), reply->size());
 }
 
+// The bytes of weights and state that rows of a request have.
+uint64_t RowBytes(const Session& session, const RowsRequest& request) {
+  const Store& store = session.job->store;
+  const uint64_t states = request.states ? store.StateBytes(request.table) : 0;
+  const uint64_t bytes = request.keys.size * (store.WireBytes(request.table) + states);
+  if (bytes > kMaxBody) {
+    throw ProtocolError("rows of more than " + std::to_string(kMaxBody) + " bytes in one message");
+  }
+  return bytes;
+}
+
+void RequireRest(const RowsRequest& request, uint64_t bytes) {
+  if (request.rest.size == bytes) return;
+  throw ProtocolError("rows with " + std::to_string(request.rest.size) + " bytes of values instead of " +
+                      std::to_string(bytes));
+}
+
+void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  Store* const store = &session.job->store;
+  RequireRest(request, RowBytes(session, request));
+  const KeyBlock& keys = request.keys;
+  const uint8_t* const weights = request.rest.data;
+  const uint8_t* const states = weights + keys.size * store->WireBytes(request.table);
+  if (!session.worker) session.job->workers.RequireNone();
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  const Table::AssignCounts counts =
+      store->Assign(request.table, keys.keys, keys.size, weights, request.states ? states : nullptr);
+  Put(json{{"created", counts.created}, {"evicted", counts.evicted}, {"no_room", counts.no_room}}.dump(),
+      reply);
+}
+
+void ServeErase(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  RequireRest(request, 0);
+  if (!session.worker) session.job->workers.RequireNone();
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
+  Put(json(session.job->store.Erase(request.table, request.keys.keys, request.keys.size)).dump(), reply);
+}
+
+void ServeReadRows(const Session& session, Bytes body, Buffer* reply) {
+  const RowsRequest request = ParseRowsRequest(body);
+  const Store& store = session.job->store;
+  RequireRest(request, 0);
+  const KeyBlock& keys = request.keys;
+  const uint64_t bytes = RowBytes(session, request);
+  reply->Resize(static_cast<size_t>(bytes) + keys.size);
+  uint8_t* const states = reply->data() + keys.size * store.WireBytes(request.table);
+  store.ReadRows(request.table, keys.keys, keys.size, reply->data(), request.states ? states : nullptr,
+                 reply->data() + bytes);
+}
+
 uint64_t IdOf(const json& request) {
   const json id = request.value("id", json());
   if (!id.is_number_unsigned()) throw ProtocolError("the id of the checkpoint is not a number from 0");
@@ -243,6 +295,51 @@ void ServeTear(const Session& session, Bytes body, Buffer* reply) {
   Put("{}", reply);
 }
 
+// Whose tables a kDropTables is about.
+Job* JobOf(const Session& session, const json& request) {
+  if (!request.contains("job")) return session.job;
+  if (!request["job"].is_string()) throw ProtocolError("'job' is not a text");
+  return session.jobs == nullptr ? session.job : session.jobs->Get(request["job"].get<std::string>());
+}
+
+// Consent to take tables away from others must be said. The workers of one job ask for it together.
+void RequireUnused(const Session& session, const Job& job) {
+  const bool mine = &job == session.job;
+  const uint32_t known = !mine ? 0 : session.worker ? job.workers.connected() : 1;
+  const uint32_t clients = job.clients.load();
+  if (clients <= known) return;
+  throw SpecError("no table is dropped: the job has " + std::to_string(clients - known) + " other client" +
+                  (clients - known == 1 ? "" : "s") +
+                  " connected; end them first, or drop with force=True, and they get an error");
+}
+
+void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  const json tables = request.value("tables", json());  // null: all
+  if (!tables.is_null() && !tables.is_array()) throw ProtocolError("'tables' is neither a list nor null");
+  std::vector<std::string> names;
+  for (const json& name : tables) {
+    if (!name.is_string()) throw ProtocolError("the name of a table is not a text");
+    names.push_back(name.get<std::string>());
+  }
+  const json force = request.value("force", json(false));
+  if (!force.is_boolean()) throw ProtocolError("'force' is neither true nor false");
+  Job* const job = JobOf(*session, request);
+  json dropped;  // null: by another worker
+  const auto drop = [&] {
+    if (!force.get<bool>()) RequireUnused(*session, *job);
+    uint64_t count = tables.is_null() ? job->store.Drop(std::nullopt) : 0;
+    for (const std::string& name : names) count += job->store.Drop(name);
+    dropped = count;
+  };
+  if (session->worker && job == session->job) {
+    job->workers.GoBack(session->client, [&] { job->fence.Alone(session->seen, drop); });
+  } else {
+    job->fence.Alone(job == session->job ? session->seen : job->fence.seen(), drop);
+  }
+  Put(dropped.dump(), reply);
+}
+
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   ScratchOf(session)->Receive(session.client, request.value("files", json()), session.job->store);
@@ -272,6 +369,7 @@ void CheckMay(const Session& session, Op op) {
     case Op::kCreateTable:  // opens one that there is
     case Op::kPull:
     case Op::kKeys:
+    case Op::kReadRows:
     case Op::kCheckpoints:
     case Op::kStats:
     case Op::kLeave:
@@ -297,12 +395,22 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
     case Op::kCheckpoint:
     case Op::kEvict:
     case Op::kVersions:
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kReadRows:
       request.kind = WorkerRequest::Kind::kState;
       break;
     case Op::kRecover:
       request.kind = WorkerRequest::Kind::kGoBack;
       request.target = "checkpoint " + std::to_string(IdOf(ObjectOf(body)));
       break;
+    case Op::kDropTables: {
+      const json wanted = ObjectOf(body);
+      if (JobOf(session, wanted) != session.job) return true;
+      request.kind = WorkerRequest::Kind::kGoBack;
+      request.target = "no rows of the tables " + wanted.value("tables", json()).dump();
+      break;
+    }
     case Op::kRestore:
       request.kind = WorkerRequest::Kind::kGoBack;
       request.target = ObjectOf(body).value("directories", json("the files that worker 0 sends")).dump();
@@ -319,6 +427,10 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
     // As keys, and then as the reply. Those that come until it is served are not in it.
     const KeysRequest request = ParseKeysRequest(body);
     return 2 * sizeof(Key) * session.job->store.CountKeys(request.table, request.part);
+  }
+  if (op == Op::kReadRows) {
+    const RowsRequest request = ParseRowsRequest(body);
+    return RowBytes(session, request) + request.keys.size;
   }
   if (op == Op::kReadFile) {
     Bytes rest;
@@ -369,6 +481,14 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
       return ServeTear(session, body, reply);
     case Op::kVersions:
       return Put(store->Versions().dump(-1, ' ', false, json::error_handler_t::replace), reply);
+    case Op::kAssign:
+      return ServeAssign(session, body, reply);
+    case Op::kErase:
+      return ServeErase(session, body, reply);
+    case Op::kReadRows:
+      return ServeReadRows(session, body, reply);
+    case Op::kDropTables:
+      return ServeDropTables(of_client, body, reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);

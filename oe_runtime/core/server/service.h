@@ -17,6 +17,7 @@ struct Session {
   bool worker = false;                 // whether the client is one of the job's workers
   bool reads_only = false;             // whether it said so in its hello
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
+  Jobs* jobs = nullptr;                // all of the server's
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
   size_t shared_size = 0;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/params.h"
@@ -124,7 +125,7 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   }
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (const auto id = FindTable(wanted)) return *id;
-  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
+  tables_.push_back({wanted.name, Table::Create(wanted, storage_, shard_, job_)});
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -139,7 +140,8 @@ uint32_t Store::OpenTable(const TableSpec& spec) const {
 
 std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
   for (uint32_t id = 0; id < tables_.size(); ++id) {
-    const TableSpec& present = tables_[id]->spec();
+    if (tables_[id].table == nullptr) continue;
+    const TableSpec& present = tables_[id].table->spec();
     if (present.name != complete.name) continue;
     if (const auto difference = Difference(present, complete)) {
       throw SpecMismatch("table '" + complete.name + "' exists already with " + difference->field + " " +
@@ -150,38 +152,69 @@ std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
   return std::nullopt;
 }
 
-Table& Store::Get(uint32_t id) const {
+uint64_t Store::Drop(const std::optional<std::string>& name) {
+  std::vector<std::shared_ptr<Table>> dropped;
+  {
+    const std::lock_guard<std::shared_mutex> lock(mutex_);
+    for (Entry& entry : tables_) {
+      if (entry.table == nullptr || (name && entry.name != *name)) continue;
+      dropped.push_back(std::exchange(entry.table, nullptr));
+    }
+  }
+  {
+    const std::lock_guard<std::mutex> lock(torn_mutex_);
+    for (const auto& table : dropped) base_.erase(table.get());
+  }
+  if (Tables().empty()) Mend();  // nothing is left that could be torn
+  for (const auto& table : dropped) table->Drop();
+  return dropped.size() + storage_->DropUnopened(job_, name);
+}
+
+std::shared_ptr<Table> Store::Get(uint32_t id) const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   if (id >= tables_.size()) {
     throw ProtocolError("table " + std::to_string(id) + " does not exist on this server; it has " +
                         std::to_string(tables_.size()));
   }
-  return *tables_[id];
+  const Entry& entry = tables_[id];
+  if (entry.table != nullptr) return entry.table;
+  throw SpecError("table '" + entry.name + "' was dropped" +
+                  (job_.empty() ? "" : " from job '" + job_ + "'") +
+                  " by a client: its rows are gone; create it again to go on with a new one");
 }
 
-std::vector<Table*> Store::Tables() const {
+std::vector<std::shared_ptr<Table>> Store::Tables() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
-  std::vector<Table*> tables;
+  std::vector<std::shared_ptr<Table>> tables;
   tables.reserve(tables_.size());
-  for (const auto& table : tables_) tables.push_back(table.get());
+  for (const Entry& entry : tables_) {
+    if (entry.table != nullptr) tables.push_back(entry.table);
+  }
   return tables;
 }
 
 std::vector<std::string> Store::TableNames() const {
   std::vector<std::string> names;
-  for (const Table* table : Tables()) names.push_back(table->spec().name);
+  for (const auto& table : Tables()) names.push_back(table->spec().name);
   return names;
 }
 
 size_t Store::WireBytes(uint32_t table) const {
-  const TableSpec& spec = Get(table).spec();
+  const std::shared_ptr<Table> of = Get(table);
+  const TableSpec& spec = of->spec();
   return spec.dim * ValueBytes(DtypeOf(spec));
 }
 
-bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table).spec()) == Dtype::kFloat64; }
+size_t Store::StateBytes(uint32_t table) const {
+  const std::shared_ptr<Table> of = Get(table);
+  return of->state_values() * ValueBytes(DtypeOf(of->spec()));
+}
+
+bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table)->spec()) == Dtype::kFloat64; }
 
 bool Store::Counts(uint32_t table) const {
-  const TableSpec& spec = Get(table).spec();
+  const std::shared_ptr<Table> of = Get(table);
+  const TableSpec& spec = of->spec();
   return CountsKeys(spec.admission, spec.eviction);
 }
 
@@ -206,11 +239,11 @@ void Store::RequireIntact() const {
 
 nlohmann::json Store::Versions() const {
   nlohmann::json tables = nlohmann::json::object();
-  const std::vector<Table*> all = Tables();
+  const std::vector<std::shared_ptr<Table>> all = Tables();
   const uint64_t pushing = pushing_.load();  // before the versions: a push that ends meanwhile is in both
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const Table* table : all) {
-    const auto base = base_.find(table);
+  for (const auto& table : all) {
+    const auto base = base_.find(table.get());
     tables[table->spec().name] = {table->version(),
                                   base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
   }
@@ -219,7 +252,7 @@ nlohmann::json Store::Versions() const {
           {"tables", std::move(tables)}};
 }
 
-void Store::PutBack(const std::vector<Table*>& tables, const char* what,
+void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
                     const std::function<void(size_t)>& put) {
   for (size_t i = 0; i < tables.size(); ++i) {
     try {
@@ -234,21 +267,21 @@ void Store::PutBack(const std::vector<Table*>& tables, const char* what,
   }
   Mend();
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const Table* table : tables) base_[table] = table->version();
+  for (const auto& table : tables) base_[table.get()] = table->version();
 }
 
 uint64_t Store::Evict() {
   RequireIntact();
   uint64_t evicted = 0;
-  for (Table* table : Tables()) evicted += table->Evict();
+  for (const auto& table : Tables()) evicted += table->Evict();
   return evicted;
 }
 
 void Store::Pull(const std::vector<PullPart>& parts) {
-  std::vector<const Table*> tables(parts.size());
+  std::vector<std::shared_ptr<Table>> tables(parts.size());
   uint64_t keys = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    tables[i] = &Get(parts[i].table);
+    tables[i] = Get(parts[i].table);
     keys += parts[i].size;
   }
   pool_->ParallelFor(
@@ -259,8 +292,8 @@ void Store::Pull(const std::vector<PullPart>& parts) {
 
 void Store::Push(const std::vector<PushPart>& parts) {
   Check(parts);
-  std::vector<Table*> tables(parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
+  std::vector<std::shared_ptr<Table>> tables(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) tables[i] = Get(parts[i].table);
   std::atomic<size_t> pushed{0};
   const Counted pushing(&pushing_);
   try {
@@ -288,7 +321,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
 void Store::Check(const std::vector<PushPart>& parts) const {
   RequireIntact();
   pool_->ParallelFor(parts.size(),
-                     [&](size_t i) { CheckPush(Get(parts[i].table), parts[i], shard_, pool_); });
+                     [&](size_t i) { CheckPush(*Get(parts[i].table), parts[i], shard_, pool_); });
 }
 
 void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
@@ -296,15 +329,31 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
   std::vector<PushPart> parts(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     const uint32_t table = tables[i].front().table;
-    parts[i] = sums[i].Sum(tables[i], Get(table).spec().dim, IsFloat64(table), Counts(table));
+    parts[i] = sums[i].Sum(tables[i], Get(table)->spec().dim, IsFloat64(table), Counts(table));
   });
   Push(parts);
+}
+
+Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                                  const void* states) {
+  RequireIntact();
+  return Get(table)->Assign(keys, n, weights, states, pool_);
+}
+
+uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n) {
+  RequireIntact();
+  return Get(table)->Erase(keys, n, pool_);
+}
+
+void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
+                     uint8_t* found) const {
+  Get(table)->ReadRows(keys, n, weights, states, found, pool_);
 }
 
 void Store::Upkeep() noexcept {
   if (storage_->spec().cache_bytes == 0) return;
   try {
-    const std::vector<Table*> tables = Tables();
+    const std::vector<std::shared_ptr<Table>> tables = Tables();
     pool_->ParallelFor(tables.size(), [&](size_t i) { tables[i]->Upkeep(pool_); });
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next push does it
   }
@@ -312,12 +361,12 @@ void Store::Upkeep() noexcept {
 
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   CheckPart(part);
-  return Get(table).Keys(part);
+  return Get(table)->Keys(part);
 }
 
 uint64_t Store::CountKeys(uint32_t table, uint32_t part) const {
   CheckPart(part);
-  return Get(table).CountKeys(part);
+  return Get(table)->CountKeys(part);
 }
 
 // The checksum that `since` has for the table's part of this server; nothing for a table or a number of
@@ -333,7 +382,7 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
 nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   RequireIntact();
   nlohmann::json saved = nlohmann::json::array();
-  for (Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
     const TableFileInfo info = table->Save(directory + "/" + name, SinceOf(since, table->spec().name));
     saved.push_back({{"file", name},
@@ -358,9 +407,9 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
 }
 
 void Store::Restore(const std::vector<std::string>& directories) {
-  const std::vector<Table*> tables = Tables();
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<std::vector<TableChain>> chains;
-  for (const Table* table : tables) {
+  for (const auto& table : tables) {
     const TableSpec& spec = table->spec();
     chains.push_back(FindTableChains(directories, spec.name));
     const auto infos = CheckChains(spec, table->row_bytes(), chains.back());
@@ -380,7 +429,7 @@ void Store::Restore(const std::vector<std::string>& directories) {
 }
 
 void Store::ApplyIncrement(const std::string& directory) {
-  const std::vector<Table*> tables = Tables();
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<TableFileInfo> infos(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     infos[i] = VerifyTableFile(directory + "/" + TableFileName(tables[i]->spec().name, shard_));
@@ -397,19 +446,19 @@ void Store::ApplyIncrement(const std::string& directory) {
 
 void Store::Checkpoint(uint64_t id, bool wait) {
   RequireIntact();
-  const std::vector<Table*> tables = Tables();
-  for (Table* table : tables) table->Checkpoint(id);
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
+  for (const auto& table : tables) table->Checkpoint(id);
   if (wait) WaitDurable();
 }
 
 void Store::WaitDurable() const {
-  for (const Table* table : Tables()) table->WaitDurable();
+  for (const auto& table : Tables()) table->WaitDurable();
 }
 
 std::vector<uint64_t> Store::Checkpoints() const {
   std::vector<uint64_t> common;
   bool first = true;
-  for (const Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     std::vector<uint64_t> ids;
     for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
       if (first || std::binary_search(common.begin(), common.end(), checkpoint.id)) {
@@ -423,8 +472,8 @@ std::vector<uint64_t> Store::Checkpoints() const {
 }
 
 void Store::Recover(uint64_t id) {
-  const std::vector<Table*> tables = Tables();
-  for (const Table* table : tables) {
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
+  for (const auto& table : tables) {
     std::string ids;
     bool has = false;
     for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
@@ -446,7 +495,7 @@ nlohmann::json Store::Stats() const {
   uint64_t cache_bytes = 0;
   uint64_t index_bytes = 0;
   int64_t durable_at = std::numeric_limits<int64_t>::max();
-  for (const Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
     const CacheStats cache = table->cache();

@@ -42,12 +42,17 @@ class Store {
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
-  // The same, but SpecError for a table that does not exist.
+  // Removes the table of that name, or without one all tables, from memory and storage; how many there were.
+  // Ids of others stay; this one's throw SpecError. Who uses it right now goes on with what was there.
+  uint64_t Drop(const std::optional<std::string>& name);
+  // The same as CreateTable, but SpecError for a table that does not exist.
   uint32_t OpenTable(const TableSpec& spec) const;
   std::vector<std::string> TableNames() const;
   // Bytes of the weights or the gradient of a key, as pulls and pushes have them. Here and below, throws
   // ProtocolError for an id that CreateTable never gave.
   size_t WireBytes(uint32_t table) const;
+  // The same of the optimizer's state.
+  size_t StateBytes(uint32_t table) const;
   bool IsFloat64(uint32_t table) const;
   // Whether pushes to the table bring counts (policy/policy_spec.h).
   bool Counts(uint32_t table) const;
@@ -72,6 +77,11 @@ class Store {
   // that Restore or Recover last put back, or null]}}: what tells several servers of one job whether they
   // have the same pushes.
   nlohmann::json Versions() const;
+  // See Table. Keys are unique.
+  Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
+                             const void* states);
+  uint64_t Erase(uint32_t table, const Key* keys, size_t n);
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found) const;
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;
@@ -118,9 +128,14 @@ class Store {
   unsigned threads() const { return pool_->threads(); }
 
  private:
-  Table& Get(uint32_t id) const;
+  struct Entry {
+    std::string name;
+    std::shared_ptr<Table> table;  // nullptr: it was dropped
+  };
+
+  std::shared_ptr<Table> Get(uint32_t id) const;
   std::optional<uint32_t> FindTable(const TableSpec& complete) const;
-  std::vector<Table*> Tables() const;
+  std::vector<std::shared_ptr<Table>> Tables() const;
   std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
 
   const std::shared_ptr<Storage> storage_;
@@ -129,11 +144,11 @@ class Store {
   const std::string job_;
 
   // Restores every table, one after the other, by restore(i); if one fails after others, the store is torn.
-  void PutBack(const std::vector<Table*>& tables, const char* what, const std::function<void(size_t)>& put);
+  void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
+               const std::function<void(size_t)>& put);
 
-  mutable std::shared_mutex
-      mutex_;  // guards the vector, not the tables, which stay for the life of the store
-  std::vector<std::unique_ptr<Table>> tables_;
+  mutable std::shared_mutex mutex_;  // guards the vector, not the tables
+  std::vector<Entry> tables_;        // by id
 
   std::atomic<bool> is_torn_{false};
   std::atomic<uint64_t> pushing_{0};

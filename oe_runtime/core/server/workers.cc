@@ -365,7 +365,7 @@ void Workers::RequireNone() const {
   if (seats_.empty()) return;
   throw SpecError(
       "this job has " + std::to_string(seats_.size()) +
-      " workers: connect as one of them (worker=) to push, restore or recover, or when all have gone");
+      " workers: connect as one of them (worker=) to change rows, restore or recover, or when all have gone");
 }
 
 void Workers::Stop() {
@@ -375,6 +375,12 @@ void Workers::Stop() {
     stopped_ = true;
     waiting.swap(waiting_);
   }
+}
+
+uint32_t Workers::connected() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<uint32_t>(
+      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.client != 0; }));
 }
 
 nlohmann::json Workers::Stats() const {

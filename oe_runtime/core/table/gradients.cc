@@ -51,6 +51,18 @@ size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Execut
   return count;
 }
 
+void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* values, size_t of_key,
+                     const std::string& what) {
+  const Dtype dtype = DtypeOf(spec);
+  const auto* from = static_cast<const std::byte*>(values);
+  if (spec.nonfinite_gradients == "pass" || PieceIsFinite(dtype, from, n * of_key)) return;
+  size_t first = 0;
+  while (PieceIsFinite(dtype, from + first * of_key * ValueBytes(dtype), of_key)) ++first;
+  throw SpecError("table '" + spec.name + "': the " + what + " of key " +
+                  std::to_string(static_cast<int64_t>(keys[first])) +
+                  " is not finite; give finite numbers, or set the table's nonfinite_gradients to pass");
+}
+
 GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads) {
   const auto* values = static_cast<const std::byte*>(grads);
   const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/executor.h"
@@ -19,6 +20,11 @@ bool AllFinite(const TableSpec& spec, const void* grads, size_t n, Executor* exe
 
 // How many of the rows have NaN or an infinity.
 size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor = nullptr);
+
+// Throws SpecError naming the first key with NaN or an infinity among its `of_key` values, doubles for
+// float64 tables and floats for others, unless the table's nonfinite_gradients is "pass".
+void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* values, size_t of_key,
+                     const std::string& what);
 
 // What a table that refuses such gradients says: names the table and the first key that has one.
 GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads);

@@ -21,6 +21,7 @@ struct RowFormat {
 
   // Of the weights as pulls return them and of a gradient: float32, but float64 for float64 tables.
   size_t value_bytes() const { return dim * ValueBytes(dtype); }
+  size_t state_bytes() const { return state_values * ValueBytes(dtype); }
 };
 
 // `spec` must be complete.

@@ -33,6 +33,9 @@ class PlainRows final : public RowOps {
   void Read(const std::byte* row, void* values) const noexcept override {
     std::memcpy(values, row, format().value_bytes());
   }
+  void Write(const void* values, std::byte* row) const noexcept override {
+    std::memcpy(row, values, format().value_bytes());
+  }
   void Update(std::byte* const* rows, const Key* /*keys*/, const void* const* gradients, size_t n,
               double learning_rate, uint64_t step) const noexcept override {
     const size_t state_at = format().state_at;
@@ -66,12 +69,9 @@ class HalfRows final : public RowOps {
         stream_(Mix64(spec.initializer.seed) ^ XXH3_64bits(spec.name.data(), spec.name.size())) {}
 
   void Init(Key key, std::byte* row) const noexcept override {
-    const size_t dim = format().dim;
     std::array<float, kLargestDim> weights;
     initializer_->Fill(key, weights.data(), format().dim);
-    uint16_t* halves = Halves(row);
-    for (size_t d = 0; d < dim; ++d) halves[d] = Half::Nearest(weights[d]);
-    if (dim % 2 != 0) halves[dim] = 0;
+    Write(weights.data(), row);
     optimizer_->InitState(State(row));
   }
   void ReadMissing(Key key, void* values) const noexcept override {
@@ -81,6 +81,13 @@ class HalfRows final : public RowOps {
   }
   void Read(const std::byte* row, void* values) const noexcept override {
     Decode(row, static_cast<float*>(values));
+  }
+  void Write(const void* values, std::byte* row) const noexcept override {
+    const size_t dim = format().dim;
+    const auto* weights = static_cast<const float*>(values);
+    uint16_t* halves = Halves(row);
+    for (size_t d = 0; d < dim; ++d) halves[d] = Half::Nearest(weights[d]);
+    if (dim % 2 != 0) halves[dim] = 0;
   }
   void Update(std::byte* const* rows, const Key* keys, const void* const* gradients, size_t n,
               double learning_rate, uint64_t step) const noexcept override {

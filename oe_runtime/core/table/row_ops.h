@@ -32,6 +32,8 @@ class RowOps {
   virtual void ReadMissing(Key key, void* values) const noexcept = 0;
   // The weights of a row. Rows of float32 and float64 begin with just these bytes.
   virtual void Read(const std::byte* row, void* values) const noexcept = 0;
+  // Sets the weights of a row, halves rounded to the nearest as Init() does: what Read() gave stays the same.
+  virtual void Write(const void* values, std::byte* row) const noexcept = 0;
 
   // Applies the optimizer to rows[i] of keys[i] with gradients[i] for i < n <= kMostRows. `step` is the
   // number of the push.

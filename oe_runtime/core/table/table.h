@@ -88,6 +88,29 @@ class Table {
   void Push(const Key* keys, size_t n, const void* grads, double learning_rate, Executor* executor = nullptr,
             const uint32_t* counts = nullptr);
 
+  // What became of the rows of an Assign() besides those that were written.
+  struct AssignCounts {
+    uint64_t created = 0;  // of those that were written: had no row before
+    uint64_t evicted = 0;  // other rows, for which the cap had no room any more
+    uint64_t no_room = 0;  // of the call: not written, as the cap is full of rows of the same call
+  };
+  // Writes the rows of n unique keys as they are: weights[n * dim], and states[n * state_values()], the
+  // optimizer's state, unless it is nullptr: then rows keep theirs, and those that are missing get that of a
+  // new row. Missing rows are made, whatever admission says; a cap of rows holds. For eviction, each has been
+  // pushed once now. No push: version() stays. Pushes wait meanwhile. Throws KeyRangeError, SpecError (a key
+  // of another server, a number that is not finite) and StorageError; then no row has other weights or state
+  // than before, but rows may have been made or evicted.
+  AssignCounts Assign(const Key* keys, size_t n, const void* weights, const void* states,
+                      Executor* executor = nullptr);
+  // Removes the rows of the keys; how many there were. Throws as Assign(); after StorageError, some are gone.
+  uint64_t Erase(const Key* keys, size_t n, Executor* executor = nullptr);
+  // Weights, and the optimizer's state unless `states` is nullptr, each row at one moment; found[i] is
+  // whether keys[i] has a row: where it has none, they are those of a new one. Throws as Pull().
+  void ReadRows(const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                Executor* executor = nullptr) const;
+  // Numbers of the optimizer's state of a row.
+  size_t state_values() const;
+
   // Removes the rows that global_step, l2_weight and ttl of spec() say, and returns how many. Save() does the
   // same first, and after every every_steps pushes of a policy so does Push() for it, in a sixteenth of the
   // table in turn (an array table: in all of it every 16 times as many), so that tables of any storage and
@@ -159,6 +182,8 @@ class Table {
   int64_t durable_at() const;
   // Pushes that are in no such checkpoint and in no file: what would be lost with this process.
   uint64_t pushes_at_risk() const;
+  // The table is nobody's any more: what its storage would keep of it beyond this object is gone, at once.
+  void Drop();
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
   // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
   // their files were taken away or an earlier version made it, they begin at zero. Everything waits
@@ -196,6 +221,8 @@ class Table {
   void FillMissing(Key key, std::byte* out) const;
   void AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t shard, const uint32_t* counts,
                    uint32_t* numbers);
+  void AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t shard, uint32_t* numbers,
+                   AssignCounts* counts);
   bool EvictOne(Content* content, uint32_t shard, uint32_t step);
   void KeepCap(Content* content);
   bool Sweep(uint32_t shard, uint32_t reasons, uint64_t* position);

@@ -55,6 +55,14 @@ enum class Op : uint16_t {
   kLeave = 18,        // this worker has no more batches; the others go on without it
   kShare = 19,        // the client has memory that the server may see (wire/shared_memory.h)
   // Since version 6.
+  // Rows by key (wire/messages.h).
+  kAssign = 20,    // Store::Assign; the reply is JSON
+  kErase = 21,     // Store::Erase, a JSON number
+  kReadRows = 22,  // Store::ReadRows
+  // {"tables": names or null for all, "force", "job" if it is not the client's}: Store::Drop. Refused while
+  // the job has other clients, unless "force"; the workers of a job all ask for the same. The reply is how
+  // many tables there were, or null if another worker's request has dropped them.
+  kDropTables = 23,
   kTear = 24,      // {"reason"}: Store::Tear
   kVersions = 25,  // Store::Versions
 };
@@ -74,10 +82,14 @@ constexpr uint64_t MaxRequest(Op op) {
       return kMaxHelloBody;
     case Op::kPull:
     case Op::kPush:
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kReadRows:
       return kMaxBody;
     case Op::kSave:
     case Op::kRestore:
     case Op::kReceive:
+    case Op::kDropTables:
       return kTables;
     case Op::kWriteFile:
       return kMaxChunk + 2 * kSmall;  // the name of the file too

@@ -134,6 +134,33 @@ KeysRequest ParseKeysRequest(Bytes body) {
   return request;
 }
 
+void EncodeRowsRequest(const RowsRequest& request, Buffer* head) {
+  head->Resize(16 + request.keys.size * 8);
+  const auto states = static_cast<uint32_t>(request.states ? 1 : 0);
+  const uint64_t size = request.keys.size;
+  std::memcpy(head->data(), &request.table, 4);
+  std::memcpy(head->data() + 4, &states, 4);
+  std::memcpy(head->data() + 8, &size, 8);
+  if (size > 0) std::memcpy(head->data() + 16, request.keys.keys, size * 8);
+}
+
+RowsRequest ParseRowsRequest(Bytes body) {
+  if (reinterpret_cast<uintptr_t>(body.data) % alignof(uint64_t) != 0) {
+    throw ProtocolError("rows: the body is not aligned");
+  }
+  Reader reader(body, "rows");
+  RowsRequest request;
+  request.table = reader.Number<uint32_t>("table");
+  const auto states = reader.Number<uint32_t>("states");
+  if (states > 1) throw ProtocolError("rows: states is " + std::to_string(states) + ", neither 0 nor 1");
+  request.states = states == 1;
+  const auto size = reader.Number<uint64_t>("number of keys");
+  request.keys.keys = reinterpret_cast<const uint64_t*>(reader.TakeMany(size, 8, "keys"));
+  request.keys.size = static_cast<size_t>(size);
+  request.rest = reader.rest();
+  return request;
+}
+
 std::string EncodeFileChunk(const FileChunk& chunk) {
   std::string body;
   Append(&body, chunk.offset);

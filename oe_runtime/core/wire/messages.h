@@ -90,6 +90,25 @@ struct KeysRequest {
 std::string EncodeKeysRequest(const KeysRequest& request);
 KeysRequest ParseKeysRequest(Bytes body);
 
+// Op::kAssign, Op::kErase and Op::kReadRows:
+//
+//   uint32 table, uint32 1 if the optimizer's state is in the request (assign) or wanted (read), else 0
+//   uint64 number of keys, keys, uint64 each
+//   assign only: keys x dim values, and with the state keys x state_values of them
+//
+// A value is a float64 for a table of that dtype, else a float32. The reply to kReadRows is weights and state
+// in this order, then a byte for each key: whether it has a row.
+struct RowsRequest {
+  uint32_t table = 0;
+  bool states = false;
+  KeyBlock keys;
+  Bytes rest;
+};
+// All but the values, which follow.
+void EncodeRowsRequest(const RowsRequest& request, Buffer* head);
+// body.data must be aligned to 8 bytes.
+RowsRequest ParseRowsRequest(Bytes body);
+
 // Checkpoints. The directory in the body of kSave and kRestore is one that client and server share; without
 // it the server uses its own (ServerOptions::checkpoint_dir), to and from which the client moves the files:
 //

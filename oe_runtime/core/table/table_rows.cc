@@ -1,0 +1,149 @@
+// Rows by key, as they are: written, erased, and read with the optimizer's state.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/gradients.h"
+#include "oe_runtime/core/table/row_ops.h"
+
+namespace oe {
+
+size_t Table::state_values() const { return ops_->format().state_values; }
+
+Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights, const void* states,
+                                  Executor* executor) {
+  RequireWhole();
+  const RowFormat& format = ops_->format();
+  RefuseNonfinite(spec_, keys, n, weights, format.dim, "row");
+  if (states != nullptr) RefuseNonfinite(spec_, keys, n, states, format.state_values, "optimizer's state");
+  const Plan plan = MakePlan(keys, n);
+  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
+  std::array<AssignCounts, kShards> counts{};
+  // A push that runs may hold the number of a row that is evicted here.
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  // First every row that is missing, which may fail.
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+    AddAssigned(plan, begin, end, static_cast<uint32_t>(shard), numbers.get(), &counts[shard]);
+  });
+  const auto step = static_cast<uint32_t>(content_->version.load());
+  const auto seconds = static_cast<uint32_t>(has_policies_ ? clock_() : 0);
+  const size_t bytes = format.value_bytes();
+  const size_t state_bytes = format.state_bytes();
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    RowMap& map = *content_->shards[shard];
+    const std::unique_lock<FairSharedMutex> lock(map.mutex());
+    const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
+    for (size_t i = begin; i < end; ++i) {
+      if (numbers[i] == kNoRow) continue;  // no room
+      std::byte* row = map.row(numbers[i]);
+      const size_t at = plan.order[i];
+      ops_->Write(static_cast<const std::byte*>(weights) + at * bytes, row);
+      if (states != nullptr && state_bytes > 0) {
+        std::memcpy(row + format.state_at, static_cast<const std::byte*>(states) + at * state_bytes,
+                    state_bytes);
+      }
+      if (has_policies_) eviction_.facts().Touch(row, step, 1, seconds);
+    }
+  });
+  AssignCounts sum;
+  for (const AssignCounts& of_shard : counts) {
+    sum.created += of_shard.created;
+    sum.evicted += of_shard.evicted;
+    sum.no_room += of_shard.no_room;
+  }
+  no_room_ += sum.no_room;
+  return sum;
+}
+
+// numbers[begin .. end): rows of the keys of an internal shard that may be written; kNoRow where the cap has
+// no room. The caller holds the shard's lock, and no push runs.
+void Table::AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t shard, uint32_t* numbers,
+                        AssignCounts* counts) {
+  RowMap& map = *content_->shards[shard];
+  const RowFacts& facts = eviction_.facts();
+  AdmissionFilter* filter = content_->filter.get();
+  const auto step = static_cast<uint32_t>(content_->version.load() + 1);  // marks the rows of this call
+  map.FindWritable(&plan.keys[begin], end - begin, &numbers[begin]);
+  uint64_t of_call = 0;
+  for (size_t i = begin; i < end; ++i) {
+    if (numbers[i] == kNoRow) continue;
+    facts.SetStep(map.row(numbers[i]), step);
+    ++of_call;
+  }
+  for (size_t i = begin; i < end; ++i) {
+    if (numbers[i] != kNoRow) continue;
+    const Key key = plan.keys[i];
+    while (map.size() >= most_rows_[shard] && of_call < most_rows_[shard]) {
+      if (!EvictOne(content_.get(), shard, step)) break;
+      ++counts->evicted;
+    }
+    if (map.size() >= most_rows_[shard]) {
+      ++counts->no_room;
+      continue;
+    }
+    map.FindOrAdd(&key, 1, &numbers[i], [&](Key /*key*/, std::byte* row) {
+      ops_->Init(key, row);
+      facts.Init(row, 0);
+      facts.SetStep(row, step);
+      ++counts->created;
+      ++of_call;
+    });
+    if (filter != nullptr) filter->Forget(shard, key);
+  }
+}
+
+uint64_t Table::Erase(const Key* keys, size_t n, Executor* executor) {
+  RequireWhole();
+  const Plan plan = MakePlan(keys, n);
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);  // see Assign()
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  std::atomic<uint64_t> erased{0};
+  plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
+    RowMap& map = *content_->shards[shard];
+    const std::unique_lock<FairSharedMutex> lock(map.mutex());
+    for (size_t i = begin; i < end; ++i) {
+      if (map.Erase(plan.keys[i])) ++erased;
+    }
+  });
+  return erased;
+}
+
+void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                     Executor* executor) const {
+  RequireWhole();
+  constexpr size_t kAtOnce = 256;
+  const RowFormat& format = ops_->format();
+  const size_t bytes = format.value_bytes();
+  const size_t state_bytes = format.state_bytes();
+  const Plan plan = MakePlan(keys, n);
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  plan.ForEachShard(executor, [&](size_t first, size_t last, size_t shard) {
+    const RowMap& map = *content_->shards[shard];
+    const std::unique_ptr<std::byte[]> fresh(new std::byte[row_bytes_]);
+    std::array<const std::byte*, kAtOnce> rows{};
+    for (size_t begin = first; begin < last; begin += kAtOnce) {
+      const size_t size = std::min(kAtOnce, last - begin);
+      const std::shared_lock<FairSharedMutex> lock(map.mutex());
+      map.Find(&plan.keys[begin], size, rows.data());
+      for (size_t i = 0; i < size; ++i) {
+        if (rows[i] != nullptr) PrefetchRow(rows[i], row_bytes_);
+      }
+      for (size_t i = 0; i < size; ++i) {
+        const size_t at = plan.order[begin + i];
+        found[at] = rows[i] != nullptr ? 1 : 0;
+        if (rows[i] == nullptr) ops_->Init(plan.keys[begin + i], fresh.get());
+        const std::byte* row = rows[i] != nullptr ? rows[i] : fresh.get();
+        ops_->Read(row, static_cast<std::byte*>(weights) + at * bytes);
+        if (states == nullptr || state_bytes == 0) continue;
+        std::memcpy(static_cast<std::byte*>(states) + at * state_bytes, row + format.state_at, state_bytes);
+      }
+    }
+  });
+}
+
+}  // namespace oe
