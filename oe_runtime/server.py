@@ -148,7 +148,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(1, 64),
         default=2,
         metavar="N",
-        help="checkpoints that pmem_libpmem and dram_pmem keep (default: %(default)s)",
+        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 is enough for a single table on a single "
+        "server only (default: %(default)s)",
     )
     parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"

@@ -102,8 +102,21 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   }
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (const auto id = FindTable(wanted)) return *id;
+  CheckKeptCheckpoints(wanted.name);
   tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
   return static_cast<uint32_t>(tables_.size() - 1);
+}
+
+// Each table drops its oldest checkpoint when a new one is durable: of one that crashes in between, some
+// parts have the old one and some the new one only.
+void Store::CheckKeptCheckpoints(const std::string& table) const {
+  const StorageSpec& storage = storage_->spec();
+  const bool keeps = storage.type == "pmem_libpmem" || storage.type == "dram_pmem";
+  if (!keeps || storage.kept_checkpoints > 1 || (shard_.servers == 1 && tables_.empty())) return;
+  throw SpecError("table '" + table + "': its storage keeps one checkpoint ('kept_checkpoints', " +
+                  "--storage-checkpoints), but " +
+                  (shard_.servers > 1 ? std::to_string(shard_.servers) + " servers" : "several tables") +
+                  " that crash may then have none in common; keep 2 or more");
 }
 
 uint32_t Store::OpenTable(const TableSpec& spec) const {

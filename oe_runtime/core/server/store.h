@@ -105,6 +105,7 @@ class Store {
 
  private:
   Table& Get(uint32_t id) const;
+  void CheckKeptCheckpoints(const std::string& table) const;
   std::optional<uint32_t> FindTable(const TableSpec& complete) const;
   std::vector<Table*> Tables() const;
   std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
