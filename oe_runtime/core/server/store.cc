@@ -283,6 +283,7 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
     saved.back()["filter"] = {
         {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
+  SyncDirectory(directory);
   return saved;
 }
 
