@@ -15,6 +15,8 @@ struct Region {
   std::string path;  // for messages
   std::byte* data = nullptr;
   size_t size = 0;
+  uint64_t device = 0;  // which file it is, whatever its name
+  uint64_t inode = 0;
 };
 
 // Makes stores to regions durable. For one thread; its fence covers its own flushes.
@@ -46,6 +48,8 @@ class Medium {
   virtual Region Open(const std::string& name) = 0;
   // Unmaps it.
   virtual void Close(const Region& region) noexcept = 0;
+  // Throws StorageError unless the next process finds the region under its name.
+  virtual void RequirePresent(const Region& /*region*/) const {}
   // Removes a region that is not mapped; durable at return.
   virtual void Remove(const std::string& name) = 0;
   // The names of all regions, in order. Throws StorageError.

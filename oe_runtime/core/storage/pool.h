@@ -157,6 +157,7 @@ class Pool {
   void MakeDurableUpTo(uint64_t id);
   void Fail(const std::string& failure);
   void Seal(const Job& job);
+  void RequirePresent() const;
   void Commit(std::vector<KeptCheckpoint> kept);
   void Recycle();
   void Invalidate(const Slots& slots);

@@ -249,6 +249,7 @@ void Pool::MakeDurable(const Job& job) {
     }
     tombstones[i] = job.changes[i].tombstones;
   }
+  RequirePresent();
   std::vector<KeptCheckpoint> kept = kept_;
   kept.push_back(job.checkpoint);
   kept.back().digest = digest_;
@@ -293,6 +294,18 @@ void Pool::Seal(const Job& job) {
   }
   metas.Flush();
   flusher_->Fence();
+}
+
+// A checkpoint in files that the next process does not find is none.
+void Pool::RequirePresent() const {
+  medium_->RequirePresent(super_);
+  std::vector<Region> regions;
+  {
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    regions.reserve(segments_.size());
+    for (const Segment& segment : segments_) regions.push_back(segment.region);
+  }
+  for (const Region& region : regions) medium_->RequirePresent(region);
 }
 
 void Pool::Commit(std::vector<KeptCheckpoint> kept) {

@@ -87,8 +87,10 @@ class SimulatedMedium final : public Medium {
   }
   Region Open(const std::string& name) override {
     File& file = files_.at(name);
-    return {name, name, reinterpret_cast<std::byte*>(file.cache.data()),
-            file.cache.size() * sizeof(uint64_t)};
+    Region region{name, name};
+    region.data = reinterpret_cast<std::byte*>(file.cache.data());
+    region.size = file.cache.size() * sizeof(uint64_t);
+    return region;
   }
   void Close(const Region& /*region*/) noexcept override {}
   void Remove(const std::string& name) override {
