@@ -26,7 +26,10 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
                         cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
                         elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
-                        written to the pool)
+                        written to the pool);
+                        damage.* (of pools): quarantined_rows (a row whose checksum is wrong is removed, and
+                        begins anew when it is pushed), repaired_rows (nothing was lost), scrubbed_rows that
+                        --storage-scrub has checked, scrubs (how many times it was through with the table)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, sharing_memory (so many clients on this host have rows and
@@ -152,6 +155,14 @@ def _parser() -> argparse.ArgumentParser:
         "server only (default: %(default)s)",
     )
     parser.add_argument(
+        "--storage-scrub",
+        type=_in_range(0, 2**63 - 1),
+        default=32 << 20,
+        metavar="BYTES",
+        help="rows of pmem_libpmem and dram_pmem that are checked in the background against their checksums, "
+        "in bytes per second; 0 checks them only when they are copied or saved (default 32 MiB)",
+    )
+    parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
     )
     parser.add_argument(
@@ -239,6 +250,7 @@ def _run(options: argparse.Namespace) -> int:
             tls=options.tls,
             max_connections=options.max_connections,
             max_request_bytes=options.max_request_bytes,
+            scrub_bytes_per_second=options.storage_scrub,
         )
         endpoint = None
         try:

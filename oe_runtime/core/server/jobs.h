@@ -1,6 +1,7 @@
 // The jobs of one server: each has tables of its own, under names of its own, in the storage that they share.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -46,6 +47,9 @@ class Jobs {
 
   // As Store::Stats, of the tables of all jobs; and "workers", Workers::Stats of the jobs that have some.
   nlohmann::json Stats() const;
+
+  // Store::Scrub of all jobs.
+  void Scrub(const std::function<bool(uint64_t bytes)>& pace);
 
   // Workers::Stop of all jobs.
   void Stop();

@@ -240,6 +240,17 @@ void Store::Upkeep() noexcept {
   }
 }
 
+bool Store::Scrub(const std::function<bool(uint64_t bytes)>& pace) {
+  for (const auto& table : Tables()) {
+    Table::ScrubPosition position;
+    uint64_t bytes = 0;
+    while (table->Scrub(&position, &bytes)) {
+      if (!pace(bytes)) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   CheckPart(part);
   return Get(table).Keys(part);
@@ -399,6 +410,11 @@ nlohmann::json Store::Stats() const {
                         {"write_backs", cache.write_backs}}},
                       {"pushes_at_risk", table->pushes_at_risk()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
+    const Table::DamageCounts damage = table->damage_counts();
+    tables.back()["damage"] = {{"quarantined_rows", damage.quarantined},
+                               {"repaired_rows", damage.repaired},
+                               {"scrubbed_rows", damage.scrubbed_rows},
+                               {"scrubs", damage.scrubs}};
     AddPolicies(*table, &tables.back());
     durable_at = std::min(durable_at, table->durable_at());
   }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -61,6 +62,9 @@ class Store {
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;
+  // Table::Scrub of every table, until pace(bytes), which is told what was read since and waits for as long
+  // as that may take, is false.
+  bool Scrub(const std::function<bool(uint64_t bytes)>& pace);
   // Table::Evict of every table; how many rows went.
   uint64_t Evict();
 

@@ -26,7 +26,7 @@ class Flusher {
 
   // An 8-byte store to an aligned word, which a power cut does or undoes as a whole. Everything that
   // publishes or invalidates goes through here; other data may be stored in any way.
-  virtual void Store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+  virtual void Store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
   // Begins to write the bytes back. They may have reached the medium before, without being asked to.
   virtual void Flush(const void* data, size_t size) = 0;
   // Returns when all that was flushed before is durable. Throws StorageError.
