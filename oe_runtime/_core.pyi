@@ -111,6 +111,7 @@ class Server:
         tls: str,
         max_connections: int,
         max_request_bytes: int,
+        scrub_bytes_per_second: int = 0,
     ) -> None: ...
     @property
     def port(self) -> int: ...

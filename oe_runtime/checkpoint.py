@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
 
 FORMAT = 1
@@ -133,11 +134,11 @@ def _publish(
             **extra,
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _sync(partial / MANIFEST)
+        durable.sync(partial / MANIFEST)
         for folder in {partial, *(p for p in partial.rglob("*") if p.is_dir())}:
-            _sync(folder)
+            durable.sync(folder)
         partial.rename(final)
-        _sync(directory)
+        durable.sync(directory)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {final}: {error.strerror or error}") from error
@@ -304,14 +305,5 @@ def _sum(file: Path, most: int | None = None) -> tuple[int, str]:
 
 
 def _sync_and_sum(file: Path) -> tuple[int, str]:
-    _sync(file)
+    durable.sync(file)
     return _sum(file)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or a directory's entries to the device."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

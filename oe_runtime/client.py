@@ -572,8 +572,8 @@ class Client:
         For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for
         microseconds, and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be
         above that of the last one. The newest few are kept (``StorageSpec.kept_checkpoints``); while the one
-        before is not durable in every table of every server yet, this waits for it, so that with two or more
-        there always is one that all have. Call it between pushes; of several synchronous workers one calls
+        before is not durable in every table of every server yet, this waits for it, so that there always is
+        one that all have. Call it between pushes; of several synchronous workers one calls
         it, and it is of the batch that this one pushed last, with all workers' shares. Raises ``SpecError``
         for a storage that keeps none, ``StorageError``.
         """

@@ -32,6 +32,14 @@ _CACHE = (
     ("write_backs", "counter", "Rows that were changed in the cache and written to the pool."),
 )
 
+# What tables in pools tell of damaged rows.
+_DAMAGE = (
+    ("quarantined_rows", "Rows that were removed because their checksum was wrong."),
+    ("repaired_rows", "Rows whose checksum was wrong that were repaired without a loss."),
+    ("scrubbed_rows", "Rows that were checked in the background."),
+    ("scrubs", "How many times all rows were checked in the background."),
+)
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -65,6 +73,9 @@ def text(stats: Mapping[str, Any], now: float) -> str:
             [(_labels(t), t["nonfinite_gradients"]) for t in tables],
         )
     _policies(page, tables)
+    if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
+        for field, what in _DAMAGE:
+            page.add(f"oe_{field}_total", "counter", what, [(_labels(t), t["damage"][field]) for t in tables])
     if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"

@@ -27,7 +27,10 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         for which there was no place; ttl: clock_jumps, at which all rows count as pushed);
                         cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
                         elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
-                        written to the pool)
+                        written to the pool);
+                        damage.* (of pools): quarantined_rows (a row whose checksum is wrong is removed, and
+                        begins anew when it is pushed), repaired_rows (nothing was lost), scrubbed_rows that
+                        --storage-scrub has checked, scrubs (how many times it was through with the table)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, before_hello (of them: that have not said hello), limit (of those that have),
@@ -150,7 +153,16 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(1, 64),
         default=2,
         metavar="N",
-        help="checkpoints that pmem_libpmem and dram_pmem keep (default: %(default)s)",
+        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 is enough for a single table on a single "
+        "server only (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--storage-scrub",
+        type=_in_range(0, 2**63 - 1),
+        default=32 << 20,
+        metavar="BYTES",
+        help="rows of pmem_libpmem and dram_pmem that are checked in the background against their checksums, "
+        "in bytes per second; 0 checks them only when they are copied or saved (default 32 MiB)",
     )
     parser.add_argument(
         "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
@@ -242,6 +254,7 @@ def _run(options: argparse.Namespace) -> int:
             tls=options.tls,
             max_connections=options.max_connections,
             max_request_bytes=options.max_request_bytes,
+            scrub_bytes_per_second=options.storage_scrub,
         )
         endpoint = None
         try:

@@ -150,7 +150,8 @@ class StorageSpec:
 
     ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
     ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
-    all start empty), and ``kept_checkpoints`` (1 to 64) of ``Client.checkpoint`` are kept.
+    all start empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of
+    ``Client.checkpoint`` are kept.
 
     ``weights_only`` leaves out what optimizers and policies keep in rows: for tables that are restored from
     files and read. They refuse pushes, saves and checkpoints.

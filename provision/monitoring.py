@@ -145,6 +145,12 @@ _PANELS: tuple[Panel, ...] = (
         "Of rows, that were refused or skipped, per second.",
         [("sum by (table) (rate(oe_nonfinite_gradients_total{w}{r})) > 0", "{{table}}")],
     ),
+    (
+        "Damaged rows",
+        "short",
+        "Of pools, that were removed because their checksum was wrong, since the servers started.",
+        [("sum by (training_job, table) (oe_quarantined_rows_total{w}) > 0", "{{training_job}} {{table}}")],
+    ),
 )
 
 

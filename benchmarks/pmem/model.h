@@ -158,6 +158,7 @@ class ModelledMedium final : public Medium {
   size_t SizeOf(const std::string& name) const override { return medium_->SizeOf(name); }
   Region Open(const std::string& name) override { return medium_->Open(name); }
   void Close(const Region& region) noexcept override { medium_->Close(region); }
+  void RequirePresent(const Region& region) const override { medium_->RequirePresent(region); }
   void Remove(const std::string& name) override { medium_->Remove(name); }
   std::vector<std::string> List() const override { return medium_->List(); }
   std::string PathOf(const std::string& name) const override { return medium_->PathOf(name); }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
 
 FILE = "dense.npz"
@@ -70,9 +70,7 @@ def write(arrays: Mapping[str, NDArray[Any]], directory: Path) -> Path:
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    durable.rename(temporary, path)
     return path
 
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from oe_runtime import durable
 from oe_runtime.keras import dense
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Table, TableLayer
@@ -51,7 +52,7 @@ def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -
             os.rename(path, temporary / "old")
         if os.path.lexists(path):
             raise FileExistsError(f"{path} was made by someone else in the meantime")
-        os.rename(temporary / "model", path)
+        durable.rename(temporary / "model", path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path

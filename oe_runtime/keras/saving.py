@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
 
@@ -118,6 +119,6 @@ def _published(path: Path, *, overwrite: bool, ours: str = "") -> Iterator[Path]
         yield new
         if os.path.lexists(path):
             os.rename(path, old)
-        os.rename(new, path)
+        durable.rename(new, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import checkpoint, models
+from oe_runtime import checkpoint, durable, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
 from oe_runtime.tensorflow_noise import without_noise
@@ -136,7 +136,7 @@ class KerasTrainee:
                 self._save(new, rows_of)
             if path.exists():
                 path.rename(old)
-            new.rename(path)
+            durable.rename(new, path)
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)

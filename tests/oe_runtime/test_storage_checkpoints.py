@@ -180,3 +180,46 @@ def test_dram_keeps_no_checkpoints():
             client.recover()
         with pytest.raises(SpecError, match="dram cannot recover"):
             Client.in_process(StorageSpec(recover=True))
+
+
+def test_one_kept_checkpoint_is_enough_for_a_single_table_on_a_single_server_only(tmp_path):
+    storage = StorageSpec("pmem_libpmem", str(tmp_path / "one"), kept_checkpoints=1)
+    with Client.in_process(storage) as client:
+        table = client.create_table(SPEC)
+        push(client, table)
+        client.checkpoint(1, wait=True)
+        client.checkpoint(2, wait=True)
+        assert client.checkpoints() == [2]
+        assert client.create_table(SPEC) == table
+        with pytest.raises(SpecError, match=r"table 'u': its storage keeps one checkpoint .*several tables"):
+            client.create_table(TableSpec("u", 4))
+    storage = StorageSpec("pmem_libpmem", str(tmp_path / "two"), kept_checkpoints=1)
+    with (
+        Client.in_process(storage, servers=2) as client,
+        pytest.raises(SpecError, match=r"keeps one checkpoint .*but 2 servers .*keep 2 or more"),
+    ):
+        client.create_table(SPEC)
+
+
+def test_a_checkpoint_in_files_that_are_gone_is_not_acknowledged(tmp_path):
+    servers = Servers(tmp_path, 1, storage="pmem_libpmem")
+    try:
+        with Client(servers.endpoints) as client:
+            table = client.create_table(SPEC)
+            push(client, table)
+            client.checkpoint(1, wait=True)
+            for file in (tmp_path / "pool-0").glob("*.pool"):
+                file.unlink()
+            push(client, table)
+            with pytest.raises(StorageError, match=r"the pool file .*-super\.pool is gone.*save the tables"):
+                client.checkpoint(2, wait=True)
+            saved = tmp_path / "saved"
+            saved.mkdir()
+            client.save(saved)  # what the message says helps
+            want = client.pull_rows(table, KEYS)
+    finally:
+        servers.end()
+    with Client.in_process() as client:
+        table = client.create_table(SPEC)
+        client.restore(saved)
+        assert np.array_equal(client.pull_rows(table, KEYS), want)

@@ -14,7 +14,8 @@ namespace {
 std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32_t index, uint32_t count,
                                   const std::string& storage, unsigned threads, const std::string& token,
                                   const std::string& checkpoint_dir, const std::string& tls,
-                                  uint64_t max_connections, uint64_t max_request_bytes) {
+                                  uint64_t max_connections, uint64_t max_request_bytes,
+                                  uint64_t scrub_bytes_per_second) {
   ServerOptions options;
   options.host = host;
   options.port = port;
@@ -26,6 +27,7 @@ std::unique_ptr<Server> NewServer(const std::string& host, uint16_t port, uint32
   options.tls = ParseTlsMode(tls);
   options.limits.connections = max_connections;
   options.limits.bytes = max_request_bytes;
+  options.scrub_bytes_per_second = scrub_bytes_per_second;
   const py::gil_scoped_release release;
   return std::make_unique<Server>(options);
 }
@@ -37,7 +39,7 @@ void BindServer(py::module_& module) {
       .def(py::init(&NewServer), py::kw_only(), py::arg("host"), py::arg("port"), py::arg("index"),
            py::arg("count"), py::arg("storage"), py::arg("threads"), py::arg("token"),
            py::arg("checkpoint_dir"), py::arg("tls"), py::arg("max_connections"),
-           py::arg("max_request_bytes"))
+           py::arg("max_request_bytes"), py::arg("scrub_bytes_per_second") = 0)
       .def_property_readonly("port", &Server::port)
       .def_property_readonly("stop_fd", &Server::stop_fd)
       .def_property_readonly("encrypted", &Server::encrypted)

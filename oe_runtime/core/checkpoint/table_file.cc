@@ -86,6 +86,12 @@ void PublishFile(int descriptor, const std::string& temporary, const std::string
   }
 }
 
+void SyncDirectory(const std::string& directory) {
+  const File opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.ok() && ::fsync(opened.get()) == 0) return;
+  throw CheckpointError("cannot sync the directory " + directory + ": " + ErrnoText(errno));
+}
+
 TableFileInfo ReadTableFileInfo(const std::string& file) { return TableFileReader(file).info(); }
 
 TableFileInfo VerifyTableFile(const std::string& file) {

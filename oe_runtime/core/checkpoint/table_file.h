@@ -61,8 +61,10 @@ std::string HexText(uint64_t value);
 
 // Writes all of it; the CheckpointError of a failure names `file`.
 void WriteFully(int descriptor, const void* data, size_t size, const std::string& file);
-// Syncs an open file and gives it its name.
+// Syncs an open file and gives it its name, which is durable after SyncDirectory().
 void PublishFile(int descriptor, const std::string& temporary, const std::string& file);
+// Makes the names of the files in a directory durable.
+void SyncDirectory(const std::string& directory);
 
 // How many bytes the file of `info` (everything but file, bytes and checksum must be set) will have.
 uint64_t TableFileBytes(const TableFileInfo& info);

@@ -25,9 +25,10 @@ constexpr double kLongTimeout = 3600;
 
 constexpr uint64_t kMostPulled = uint64_t{256} << 20;  // by one message; what is more comes by several
 constexpr uint64_t kMostPushed =
-    kMaxBody - (uint64_t{1} << 20);                        // there is more in a message than this counts
-constexpr uint16_t kTearVersion = 6;                       // of the protocol that knows kTear and kVersions
-constexpr size_t kMostReason = 1000;                       // bytes
+    kMaxBody - (uint64_t{1} << 20);   // there is more in a message than this counts
+constexpr uint16_t kRowsVersion = 6;  // of the protocol that knows kAssign to kDropTables
+constexpr uint16_t kTearVersion = 6;  // of the protocol that knows kTear and kVersions
+constexpr size_t kMostReason = 1000;  // bytes
 constexpr auto kSettle = std::chrono::milliseconds(2000);  // for a push that some servers have already
 
 struct HostPort {
@@ -205,6 +206,7 @@ class RemoteBackend : public Backend {
   }
 
   void ReadRows(std::vector<ServerRows>* parts) override {
+    RequireVersion(kRowsVersion, "rows by key");
     std::vector<Buffer> heads(parts->size());
     std::vector<Call> calls(parts->size());
     for (size_t s = 0; s < parts->size(); ++s) {
@@ -303,6 +305,7 @@ class RemoteBackend : public Backend {
 
   std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
                                bool force) override {
+    RequireVersion(kRowsVersion, "dropping tables");
     json request = {{"tables", tables}, {"force", force}};
     if (tables.empty()) request["tables"] = nullptr;
     if (job && *job != job_) request["job"] = *job;
@@ -545,6 +548,8 @@ class RemoteBackend : public Backend {
 
   // A request that changes rows, to the servers whose parts have keys; their numbers and what they replied.
   std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
+    RequireVersion(kRowsVersion, "rows by key");
+    RequireIntact();
     std::vector<Buffer> heads(parts.size());
     std::vector<Call> calls(parts.size());
     for (size_t s = 0; s < parts.size(); ++s) {
@@ -685,6 +690,14 @@ class RemoteBackend : public Backend {
     if (reply.is_discarded())
       throw ProtocolError("server " + peers_[server]->endpoint + ": the reply is not JSON");
     return reply;
+  }
+
+  void RequireVersion(uint16_t version, const std::string& what) const {
+    for (const auto& peer : peers_) {
+      if (peer->version >= version) continue;
+      throw SpecError("server " + peer->endpoint + " speaks version " + std::to_string(peer->version) +
+                      " of the protocol, which does not know " + what + "; update it");
+    }
   }
 
   // `changed` names what some servers have done, where that must be told.

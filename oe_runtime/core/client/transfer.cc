@@ -357,6 +357,7 @@ void FetchTables(const std::vector<json>& saved, const std::string& directory, c
   }
   pool->ParallelFor(all.size(), [&](size_t i) { Check(*all[i]); });
   for (const Incoming* file : all) Publish(*file);
+  SyncDirectory(directory);
   for (const auto& fetch : fetches) fetch->Keep();
 }
 

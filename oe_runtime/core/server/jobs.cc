@@ -73,6 +73,12 @@ nlohmann::json Jobs::Stats() const {
   return all;
 }
 
+void Jobs::Scrub(const std::function<bool(uint64_t bytes)>& pace) {
+  for (Job* job : All()) {
+    if (!job->store.Scrub(pace)) return;
+  }
+}
+
 void Jobs::Stop() {
   for (Job* job : All()) job->workers.Stop();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -48,6 +49,9 @@ class Jobs {
 
   // As Store::Stats, of the tables of all jobs; and "workers", Workers::Stats of the jobs that have some.
   nlohmann::json Stats() const;
+
+  // Store::Scrub of all jobs.
+  void Scrub(const std::function<bool(uint64_t bytes)>& pace);
 
   // Workers::Stop of all jobs.
   void Stop();

@@ -26,6 +26,7 @@
 
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/server/connection.h"
+#include "oe_runtime/core/server/scrubber.h"
 #include "oe_runtime/core/wire/errors.h"
 #include "oe_runtime/core/wire/tls.h"
 
@@ -72,6 +73,7 @@ class Server::Impl {
     for (unsigned i = 0; i < pool_.threads() + 2; ++i) {
       threads_.emplace_back([this] { Work(); });
     }
+    scrubber_ = std::make_unique<Scrubber>(jobs_.get(), options.scrub_bytes_per_second);
   }
 
   ~Impl() { Stop(); }
@@ -116,6 +118,7 @@ class Server::Impl {
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
+    if (scrubber_) scrubber_->Stop();
     jobs_->Stop();
     // Connections that wait in line hold on to themselves.
     context_.request_bytes.Clear();
@@ -261,6 +264,7 @@ class Server::Impl {
   std::unique_ptr<TlsContext> tls_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Jobs> jobs_;
+  std::unique_ptr<Scrubber> scrubber_;
   std::unique_ptr<Scratch> scratch_;
   ConnectionContext context_;  // outlives the connections, which io_ owns
   asio::io_context io_;

@@ -22,6 +22,7 @@ struct ServerOptions {
   std::string token;           // every client must know it; may only be empty on loopback
   TlsMode tls = TlsMode::kAuto;
   ServerLimits limits;
+  uint64_t scrub_bytes_per_second = 0;  // of rows in pools that are checked in the background; 0: none
 };
 
 class Server {

@@ -125,8 +125,23 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   }
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (const auto id = FindTable(wanted)) return *id;
+  CheckKeptCheckpoints(wanted.name);
   tables_.push_back({wanted.name, Table::Create(wanted, storage_, shard_, job_)});
   return static_cast<uint32_t>(tables_.size() - 1);
+}
+
+// Each table drops its oldest checkpoint when a new one is durable: of one that crashes in between, some
+// parts have the old one and some the new one only.
+void Store::CheckKeptCheckpoints(const std::string& table) const {
+  const StorageSpec& storage = storage_->spec();
+  const bool keeps = storage.type == "pmem_libpmem" || storage.type == "dram_pmem";
+  const bool first =
+      std::none_of(tables_.begin(), tables_.end(), [](const Entry& entry) { return entry.table != nullptr; });
+  if (!keeps || storage.kept_checkpoints > 1 || (shard_.servers == 1 && first)) return;
+  throw SpecError("table '" + table + "': its storage keeps one checkpoint ('kept_checkpoints', " +
+                  "--storage-checkpoints), but " +
+                  (shard_.servers > 1 ? std::to_string(shard_.servers) + " servers" : "several tables") +
+                  " that crash may then have none in common; keep 2 or more");
 }
 
 uint32_t Store::OpenTable(const TableSpec& spec) const {
@@ -359,6 +374,17 @@ void Store::Upkeep() noexcept {
   }
 }
 
+bool Store::Scrub(const std::function<bool(uint64_t bytes)>& pace) {
+  for (const auto& table : Tables()) {
+    Table::ScrubPosition position;
+    uint64_t bytes = 0;
+    while (table->Scrub(&position, &bytes)) {
+      if (!pace(bytes)) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   CheckPart(part);
   return Get(table)->Keys(part);
@@ -403,6 +429,7 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
     saved.back()["filter"] = {
         {"file", FilterFileName(name)}, {"bytes", filter.bytes}, {"checksum", HexText(filter.checksum)}};
   }
+  SyncDirectory(directory);
   return saved;
 }
 
@@ -519,6 +546,11 @@ nlohmann::json Store::Stats() const {
                         {"write_backs", cache.write_backs}}},
                       {"pushes_at_risk", table->pushes_at_risk()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
+    const Table::DamageCounts damage = table->damage_counts();
+    tables.back()["damage"] = {{"quarantined_rows", damage.quarantined},
+                               {"repaired_rows", damage.repaired},
+                               {"scrubbed_rows", damage.scrubbed_rows},
+                               {"scrubs", damage.scrubs}};
     AddPolicies(*table, &tables.back());
     durable_at = std::min(durable_at, table->durable_at());
   }

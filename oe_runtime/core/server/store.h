@@ -85,6 +85,9 @@ class Store {
 
   // Table::Upkeep of all tables: to be called when a pull was answered.
   void Upkeep() noexcept;
+  // Table::Scrub of every table, until pace(bytes), which is told what was read since and waits for as long
+  // as that may take, is false.
+  bool Scrub(const std::function<bool(uint64_t bytes)>& pace);
   // Table::Evict of every table; how many rows went.
   uint64_t Evict();
 
@@ -134,6 +137,7 @@ class Store {
   };
 
   std::shared_ptr<Table> Get(uint32_t id) const;
+  void CheckKeptCheckpoints(const std::string& table) const;
   std::optional<uint32_t> FindTable(const TableSpec& complete) const;
   std::vector<std::shared_ptr<Table>> Tables() const;
   std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;

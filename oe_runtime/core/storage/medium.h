@@ -15,6 +15,8 @@ struct Region {
   std::string path;  // for messages
   std::byte* data = nullptr;
   size_t size = 0;
+  uint64_t device = 0;  // which file it is, whatever its name
+  uint64_t inode = 0;
 };
 
 // Makes stores to regions durable. For one thread; its fence covers its own flushes.
@@ -24,7 +26,7 @@ class Flusher {
 
   // An 8-byte store to an aligned word, which a power cut does or undoes as a whole. Everything that
   // publishes or invalidates goes through here; other data may be stored in any way.
-  virtual void Store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+  virtual void Store(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
   // Begins to write the bytes back. They may have reached the medium before, without being asked to.
   virtual void Flush(const void* data, size_t size) = 0;
   // Returns when all that was flushed before is durable. Throws StorageError.
@@ -46,6 +48,8 @@ class Medium {
   virtual Region Open(const std::string& name) = 0;
   // Unmaps it.
   virtual void Close(const Region& region) noexcept = 0;
+  // Throws StorageError unless the next process finds the region under its name.
+  virtual void RequirePresent(const Region& /*region*/) const {}
   // Removes a region that is not mapped; durable at return.
   virtual void Remove(const std::string& name) = 0;
   // The names of all regions, in order. Throws StorageError.

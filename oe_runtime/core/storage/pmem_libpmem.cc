@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -195,7 +194,7 @@ class PmemLibpmem final : public Storage, public Medium {
   }
 
   Region Open(const std::string& name) override {
-    Region region{name, PathOf(name), nullptr, 0};
+    Region region{name, PathOf(name)};
     int is_pmem = 0;
     region.data =
         static_cast<std::byte*>(::pmem_map_file(region.path.c_str(), 0, 0, 0, &region.size, &is_pmem));
@@ -207,9 +206,18 @@ class PmemLibpmem final : public Storage, public Medium {
       }
       throw StorageError("cannot open the pool file " + region.path, error);
     }
-    mappings_.Add(region);
+    Admit(&region, is_pmem != 0);
     Count(region.size);
     return region;
+  }
+
+  void RequirePresent(const Region& region) const override {
+    struct stat there{};
+    const bool found = ::stat(region.path.c_str(), &there) == 0;
+    if (found && there.st_dev == region.device && there.st_ino == region.inode) return;
+    throw StorageError("the pool file " + region.path + (found ? " is another file now" : " is gone") +
+                       ", and what its table holds ends with this process; save the tables to files, then "
+                       "start without recovery and restore from these");
   }
 
   void Close(const Region& region) noexcept override {
@@ -245,8 +253,25 @@ class PmemLibpmem final : public Storage, public Medium {
   }
 
  private:
+  // The file of a region that was just mapped.
+  void Admit(Region* region, bool is_pmem) {
+    struct stat there{};
+    const int error = ::stat(region->path.c_str(), &there) == 0 ? 0 : errno;
+    if (error == 0 && is_pmem == is_pmem_) {
+      region->device = there.st_dev;
+      region->inode = there.st_ino;
+      return mappings_.Add(*region);
+    }
+    (void)::pmem_unmap(region->data, region->size);
+    if (error != 0) throw StorageError("cannot use the pool file " + region->path, error);
+    // How stores are made durable is the same for all regions.
+    throw StorageError("the pool file " + region->path + (is_pmem ? " is" : " is not") +
+                       " on persistent memory, but the storage directory " + directory_.string() +
+                       (is_pmem_ ? " is" : " is not") + "; keep all files of a pool in one file system");
+  }
+
   Region Map(const std::string& name, size_t bytes) {
-    Region region{name, PathOf(name), nullptr, 0};
+    Region region{name, PathOf(name)};
     int is_pmem = 0;
     // Without PMEM_FILE_SPARSE the file's blocks are allocated here, so that a full device is an error now
     // and not a SIGBUS at some later store.
@@ -255,21 +280,36 @@ class PmemLibpmem final : public Storage, public Medium {
     if (region.data == nullptr) {
       const int error = errno;
       if (error != EEXIST) (void)::unlink(region.path.c_str());
-      throw StorageError(
-          "cannot get " + BytesText(bytes) + " in the storage directory " + directory_.string(), error);
+      throw NoRoom(bytes, error);
     }
-    is_pmem_ = is_pmem != 0;
-    mappings_.Add(region);
+    try {
+      Admit(&region, is_pmem != 0);
+    } catch (const StorageError&) {
+      (void)::unlink(region.path.c_str());
+      throw;
+    }
     return region;
+  }
+
+  StorageError NoRoom(size_t bytes, int error) const {
+    return StorageError("cannot get " + BytesText(bytes) + " in the storage directory " + directory_.string(),
+                        error);
   }
 
   // Asks the device now whether it is persistent and has room at all, not at the first push. One that is full
   // must still give back the rows that it holds.
   void Probe() {
     try {
-      const Region probe = Map("oe-rows-probe.pool", 2 * kPoolPage);
-      (void)::pmem_unmap(probe.data, probe.size);
-      (void)::unlink(probe.path.c_str());
+      const std::string path = PathOf("oe-rows-probe.pool");
+      size_t size = 0;
+      int is_pmem = 0;
+      void* data = ::pmem_map_file(path.c_str(), 2 * kPoolPage, PMEM_FILE_CREATE | PMEM_FILE_EXCL, 0600,
+                                   &size, &is_pmem);
+      const int error = errno;
+      if (data != nullptr || error != EEXIST) (void)::unlink(path.c_str());
+      if (data == nullptr) throw NoRoom(2 * kPoolPage, error);
+      (void)::pmem_unmap(data, size);
+      is_pmem_ = is_pmem != 0;
     } catch (const StorageError&) {
       const std::vector<std::string> names = List();
       if (names.empty()) throw;
@@ -402,7 +442,7 @@ class PmemLibpmem final : public Storage, public Medium {
   const DirectoryLock lock_;  // before any use of the directory, after the last
   Mappings mappings_;
   std::mutex find_mutex_;  // held while pools are looked at that may not be open yet
-  std::atomic<bool> is_pmem_{false};
+  bool is_pmem_ = false;   // all regions, as Probe() found
 };
 
 std::mutex open_mutex;

@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_POOL_H_
 #define OE_CORE_STORAGE_POOL_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/medium.h"
 #include "oe_runtime/core/storage/pool_format.h"
 #include "oe_runtime/core/storage/slot_store.h"
@@ -34,7 +36,8 @@ struct PoolSpec {
   std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here
   uint32_t window = 2;                    // checkpoints that are kept
   size_t block_bytes = size_t{32} << 10;
-  CacheMemory* cache = nullptr;  // of a cache of rows in DRAM; must outlive the pool. nullptr: without one
+  std::shared_ptr<Damage> damage;  // where damaged rows are counted; nullptr: nowhere
+  CacheMemory* cache = nullptr;    // of a cache of rows in DRAM; must outlive the pool. nullptr: without one
   // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
   bool background = true;
 
@@ -124,6 +127,12 @@ class Pool {
 
   // For SlotStore: a block of free slots. Throws StorageError.
   SlotBlock TakeBlock();
+  // The newest epoch all of whose slots have their states.
+  uint64_t sealed() const noexcept { return sealed_.load(std::memory_order_acquire); }
+  // The metadata of some slot that leaves the table may be wrong: the next checkpoint looks.
+  void Suspect() noexcept { suspect_ = true; }
+  // Counts and logs what was done about the damaged `row` of a key.
+  void Report(Damage::Kind kind, Key key, const std::byte* row) noexcept;
 
  private:
   using Slots = std::vector<std::vector<uint32_t>>;  // numbers by shard
@@ -157,6 +166,8 @@ class Pool {
   void MakeDurableUpTo(uint64_t id);
   void Fail(const std::string& failure);
   void Seal(const Job& job);
+  uint64_t CountDigest(const Slots& retired) const;
+  void RequirePresent() const;
   void Commit(std::vector<KeptCheckpoint> kept);
   void Recycle();
   void Invalidate(const Slots& slots);
@@ -188,8 +199,11 @@ class Pool {
   std::map<uint64_t, Slots> retired_;           // by the epoch in which they were retired
   std::map<uint64_t, Slots> tombstones_;        // by their epoch
   uint64_t digest_ = 0;                         // of the last closed epoch, see KeptCheckpoint
-  uint64_t sequence_ = 0;                       // of the newest copy of the superblock
-  uint64_t least_segments_ = 0;                 // that copy's
+  std::atomic<uint64_t> sealed_{0};
+  // Whether a damaged row was quarantined: its metadata, which digest_ is made of, may be wrong as well.
+  std::atomic<bool> suspect_{false};
+  uint64_t sequence_ = 0;        // of the newest copy of the superblock
+  uint64_t least_segments_ = 0;  // that copy's
 
   // Of callers of Checkpoint(), who exclude each other.
   uint64_t epoch_ = 1;

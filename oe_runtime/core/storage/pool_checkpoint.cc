@@ -1,12 +1,10 @@
 // How checkpoints of a pool become durable.
-#include <sched.h>
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <utility>
 
+#include "oe_runtime/core/common/come_after_others.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/pool.h"
@@ -15,16 +13,6 @@ namespace oe {
 namespace {
 
 constexpr size_t kAhead = 8;  // rows on their way
-
-// Whoever trains or is served comes before the thread of a pool: it takes no processor from one that has it
-// when it wakes, and where all are busy it gets a tenth of one. Both are of the calling thread only, and
-// always allowed.
-void ComeAfterOthers() noexcept {
-  constexpr int kNice = 10;
-  const sched_param none{};
-  (void)::sched_setscheduler(0, SCHED_BATCH, &none);
-  (void)::setpriority(PRIO_PROCESS, 0, ::getpriority(PRIO_PROCESS, 0) + kNice);
-}
 
 // Flushes metadata by cache lines, of which one holds that of several slots: once after the last of them that
 // follow each other, since a line that is stored to while it is written back waits for that.
@@ -249,6 +237,14 @@ void Pool::MakeDurable(const Job& job) {
     }
     tombstones[i] = job.changes[i].tombstones;
   }
+  if (suspect_.exchange(false) && CountDigest(retired) != digest_) {
+    // Recovery would find other rows than the checkpoint has, and refuse it.
+    throw StorageError(
+        "the metadata of the rows beside " + super_.path +
+        " is damaged, and no later checkpoint could be recovered; save the tables to files, then "
+        "start without recovery and restore from these");
+  }
+  RequirePresent();
   std::vector<KeptCheckpoint> kept = kept_;
   kept.push_back(job.checkpoint);
   kept.back().digest = digest_;
@@ -291,8 +287,48 @@ void Pool::Seal(const Job& job) {
       metas.Store(meta, state);
     }
   }
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    for (const uint32_t number : job.changes[i].repaired)
+      flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
+  }
   metas.Flush();
   flusher_->Fence();
+  sealed_.store(epoch, std::memory_order_release);
+}
+
+// digest_ as the metadata of all slots has it. `retired`: in the epoch that is made durable.
+uint64_t Pool::CountDigest(const Slots& retired) const {
+  uint64_t digest = 0;
+  for (const std::vector<SlotBlock>& blocks : blocks_) {
+    for (const SlotBlock& block : blocks) {
+      for (const SlotMeta* meta = block.metas; meta < block.metas + layout_.block_rows(); ++meta) {
+        if (meta->state != 0 && !IsTombstone(meta->state)) digest += SlotDigest(meta->key, meta->state);
+      }
+    }
+  }
+  const auto leave_out = [&](const Slots& slots) {
+    for (uint32_t i = 0; i < spec_.shards; ++i) {
+      for (const uint32_t number : slots[i]) {
+        const SlotMeta* meta = MetaOf(i, number);
+        if (meta->state != 0 && !IsTombstone(meta->state)) digest -= SlotDigest(meta->key, meta->state);
+      }
+    }
+  };
+  leave_out(retired);
+  for (const auto& [epoch, slots] : retired_) leave_out(slots);
+  return digest;
+}
+
+// A checkpoint in files that the next process does not find is none.
+void Pool::RequirePresent() const {
+  medium_->RequirePresent(super_);
+  std::vector<Region> regions;
+  {
+    const std::lock_guard<std::mutex> lock(segments_mutex_);
+    regions.reserve(segments_.size());
+    for (const Segment& segment : segments_) regions.push_back(segment.region);
+  }
+  for (const Region& region : regions) medium_->RequirePresent(region);
 }
 
 void Pool::Commit(std::vector<KeptCheckpoint> kept) {
@@ -354,6 +390,24 @@ void Pool::Verify(uint32_t shard, const std::vector<uint32_t>& numbers) const {
       Damaged(segment.region.name,
               "the checksum of the row of key " + std::to_string(meta->key) + " is wrong");
     }
+  }
+}
+
+void Pool::Report(Damage::Kind kind, Key key, const std::byte* row) noexcept {
+  if (!spec_.damage) return;
+  try {
+    std::string where;
+    {
+      const std::lock_guard<std::mutex> lock(segments_mutex_);
+      for (const Segment& segment : segments_) {
+        if (row < segment.region.data || row >= segment.region.data + segment.region.size) continue;
+        where = "at byte " + std::to_string(row - segment.region.data) + " of " + segment.region.path;
+      }
+    }
+    const std::string what = spec_.led() ? "what the admission filter counted under key " : "the row of key ";
+    spec_.damage->Report(kind, what + std::to_string(key), where);
+  } catch (const std::bad_alloc&) {
+    spec_.damage->Report(kind, {}, {});
   }
 }
 

@@ -259,6 +259,8 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   retired_ = std::move(retired);
   tombstones_ = std::move(tombstones);
   digest_ = chosen.digest;
+  sealed_ = chosen.epoch;
+  suspect_ = false;
   epoch_ = chosen.epoch + 1;
   last_id_ = chosen.id;
   has_id_ = !kept.empty();

@@ -97,12 +97,18 @@ void RowCache::Upkeep(Index* index) noexcept {
   }
   index->Find(keys.data(), wanted, numbers.data());
   for (size_t i = 0; i < wanted; ++i) {
-    if (numbers[i] != kNoRow && (numbers[i] & kCopyBit) == 0) slots_->PrefetchRow(numbers[i]);
+    if (numbers[i] == kNoRow || (numbers[i] & kCopyBit) != 0) continue;
+    slots_->PrefetchRow(numbers[i]);
+    slots_->PrefetchMeta(numbers[i]);
   }
   for (size_t i = 0; i < wanted; ++i) {
     uint32_t slot = kNoRow;
     index->Find(&keys[i], 1, &slot);  // the key may have come earlier among these
     if (slot == kNoRow || (slot & kCopyBit) != 0) continue;
+    if (!slots_->Intact(keys[i], slot)) {
+      NoteDamaged(keys[i]);
+      continue;
+    }
     const uint32_t at = TakeFrame(index);
     if (at == kNoRow) return;
     frames_[at] = {keys[i], slot, 0};
@@ -111,6 +117,13 @@ void RowCache::Upkeep(Index* index) noexcept {
     index->Set(keys[i], at | kCopyBit);
     ++moves_;
     Count(&rows_);
+  }
+}
+
+void RowCache::NoteDamaged(Key key) noexcept {
+  try {
+    damaged_.push_back(key);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it is found again
   }
 }
 

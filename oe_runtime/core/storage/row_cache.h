@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/index/index.h"
@@ -64,6 +65,8 @@ class RowCache {
   // Works off some of the notes, few enough not to let pulls wait for long; `index` is that of the shard.
   // Takes mutex().
   void Upkeep(Index* index) noexcept;
+  // Keys of rows that Upkeep() did not take in, because they are damaged; the caller looks after these.
+  std::vector<Key> TakeDamaged() noexcept { return std::exchange(damaged_, {}); }
   // How many times rows were moved into copies and out of them. With the lock shared.
   uint64_t moves() const noexcept { return moves_; }
 
@@ -89,6 +92,7 @@ class RowCache {
   CacheStats stats() const noexcept;
 
  private:
+  void NoteDamaged(Key key) noexcept;
   uint32_t TakeFrame(Index* index) noexcept;
   bool Grow() noexcept;
   void Shrink(Index* index) noexcept;
@@ -114,6 +118,7 @@ class RowCache {
   // too; 8 bytes for each frame.
   std::vector<uint16_t> missed_times_;
   uint32_t hand_ = 0;
+  std::vector<Key> damaged_;
   uint64_t moves_ = 0;
   mutable std::mutex mutex_;
 

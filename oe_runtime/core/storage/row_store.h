@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/storage/storage.h"
 
@@ -62,6 +63,7 @@ class RowStore {
   // This store, if a row must be asked for before it is written (slot_store.h).
   virtual SlotStore* slots() noexcept { return nullptr; }
 
+  void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout_.row_bytes); }
   std::byte* row(uint32_t number) const noexcept {
     return blocks_[number / kCopyBit][number % kCopyBit >> layout_.shift] + layout_.Offset(number & mask_);
   }

@@ -87,8 +87,10 @@ class SimulatedMedium final : public Medium {
   }
   Region Open(const std::string& name) override {
     File& file = files_.at(name);
-    return {name, name, reinterpret_cast<std::byte*>(file.cache.data()),
-            file.cache.size() * sizeof(uint64_t)};
+    Region region{name, name};
+    region.data = reinterpret_cast<std::byte*>(file.cache.data());
+    region.size = file.cache.size() * sizeof(uint64_t);
+    return region;
   }
   void Close(const Region& /*region*/) noexcept override {}
   void Remove(const std::string& name) override {
@@ -103,6 +105,20 @@ class SimulatedMedium final : public Medium {
   std::string PathOf(const std::string& name) const override { return name; }
 
   std::unique_ptr<Flusher> NewFlusher() override { return std::make_unique<SimulatedFlusher>(this); }
+
+  // Flips a bit behind the program's back, of the medium and so of what it reads.
+  void Flip(const void* address, int bit) {
+    const auto* at = static_cast<const std::byte*>(address);
+    for (auto& [name, file] : files_) {
+      auto* begin = reinterpret_cast<std::byte*>(file.cache.data());
+      if (at < begin || at >= begin + file.cache.size() * sizeof(uint64_t)) continue;
+      auto* medium = reinterpret_cast<std::byte*>(file.medium.data());
+      begin[at - begin] ^= std::byte{1} << bit;
+      medium[at - begin] ^= std::byte{1} << bit;
+      return;
+    }
+    throw StorageError("a flip outside of the medium");
+  }
 
   // Segments are at most about this large.
   void set_largest(size_t bytes) { largest_ = bytes; }

@@ -26,6 +26,7 @@ void SlotStore::ReserveLists() {
   ReserveOne(&changes_.written);
   ReserveOne(&changes_.retired);
   ReserveOne(&changes_.tombstones);
+  ReserveOne(&changes_.repaired);
 }
 
 void SlotStore::Reserve() {
@@ -117,6 +118,11 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
     RowCache::Frame& frame = cache_->frame(number);
     cache_->WriteBack(number);  // what belongs to an epoch that is closed
     if (!Writable(frame.slot)) {
+      // The copy is right whatever happened to the slot, but what checkpoints have of it is in its metadata.
+      if (!Fits(key, frame.slot, row(number))) {
+        if (!RepairMeta(key, frame.slot, row(number))) pool_->Suspect();
+        Report(Damage::Kind::kRepaired, key, frame.slot);
+      }
       changes_.retired.push_back(frame.slot);
       frame.slot = Take(key, false);
     }
@@ -130,8 +136,43 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
   return copy;
 }
 
+bool SlotStore::Intact(Key key, uint32_t number) const noexcept {
+  return Writable(number) || Fits(key, number, row(number));
+}
+
+// Whether the metadata of a slot of a closed epoch is that of a row of `key` with this content.
+bool SlotStore::Fits(Key key, uint32_t number, const std::byte* content) const noexcept {
+  const SlotMeta& of = meta(number);
+  uint64_t state = __atomic_load_n(&of.state, __ATOMIC_ACQUIRE);
+  if (state == 0) {
+    if (pool_->sealed() + 1 < epoch_) return true;  // perhaps its own epoch is not durable yet
+    state = __atomic_load_n(&of.state, __ATOMIC_ACQUIRE);
+  }
+  return of.key == key && state != 0 && state == SlotState(EpochOf(state), key, content, layout().row_bytes);
+}
+
+bool SlotStore::RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept {
+  SlotMeta& of = metas_[number >> layout().shift][number & mask()];
+  const uint64_t wrong = of.state;
+  // Of these 65 states, one is right by chance in 2^26 cases.
+  for (int bit = -1; bit < 64; ++bit) {
+    const uint64_t state = bit < 0 ? wrong : wrong ^ uint64_t{1} << bit;
+    if (state == 0 || state != SlotState(EpochOf(state), key, content, layout().row_bytes)) continue;
+    changes_.repaired.push_back(number);
+    of.key = key;
+    __atomic_store_n(&of.state, state, __ATOMIC_RELEASE);
+    return true;
+  }
+  return false;
+}
+
+void SlotStore::Report(Damage::Kind kind, Key key, uint32_t number) const noexcept {
+  pool_->Report(kind, key, row(number));
+}
+
 void SlotStore::Erase(Key key, uint32_t number) noexcept {
   --size_;
+  const std::byte* content = row(number);
   if ((number & kCopyBit) != 0) {
     const std::lock_guard<std::mutex> lock(cache_->mutex());
     const RowCache::Frame frame = cache_->frame(number);
@@ -147,6 +188,8 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
+  // A damaged row may go, but what checkpoints have of it is in its metadata.
+  if (!Fits(key, number, content) && !RepairMeta(key, number, content)) pool_->Suspect();
   changes_.tombstones.push_back(Take(key, false));
   changes_.retired.push_back(number);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "oe_runtime/core/common/prefetch.h"
+#include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/epoch_marks.h"
 #include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/row_store.h"
@@ -59,7 +60,17 @@ class SlotStore final : public RowStore {
   void PrefetchWritable(uint32_t number) const noexcept {
     writable_[number / kCopyBit].Fetch(number % kCopyBit);
   }
-  void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout().row_bytes); }
+  // The number of a slot.
+  void PrefetchMeta(uint32_t number) const noexcept { Prefetch(&meta(number)); }
+  // Whether the slot of `key` has what was written to it, by its checksum. A slot has none while its epoch is
+  // open or not durable yet: that counts as intact. Numbers of slots; with the shard's lock, shared is
+  // enough.
+  bool Intact(Key key, uint32_t number) const noexcept;
+  // Repairs a slot that is not intact, where what is wrong is its key or one bit of its state. Reserve() must
+  // have come before.
+  bool RepairMeta(Key key, uint32_t number) noexcept { return RepairMeta(key, number, row(number)); }
+  // Counts and logs what was done about a damaged slot.
+  void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept;
   // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
@@ -75,6 +86,7 @@ class SlotStore final : public RowStore {
     std::vector<uint32_t> written;     // rows and tombstones
     std::vector<uint32_t> tombstones;  // which of them are tombstones
     std::vector<uint32_t> retired;     // of earlier epochs, no longer part of the table
+    std::vector<uint32_t> repaired;    // of earlier epochs, whose metadata was wrong
   };
   // Whether anything happened in the open epoch.
   bool changed() const noexcept { return !changes_.written.empty() || !changes_.retired.empty(); }
@@ -100,6 +112,8 @@ class SlotStore final : public RowStore {
   void SetSize(uint64_t size) noexcept { size_ = size; }
 
  private:
+  bool Fits(Key key, uint32_t number, const std::byte* content) const noexcept;
+  bool RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept;
   uint32_t Take(Key key, bool added) noexcept;
   bool TakeGiven();
   void ReserveLists();

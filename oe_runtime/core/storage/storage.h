@@ -29,7 +29,8 @@ struct StorageSpec {
   // newest checkpoint. Otherwise they are removed and every table starts empty.
   bool recover = false;
   // Pools: how many of the newest checkpoints of a table can be gone back to, 1 to
-  // kMostKeptCheckpoints. Each costs room for the rows that changed after it.
+  // kMostKeptCheckpoints. Each costs room for the rows that changed after it. Several tables, and several
+  // servers, need 2 (Store::CreateTable), to have one in common after a crash.
   uint32_t kept_checkpoints = 2;
   // dram_pmem, which needs it: most bytes of DRAM for the caches of all tables.
   uint64_t cache_bytes = 0;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 
@@ -106,7 +107,7 @@ class RowMap {
       const uint64_t start = *position;
       const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
       if (found == 0) return false;
-      for (size_t i = 0; i < found; ++i) Prefetch(row(numbers[i]));
+      for (size_t i = 0; i < found; ++i) oe::Prefetch(row(numbers[i]));
       bool erased = false;
       for (size_t i = 0; i < found; ++i) {
         if (!wants(keys[i], static_cast<const std::byte*>(row(numbers[i])))) continue;
@@ -125,7 +126,59 @@ class RowMap {
     while (cache_ != nullptr && cache_->wants_upkeep()) {
       const std::unique_lock<FairSharedMutex> lock(mutex_);
       cache_->Upkeep(index_.get());
+      for (const Key key : cache_->TakeDamaged()) CheckQuietly(key);
     }
+  }
+
+  // Checks the rows of some keys from *position on (0 at first), which moves on, against their checksums, and
+  // does what CheckRow() does about those that are damaged; false when there are no more keys. Rows that come
+  // or go between calls may be missed. *rows are how many it was. The caller does not hold mutex().
+  bool Scrub(uint64_t* position, uint64_t* rows) noexcept {
+    std::array<Key, kAtOnce> keys{};
+    std::array<uint32_t, kAtOnce> numbers{};
+    size_t damaged = 0;
+    {
+      const std::shared_lock<FairSharedMutex> lock(mutex_);
+      *rows = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
+      for (size_t i = 0; i < *rows; ++i) {
+        numbers[i] = PlaceOf(numbers[i]);
+        slots_->PrefetchRow(numbers[i]);
+        slots_->PrefetchMeta(numbers[i]);
+      }
+      for (size_t i = 0; i < *rows; ++i) {
+        if (!slots_->Intact(keys[i], numbers[i])) keys[damaged++] = keys[i];
+      }
+    }
+    if (damaged > 0) {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      for (size_t i = 0; i < damaged; ++i) CheckQuietly(keys[i]);
+    }
+    return *rows > 0;
+  }
+  // Whether the row that a key has is what was written; the number is that of the key.
+  bool Intact(Key key, uint32_t number) const noexcept {
+    return slots_ == nullptr || (number & kCopyBit) != 0 || slots_->Intact(key, number);
+  }
+  // A damaged row is repaired where that is possible, and otherwise quarantined: the key has no row any more.
+  // Where the storage has no room to write that down, the row stays, to be found again.
+  void CheckQuietly(Key key) noexcept {
+    try {
+      CheckRow(key);
+    } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+    }
+  }
+  // The same, throwing StorageError.
+  void CheckRow(Key key) {
+    uint32_t number = kNoRow;
+    index_->Find(&key, 1, &number);
+    if (number == kNoRow || slots_->Intact(key, PlaceOf(number))) return;
+    OrStorageError([&] { store_->Reserve(); });
+    if (RepairMeta(key, PlaceOf(number))) return;
+    if ((number & kCopyBit) == 0) return Quarantine(key, number);
+    const uint32_t damaged = PlaceOf(number);
+    (void)slots_->Replace(key, number);  // its copy is right
+    Changed(&number, 1);
+    slots_->Report(Damage::Kind::kRepaired, key, damaged);
   }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
   uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
@@ -149,6 +202,11 @@ class RowMap {
     return cache_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(cache_->mutex());
   }
 
+  // A row that is read in a moment, and what Intact() needs of it.
+  void Prefetch(uint32_t number) const noexcept {
+    store_->PrefetchRow(number);
+    if (slots_ != nullptr && (number & kCopyBit) == 0) slots_->PrefetchMeta(number);
+  }
   std::byte* row(uint32_t number) const noexcept { return store_->row(number); }
   uint64_t size() const noexcept { return store_->size(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
@@ -193,7 +251,19 @@ class RowMap {
     }
   }
 
-  // Replaces rows of earlier epochs by copies.
+  bool RepairMeta(Key key, uint32_t slot) noexcept {
+    if (!slots_->RepairMeta(key, slot)) return false;
+    slots_->Report(Damage::Kind::kRepaired, key, slot);
+    return true;
+  }
+
+  void Quarantine(Key key, uint32_t number) {
+    Erase(key, number);
+    slots_->Report(Damage::Kind::kQuarantined, key, number);
+  }
+
+  // Replaces rows of earlier epochs by copies. A damaged row has none, which would have a right checksum: its
+  // key gets kNoRow.
   void MakeWritable(const Key* keys, size_t n, uint32_t* numbers) {
     std::array<uint32_t, kAtOnce> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     size_t count = 0;
@@ -202,7 +272,7 @@ class RowMap {
     }
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
-      slots_->PrefetchRow(numbers[i]);
+      Prefetch(numbers[i]);
       old[count++] = static_cast<uint32_t>(i);
     }
     std::bitset<256> replaced;  // of numbers, by their lowest bits
@@ -211,10 +281,15 @@ class RowMap {
       const uint32_t number = numbers[i];
       if (replaced[number % replaced.size()]) {  // the key may have come earlier in this batch
         index_->Find(&keys[i], 1, &numbers[i]);
-        if (slots_->Writable(numbers[i])) continue;
+        if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
       }
       replaced.set(number % replaced.size());
       OrStorageError([&] { store_->Reserve(); });
+      if (!Intact(keys[i], number) && !RepairMeta(keys[i], number)) {
+        Quarantine(keys[i], number);
+        numbers[i] = kNoRow;
+        continue;
+      }
       numbers[i] = slots_->Replace(keys[i], number);
       if (numbers[i] != number) index_->Set(keys[i], numbers[i]);
     }

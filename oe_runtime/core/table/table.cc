@@ -64,6 +64,8 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
+      damage_(std::make_shared<Damage>("table '" + spec_.name + "'" +
+                                       (job_.empty() ? "" : " of job '" + job_ + "'"))),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }
@@ -77,6 +79,7 @@ PoolSpec Table::NewPoolSpec() const {
   table.erase("nonfinite_gradients");  // how it goes on, not what is in the rows
   pool.identity = IdentityOf(pool.kind, table);
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
+  pool.damage = damage_;
   pool.row_bytes = kept_bytes_;
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
@@ -388,6 +391,30 @@ void Table::Upkeep(Executor* executor) {
   const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
   if (executor != nullptr) return executor->ParallelFor(kShards, run);
   for (size_t shard = 0; shard < kShards; ++shard) run(shard);
+}
+
+bool Table::Scrub(ScrubPosition* position, uint64_t* bytes) {
+  *bytes = 0;
+  // Beside pushes; a save, a checkpoint or a restore is not waited for.
+  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::try_to_lock);
+  if (!push_lock) return true;
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
+  if (!content_lock) return true;
+  if (!content_->pool) return false;
+  uint64_t rows = 0;
+  if (!content_->shards[position->shard]->Scrub(&position->of_shard, &rows)) {
+    ++position->shard;
+    position->of_shard = 0;
+  }
+  scrubbed_rows_ += rows;
+  *bytes = rows * (kept_bytes_ + sizeof(SlotMeta));
+  if (position->shard < kShards) return true;
+  ++scrubs_;
+  return false;
+}
+
+Table::DamageCounts Table::damage_counts() const {
+  return {damage_->quarantined(), damage_->repaired(), scrubbed_rows_, scrubs_};
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {

@@ -26,6 +26,7 @@
 namespace oe {
 
 class AdmissionFilter;
+class Damage;
 class Index;
 class RowOps;
 class TableChainReader;
@@ -127,6 +128,22 @@ class Table {
   // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
   // has been answered, so that nobody waits for it; what it has not done is done in the next push.
   void Upkeep(Executor* executor = nullptr);
+
+  // For tables in pools. Checks the rows from *position on (all zeros at first), which moves on, against
+  // their checksums, and repairs or quarantines those that are damaged, which are counted and logged. To be
+  // called again and again, by one thread. False after the last row, and for a table in no pool.
+  struct ScrubPosition {
+    uint32_t shard = 0;
+    uint64_t of_shard = 0;
+  };
+  bool Scrub(ScrubPosition* position, uint64_t* bytes);
+  struct DamageCounts {
+    uint64_t quarantined = 0;    // rows that were damaged and are gone; since the table was made
+    uint64_t repaired = 0;       // that were damaged, and nothing is lost
+    uint64_t scrubbed_rows = 0;  // that Scrub() checked
+    uint64_t scrubs = 0;         // how many times it was through with all
+  };
+  DamageCounts damage_counts() const;
 
   // The keys with a row in one of kParts parts of the table, in no order. `part` must be below kParts.
   static constexpr uint32_t kParts = 16;
@@ -250,11 +267,14 @@ class Table {
   const double default_value_;                    // of keys that are not admitted
   const std::array<uint64_t, kParts> most_rows_;  // of each internal shard
   mutable TtlClock clock_;
+  const std::shared_ptr<Damage> damage_;
 
   std::atomic<uint64_t> admitted_{0};
   std::atomic<uint64_t> not_admitted_{0};
   std::atomic<uint64_t> no_room_{0};
   std::array<std::atomic<uint64_t>, Eviction::kNoReason> evicted_{};
+  std::atomic<uint64_t> scrubbed_rows_{0};
+  std::atomic<uint64_t> scrubs_{0};
   mutable std::atomic<uint64_t> nonfinite_gradients_{0};
   mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
   mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore

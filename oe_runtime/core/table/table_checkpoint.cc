@@ -13,11 +13,13 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/table/content.h"
+#include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
 namespace {
 
 constexpr size_t kLoadBytes = size_t{4} << 20;  // of rows of a restore that are added at once
+constexpr size_t kRowsAhead = 16;               // of a save that are on their way from memory
 
 // Moves the entries of rows that changed to the front; how many there are.
 size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
@@ -102,13 +104,22 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
   const std::unique_ptr<std::byte[]> rows(new std::byte[block * row_bytes_]);
   size_t filled = 0;
+  std::vector<std::pair<RowMap*, Key>> damaged;
   for (const auto& map : content_->shards) {
     uint64_t position = 0;
     while (size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get())) {
       if (increment) found = KeepChanged(*map, found, &keys[filled], numbers.get());
-      for (size_t i = 0; i < found; ++i) PrefetchRow(map->row(numbers[i]), row_bytes_);
+      for (size_t i = 0; i < std::min(found, kRowsAhead); ++i) map->Prefetch(numbers[i]);
       for (size_t i = 0; i < found; ++i) {
-        std::memcpy(&rows[(filled + i) * row_bytes_], map->row(numbers[i]), row_bytes_);
+        if (i + kRowsAhead < found) map->Prefetch(numbers[i + kRowsAhead]);
+        const Key key = keys[filled + i];
+        std::byte* row = &rows[(filled + i) * row_bytes_];
+        std::memcpy(row, map->row(numbers[i]), row_bytes_);
+        if (map->Intact(key, numbers[i])) continue;
+        // The file's checksum would say that it is right. As when it is pushed, the key begins anew.
+        ops_->Init(key, row);
+        if (has_policies_) eviction_.facts().Init(row, 0);
+        damaged.emplace_back(map.get(), key);
       }
       filled += found;
       if (filled == block) {
@@ -122,6 +133,10 @@ TableFileInfo Table::SaveRows(const std::string& file, std::optional<uint64_t> s
   content_->saved = info.checksum;
   content_->saved_version = info.version;
   for (const auto& map : content_->shards) map->changes().Start();
+  for (const auto& [map, key] : damaged) {
+    const std::unique_lock<FairSharedMutex> lock(map->mutex());
+    map->CheckQuietly(key);
+  }
   return info;
 }
 

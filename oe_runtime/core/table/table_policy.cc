@@ -36,6 +36,7 @@ StorageError CountsError(const std::string& table, const StorageError& error) {
 PoolSpec Table::CountsPoolSpec() const {
   PoolSpec pool = CountsPool(spec_.admission, kShards, [this](Key key) { return InternalShard(key); });
   pool.table = spec_.name;
+  pool.damage = damage_;
   const nlohmann::json table = spec_;
   pool.identity = IdentityOf(pool.kind, {{"name", spec_.name}, {"admission", table.at("admission")}});
   return pool;

@@ -31,7 +31,7 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
     AddAssigned(plan, begin, end, static_cast<uint32_t>(shard), numbers.get(), &counts[shard]);
   });
   const auto step = static_cast<uint32_t>(content_->version.load());
-  const auto seconds = static_cast<uint32_t>(has_policies_ ? clock_() : 0);
+  const uint32_t seconds = eviction_.has_ttl() ? clock_.Read().now : 0;
   const size_t bytes = format.value_bytes();
   const size_t state_bytes = format.state_bytes();
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {

@@ -1,0 +1,21 @@
+#ifndef OE_CORE_COMMON_COME_AFTER_OTHERS_H_
+#define OE_CORE_COMMON_COME_AFTER_OTHERS_H_
+
+#include <sched.h>
+#include <sys/resource.h>
+
+namespace oe {
+
+// For the threads of the background: whoever trains or is served comes before the calling thread. It takes no
+// processor from one that has it when it wakes, and where all are busy it gets a tenth of one. Both are of
+// the calling thread only, and always allowed.
+inline void ComeAfterOthers() noexcept {
+  constexpr int kNice = 10;
+  const sched_param none{};
+  (void)::sched_setscheduler(0, SCHED_BATCH, &none);
+  (void)::setpriority(PRIO_PROCESS, 0, ::getpriority(PRIO_PROCESS, 0) + kNice);
+}
+
+}  // namespace oe
+
+#endif  // OE_CORE_COMMON_COME_AFTER_OTHERS_H_

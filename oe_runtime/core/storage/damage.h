@@ -1,0 +1,47 @@
+#ifndef OE_CORE_STORAGE_DAMAGE_H_
+#define OE_CORE_STORAGE_DAMAGE_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace oe {
+
+// What was done about damaged rows of a table in its pools. Thread-safe.
+class Damage {
+ public:
+  enum class Kind {
+    kQuarantined,  // the row is gone: its key has none until it is pushed again
+    kRepaired,     // nothing is lost: its metadata was corrected, or it was written anew from its cached copy
+  };
+
+  // `table`: what messages call it.
+  explicit Damage(std::string table) : table_(std::move(table)) {}
+
+  // Counts it, and writes a line to the standard error. Lines beyond kMostLines per minute are only counted,
+  // which the first line after that minute says. `where`: the file and the place in it.
+  void Report(Kind kind, const std::string& what, const std::string& where) noexcept;
+
+  uint64_t quarantined() const noexcept { return quarantined_.load(std::memory_order_relaxed); }
+  uint64_t repaired() const noexcept { return repaired_.load(std::memory_order_relaxed); }
+
+  static constexpr uint64_t kMostLines = 20;
+
+ private:
+  bool AdmitLine(uint64_t* left_out);
+
+  const std::string table_;
+  std::atomic<uint64_t> quarantined_{0};
+  std::atomic<uint64_t> repaired_{0};
+  std::mutex mutex_;  // of what follows
+  std::chrono::steady_clock::time_point minute_;
+  uint64_t lines_ = 0;
+  uint64_t left_out_ = 0;
+};
+
+}  // namespace oe
+
+#endif  // OE_CORE_STORAGE_DAMAGE_H_
