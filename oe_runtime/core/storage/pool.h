@@ -38,6 +38,9 @@ struct PoolSpec {
   // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
   bool background = true;
 
+  // Of a new pool; one that is opened keeps its own.
+  uint32_t format = kPoolFormat;
+
   bool led() const { return kind != "table"; }
 };
 
@@ -119,6 +122,7 @@ class Pool {
 
   // Bytes of all segments.
   uint64_t bytes() const;
+  const PoolSpec& spec() const { return spec_; }
   // Of the caches of all shards.
   CacheStats cache_stats() const;
 
