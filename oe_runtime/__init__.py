@@ -16,6 +16,7 @@ from oe_runtime.errors import (
     SpecError,
     SpecMismatch,
     StorageError,
+    StorageFull,
     WorkerLost,
 )
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
@@ -34,6 +35,7 @@ __all__ = [
     "SpecError",
     "SpecMismatch",
     "StorageError",
+    "StorageFull",
     "StorageSpec",
     "TableSpec",
     "Worker",

@@ -26,7 +26,12 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         and eviction.NAME (evicted_rows; cap: refused_keys, for which there was no place);
                         cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
                         elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
-                        written to the pool)
+                        written to the pool);
+                        pool.* (pmem_libpmem and dram_pmem): slots, those that are free now, those that new
+                        rows leave to the rows that are there (reserved), those that changes take from
+                        one checkpoint to the next (changed), new rows that there is room for, about
+                        (headroom; of the storage's rest, each table has all), and how many times a new
+                        row was refused
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, accepted, encrypted, sharing_memory (so many clients on this host have rows and

@@ -15,6 +15,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/params.h"
 #include "oe_runtime/core/server/summed_push.h"
+#include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -88,6 +89,13 @@ void AddPolicies(const Table& table, nlohmann::json* stats) {
     (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
     if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
   }
+}
+
+void AddRoom(const Table& table, nlohmann::json* stats) {
+  const std::optional<PoolRoom> room = table.room();
+  if (!room) return;
+  (*stats)["pool"] = {{"slots", room->slots},     {"free", room->free},         {"reserved", room->reserved},
+                      {"changed", room->changed}, {"headroom", room->headroom}, {"refused", room->refused}};
 }
 
 }  // namespace
@@ -386,6 +394,7 @@ nlohmann::json Store::Stats() const {
                       {"pushes_at_risk", table->pushes_at_risk()},
                       {"nonfinite_gradients", table->nonfinite_gradients()}});
     AddPolicies(*table, &tables.back());
+    AddRoom(*table, &tables.back());
     durable_at = std::min(durable_at, table->durable_at());
   }
   if (tables.empty()) durable_at = 0;

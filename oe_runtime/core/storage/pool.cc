@@ -284,6 +284,18 @@ uint64_t Pool::bytes() const {
   return bytes_;
 }
 
+uint64_t Pool::slots_left() const {
+  const uint64_t of_block = layout_.block_bytes + layout_.block_rows() * sizeof(SlotMeta);
+  const uint64_t blocks = medium_->Room() / of_block;
+  const std::lock_guard<std::mutex> lock(segments_mutex_);
+  return (free_blocks_.size() + blocks) << layout_.shift;
+}
+
+uint64_t Pool::RowsIn(uint64_t slots) const {
+  const uint64_t sixteenths = 16 + SlotStore::Epochs(spec_.window);
+  return slots / sixteenths * 16 + slots % sixteenths * 16 / sixteenths;
+}
+
 CacheStats Pool::cache_stats() const {
   CacheStats stats;
   for (const auto& shard : shards_) {

@@ -82,6 +82,8 @@ class Subject {
     spec_.background = false;
     if (random_() % 4 == 0) spec_.format = kOldestPoolFormat;
     keys_ = 10 + random_() % 60;
+    // A third of the media are nearly full all the time.
+    if (random_() % 3 == 0) capacity_ = kSuperBytes + ((24 + random_() % 64) << 10);
     if (random_() % 2 == 0) {
       cache_ = std::make_unique<CacheMemory>(1 + random_() % 8192);
       spec_.cache = cache_.get();
@@ -174,6 +176,7 @@ class Subject {
       rows_.clear();
       called_.clear();
       NewCounts();
+      medium_.capacity = capacity_;
       for (uint32_t i = 0; i < kShards; ++i) {
         maps_.push_back(std::make_unique<RowMap>(NewHashIndex(), pool_->shard(i)));
       }
@@ -468,6 +471,7 @@ class Subject {
   Totals* const totals_;
   PoolSpec spec_;
   uint64_t keys_ = 0;
+  uint64_t capacity_ = UINT64_MAX;
 
   std::unique_ptr<CacheMemory> cache_;
   std::unique_ptr<Pool> pool_;

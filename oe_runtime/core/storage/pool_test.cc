@@ -1,4 +1,4 @@
-// Pools without crashes: their formats.
+// Pools without crashes: their formats, and what they do when the medium is full.
 #include "oe_runtime/core/storage/pool.h"
 
 #include <gtest/gtest.h>
@@ -61,10 +61,23 @@ class Rows {
     }
     return static_cast<uint8_t>(row[0]);
   }
+  bool Erase(Key key) { return map_->Erase(key); }
   void Checkpoint() {
     pool_->Checkpoint(++checkpoint_, 0);
     pool_->RunPending();
   }
+  // New rows from `key` on until one is refused; how many, and why.
+  uint64_t Fill(Key key, std::string* why = nullptr) {
+    const Key first = key;
+    const std::string message = MessageOf<StorageFull>([&] {
+      while (true) Push(key++, 1);
+    });
+    if (why != nullptr) *why = message;
+    return key - 1 - first;
+  }
+  PoolRoom room() { return pool_->shard(0)->room(); }
+  uint64_t Headroom() { return pool_->RowsIn(room().headroom + pool_->slots_left()); }
+  uint64_t size() const { return map_->size(); }
   void Resume(uint64_t checkpoint) { checkpoint_ = checkpoint; }
   Pool* operator->() { return pool_.get(); }
 
@@ -154,6 +167,128 @@ TEST(PoolTest, AFormatOfALaterVersionIsRefusedByName) {
                 "it, or start without recovery");
   EXPECT_FALSE(medium.List().empty()) << "it was removed";
 }
+
+class FullPoolTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  FullPoolTest() {
+    medium_.capacity = uint64_t{2} << 20;
+    medium_.set_largest(size_t{256} << 10);
+  }
+  SimulatedMedium medium_{1};
+};
+
+// Filled before the first checkpoint, or over many.
+TEST_P(FullPoolTest, UpdatesAndEvictionsGoOnWhereNewRowsAreRefused) {
+  for (const bool over_many : {false, true}) {
+    SCOPED_TRACE(over_many);
+    for (const std::string& name : medium_.List()) medium_.Remove(name);
+    Rows rows(&medium_, Spec(128, GetParam()));
+    std::string why;
+    uint64_t filled = 0;
+    if (over_many) {
+      why = MessageOf<StorageFull>([&] {
+        for (;; ++filled) {
+          if (filled % 250 == 0 && filled > 0) rows.Checkpoint();
+          rows.Push(filled, 1);
+        }
+      });
+    } else {
+      filled = rows.Fill(0, &why);
+    }
+    ASSERT_EQ(rows.size(), filled);
+    EXPECT_NE(why.find("is full for 't'. Table 't' takes no new rows"), std::string::npos) << why;
+    EXPECT_GT(filled, rows.room().slots * (over_many ? 9 : 7) / 10) << "gave up with room left";
+    EXPECT_EQ(rows.Headroom(), 0U);
+    EXPECT_EQ(rows.room().refused, 1U);
+    // A checkpoint before each push, and in each push 1 % of the rows.
+    for (uint64_t push = 0; push < 40; ++push) {
+      rows.Checkpoint();
+      for (uint64_t i = 0; i < filled / 100; ++i) {
+        const Key key = (push * 977 + i * 89) % filled;
+        ASSERT_NO_THROW(rows.Push(key, static_cast<uint8_t>(push))) << push << " " << i;
+      }
+    }
+    // It is known now that so few change.
+    filled += rows.Fill(filled);
+    EXPECT_GT(filled, rows.room().slots * 8 / 10);
+    for (uint64_t push = 0; push < 10; ++push) {
+      rows.Checkpoint();
+      for (uint64_t i = 0; i < filled / 100; ++i) ASSERT_NO_THROW(rows.Push(i * 97 % filled, 2));
+    }
+    for (Key key = 0; key < filled / 10; ++key) {
+      if (key % (filled / 200) == 0) rows.Checkpoint();
+      ASSERT_NO_THROW(ASSERT_TRUE(rows.Erase(key))) << key;
+    }
+    // What was evicted is room again when the checkpoints that have it are gone.
+    for (uint32_t i = 0; i < GetParam() + 10; ++i) {
+      rows.Push(filled - 1, 1);
+      rows.Checkpoint();
+    }
+    EXPECT_GT(rows.Fill(filled), 0U);
+  }
+}
+
+// More are evicted at once than slots are left: a few checkpoints later, all can be.
+TEST_P(FullPoolTest, EverythingCanBeEvictedInAFewTurns) {
+  Rows rows(&medium_, Spec(128, GetParam()));
+  const uint64_t filled = rows.Fill(0);
+  rows.Checkpoint();
+  Key next = 0;
+  for (int turn = 0; turn < 40 && next < filled; ++turn) {
+    try {
+      for (; next < filled; ++next) ASSERT_TRUE(rows.Erase(next));
+    } catch (const StorageFull& full) {
+      EXPECT_NE(std::string(full.what()).find("make a checkpoint"), std::string::npos) << full.what();
+      // What an epoch copies has its slots all the same.
+      for (Key key = filled - filled / 100; key < filled; ++key) {
+        if (key < next) continue;
+        ASSERT_NO_THROW(rows.Push(key, 2)) << turn;
+      }
+      for (uint32_t i = 0; i <= GetParam(); ++i) {
+        rows.Push(filled - 1, 1);
+        rows.Checkpoint();
+      }
+    }
+  }
+  EXPECT_EQ(rows.size(), 0U);
+  // And then the pool is as good as new.
+  for (uint32_t i = 0; i < GetParam() + 6; ++i) rows.Checkpoint();
+  EXPECT_GT(rows.Fill(0), filled / 2);
+}
+
+// A pool that trained at its limit does so after a restart.
+TEST_P(FullPoolTest, WhatIsReservedIsKnownAgainAfterARestart) {
+  const PoolSpec spec = Spec(128, GetParam());
+  uint64_t headroom = 0;
+  uint64_t filled = 0;
+  {
+    Rows rows(&medium_, spec);
+    for (Key key = 0; key < 10'000; ++key) rows.Push(key, 1);
+    for (int i = 0; i < 30; ++i) {
+      rows.Checkpoint();
+      for (Key key = 0; key < 100; ++key) rows.Push(key, 1);
+    }
+    filled = 10'000 + rows.Fill(10'000);
+    for (int i = 0; i < 3; ++i) {
+      rows.Checkpoint();
+      for (Key key = 0; key < 100; ++key) rows.Push(key, 1);
+    }
+    rows.Checkpoint();
+    ASSERT_TRUE(rows.Erase(filled - 1));
+    rows.Checkpoint();
+    for (int i = 0; i < 5; ++i) {
+      for (Key key = 0; key < 100; ++key) rows.Push(key, 1);
+      rows.Checkpoint();
+    }
+    headroom = rows.Headroom();
+    EXPECT_GT(headroom, 0U);
+  }
+  Rows rows(&medium_, spec, UuidIn(medium_));
+  EXPECT_GE(rows.Headroom(), headroom);
+  EXPECT_NO_THROW(rows.Push(filled, 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kept, FullPoolTest, testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace oe

@@ -151,6 +151,8 @@ class RowMap {
 
   std::byte* row(uint32_t number) const noexcept { return store_->row(number); }
   uint64_t size() const noexcept { return store_->size(); }
+  // For rows in a pool.
+  PoolRoom room() const { return slots_->room(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
   // Since the last save of the table; by PlaceOf().
@@ -214,7 +216,7 @@ class RowMap {
         if (slots_->Writable(numbers[i])) continue;
       }
       replaced.set(number % replaced.size());
-      OrStorageError([&] { store_->Reserve(); });
+      OrStorageError([&] { slots_->ReserveCopy(); });
       numbers[i] = slots_->Replace(keys[i], number);
       if (numbers[i] != number) index_->Set(keys[i], numbers[i]);
     }

@@ -28,6 +28,7 @@ namespace oe {
 class AdmissionFilter;
 class Index;
 class RowOps;
+struct PoolRoom;
 struct TableFileInfo;
 
 // What the policies of a table did.
@@ -113,6 +114,8 @@ class Table {
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  // How full the pool of its rows is; nothing without one.
+  std::optional<PoolRoom> room() const;
   // Of a saved row: weights, optimizer's state, facts of policies.
   size_t row_bytes() const { return row_bytes_; }
 

@@ -57,6 +57,7 @@ enum class ErrorCode : uint32_t {
   kProtocol = 8,
   kGradient = 9,
   kWorker = 10,
+  kStorageFull = 13,
 };
 
 ErrorCode CodeOf(const std::exception& error);
