@@ -597,7 +597,8 @@ class Client:
         """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; how many.
 
         A save does so by itself. Pulls and pushes of other clients go on in between.
-        Raises ``StorageError`` where the storage has no room for what must be written down of it.
+        Raises ``StorageFull`` where the storage has no room for what must be written down of it: what was
+        evicted is gone, and after the next checkpoints there is room for the rest.
         """
         return self._settled().evict()
 

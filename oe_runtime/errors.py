@@ -27,6 +27,10 @@ class StorageError(OeError):
     """Storage that is full, not writable, or held by another server."""
 
 
+class StorageFull(StorageError):
+    """No room for new rows, or none at all; the message says what is full and what makes room."""
+
+
 class CheckpointError(OeError):
     """A checkpoint that is damaged, of another table, or cannot be written."""
 

@@ -40,6 +40,32 @@ _DAMAGE = (
     ("scrubs", "How many times all rows were checked in the background."),
 )
 
+# What storages with checkpoints tell of each table: its slots, of which each holds a row, an old value of one
+# that a kept checkpoint needs, or the note that one was evicted.
+_POOL = (
+    ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool."),
+    ("oe_pool_free_slots", "free", "gauge", "Slots that can be written now."),
+    (
+        "oe_pool_reserved_slots",
+        "reserved",
+        "gauge",
+        "Slots that new rows leave to updates and evictions of the rows that are there.",
+    ),
+    ("oe_pool_changed_slots", "changed", "gauge", "Slots that changes take from one checkpoint to the next."),
+    (
+        "oe_pool_headroom_rows",
+        "headroom",
+        "gauge",
+        "New rows, about, that there is room for before they are refused; tables of one storage share it.",
+    ),
+    (
+        "oe_pool_refused_rows_total",
+        "refused",
+        "counter",
+        "Times that a new row was refused: no room.",
+    ),
+)
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -76,6 +102,9 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
         for field, what in _DAMAGE:
             page.add(f"oe_{field}_total", "counter", what, [(_labels(t), t["damage"][field]) for t in tables])
+    pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
+    for name, field, kind, what in _POOL if pools else ():
+        page.add(name, kind, what, [(labels, pool[field]) for labels, pool in pools])
     if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"

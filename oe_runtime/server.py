@@ -31,6 +31,11 @@ sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
                         damage.* (of pools): quarantined_rows (a row whose checksum is wrong is removed, and
                         begins anew when it is pushed), repaired_rows (nothing was lost), scrubbed_rows that
                         --storage-scrub has checked, scrubs (how many times it was through with the table)
+                        pool.* (pmem_libpmem and dram_pmem): slots, those that are free now, those that new
+                        rows leave to the rows that are there (reserved), those that changes take from
+                        one checkpoint to the next (changed), new rows that there is room for, about
+                        (headroom; of the storage's rest, each table has all), and how many times a new
+                        row was refused
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, before_hello (of them: that have not said hello), limit (of those that have),

@@ -151,7 +151,9 @@ class StorageSpec:
     ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
     ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
     all start empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of
-    ``Client.checkpoint`` are kept.
+    ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more place for each
+    kept one and for the next. Where a storage does not have these places, new rows are refused
+    (``StorageFull``), and updates and evictions go on.
 
     ``weights_only`` leaves out what optimizers and policies keep in rows: for tables that are restored from
     files and read. They refuse pushes, saves and checkpoints.

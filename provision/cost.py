@@ -1,8 +1,9 @@
 """``oeprov cost``: what server sets of a price table cost an epoch, for a model of so many rows.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
-(core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes
-(core/storage/row_store.h).
+(core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
+wastes more than a quarter (core/storage/row_store.h), and beside them the slots for what changes between
+checkpoints (core/storage/slot_store.h).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _LINE = 256
 _INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/decisions.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _SLOT = 16  # bytes of a pool's metadata a row
-USABLE = 0.9  # of a server's memory: the rest is the system's, connections', and copies' between checkpoints
+_SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said
+USABLE = 0.9  # of a server's memory: the rest is the system's, connections', and segments' that are not full
 
 
 class CostError(OeprovError):
@@ -78,12 +80,18 @@ class Prices(BaseModel):
 
 @dataclass(frozen=True)
 class Model:
-    """What is to be trained: rows of all tables together, of one width."""
+    """What is to be trained: rows of all tables together, of one width.
+
+    ``changed``: how many of them change from one checkpoint in the storage to the next, a sixteenth if it is
+    ``None``; ``kept``: such checkpoints.
+    """
 
     rows: int
     dim: int
     optimizer: str
     dtype: Dtype
+    changed: int | None = None
+    kept: int = 3
 
 
 @dataclass(frozen=True)
@@ -122,8 +130,23 @@ def values(model: Model) -> int:
 
 def pool_bytes(row: int) -> float:
     """Persistent memory of a row of ``row`` bytes, with its share of its line and of the metadata."""
-    lines = math.ceil(row / _LINE)
-    return (_LINE / (_LINE // row) if row < _LINE else lines * _LINE) + _SLOT
+    place = _LINE / (_LINE // row) if row < _LINE else math.ceil(row / _LINE) * _LINE
+    return (place if row >= int(place) - int(place) // 4 else row) + _SLOT
+
+
+def changed(model: Model) -> int:
+    """Rows that change from one checkpoint in the storage to the next."""
+    return min(model.rows, math.ceil(model.rows / _SIXTEENTH) if model.changed is None else model.changed)
+
+
+def slots(model: Model) -> int:
+    """Places for rows in pools: a row that changes takes one more for each kept checkpoint and for the next.
+
+    So many are free for changes; where a pool has fewer, it refuses new rows. Beside what is known to
+    change, it keeps a sixty-fourth free for up to 4 checkpoints.
+    """
+    epochs = model.kept + 1
+    return model.rows + changed(model) * epochs + math.ceil(model.rows / 64) * min(epochs, 4)
 
 
 def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
@@ -132,7 +155,7 @@ def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
     found = []
     for way in prices.systems:
         pool = way.storage != "dram"
-        pmem = math.ceil(model.rows * pool_bytes(row)) if pool else 0
+        pmem = math.ceil(slots(model) * pool_bytes(row)) if pool else 0
         dram = model.rows * (_POOL_INDEX if pool else row + _INDEX)
         for server in prices.servers:
             if pool and not server.pmem:
@@ -169,6 +192,10 @@ def check(model: Model) -> None:
     """Refuse a model that cannot be."""
     if model.rows < 1 or model.dim < 1:
         raise CostError("--rows and --dim are at least 1")
+    if not 1 <= model.kept <= 64:
+        raise CostError(f"--kept: found {model.kept}; 1 to 64 checkpoints are kept")
+    if model.changed is not None and model.changed < 0:
+        raise CostError(f"--changed-rows: found {model.changed}; it is at least 0")
     if model.optimizer not in OPTIMIZERS:
         raise CostError(f"--optimizer: found {model.optimizer!r}; allowed: {', '.join(OPTIMIZERS)}")
     if model.dtype not in get_args(Dtype):
@@ -198,7 +225,8 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
         console.width = 160  # a file or a pipe has no edge that lines must end at
     console.print(
         f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
-        f"bytes a row, {_gib(model.rows * found[0].row_bytes)} in all",
+        f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {changed(model):,} rows change "
+        f"between checkpoints, of which {model.kept} are kept",
         highlight=False,
         soft_wrap=True,
     )

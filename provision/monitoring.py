@@ -70,6 +70,15 @@ _PANELS: tuple[Panel, ...] = (
         [("sum by (instance) (oe_table_rows{w})", "{{instance}}")],
     ),
     (
+        "New rows that pools have room for",
+        "short",
+        "Until new rows are refused, about: the least of any server, by table; and refusals per second.",
+        [
+            ("min by (training_job, table) (oe_pool_headroom_rows{w})", "{{training_job}} {{table}}"),
+            ("sum by (table) (rate(oe_pool_refused_rows_total{w}{r})) > 0", "refused: {{table}}"),
+        ],
+    ),
+    (
         "Cache hits",
         "percentunit",
         "Of the rows that were read with storage dram_pmem, the part that came from DRAM.",

@@ -11,7 +11,7 @@ from provision.commands.options import Json
 
 COST_EXAMPLES = (
     "Examples:  oeprov cost --rows 2.1e9 --dim 64 --optimizer sgd  |  "
-    "oeprov cost --rows 5e8 --dim 16 --prices prices.yml --epoch-hours 6 --json"
+    "oeprov cost --rows 5e8 --dim 16 --changed-rows 2e7 --prices prices.yml --epoch-hours 6 --json"
 )
 
 
@@ -39,6 +39,18 @@ def cost(
         Path | None,
         typer.Option(metavar="FILE", help="Prices and times; default: provision/prices.yml, a paper's."),
     ] = None,
+    changed_rows: Annotated[
+        int | None,
+        typer.Option(
+            parser=_whole,
+            metavar="N",
+            help="Rows that change between two checkpoints in persistent memory: at most the keys of a batch "
+            "times training_checkpoint_steps. Default: a sixteenth of the rows.",
+        ),
+    ] = None,
+    kept: Annotated[
+        int, typer.Option(min=1, max=64, help="Checkpoints kept there, as training_keep_checkpoints.")
+    ] = 3,
     epoch_hours: Annotated[
         float, typer.Option("--epoch-hours", min=1e-6, help="Hours of an epoch with rows in DRAM.")
     ] = 1.0,
@@ -48,8 +60,11 @@ def cost(
 
     The price table says what an hour of each type costs and how long an epoch takes with each storage, each
     with its source and date. Copy the one that comes with oeprov, which says how, and put in yours.
+
+    In persistent memory, every row that changes between two checkpoints takes one more place for each kept
+    checkpoint and one for the next: rows + changed rows × (kept + 1).
     """
     from provision import cost as found
 
-    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype))
+    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept)
     return found.cost(model, prices, epoch_hours, as_json=as_json)

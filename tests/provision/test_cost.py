@@ -10,7 +10,9 @@ from oe_runtime import Client, StorageSpec, TableSpec
 from provision import cli, cost
 from provision.cost import Model
 
-PAPER = Model(rows=2_100_000_000, dim=64, optimizer="sgd", dtype="float32")  # the paper's "500 GB"
+PAPER = Model(  # the paper's "500 GB"; what changes in its 20 minutes between checkpoints, it does not say
+    rows=2_100_000_000, dim=64, optimizer="sgd", dtype="float32", changed=50_000_000, kept=1
+)
 TABLES = {  # the runtime's optimizers by the trainer's names
     "sgd": {"name": "sgd"},
     "momentum": {"name": "sgd", "momentum": 0.9},
@@ -83,10 +85,53 @@ def test_rows_of_pools_lie_in_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "size"), [(72, 256 / 3), (128, 128), (144, 256), (256, 256), (257, 512), (512, 512)]
+    ("row", "size"),
+    [(72, 256 / 3), (128, 128), (132, 132), (192, 256), (256, 256), (260, 260), (384, 512), (512, 512)],
 )
 def test_lines(row: int, size: float) -> None:
     assert cost.pool_bytes(row) == size + 16
+
+
+def test_changes_between_checkpoints_take_their_places() -> None:
+    """A pool of so many places trains: rows fit, and all of them that change are updated (a full one)."""
+    million = Model(1_000_000, 16, "adagrad", "float32", changed=100_000, kept=2)
+    assert cost.slots(million) == 1_000_000 + 3 * 100_000 + 3 * 15_625
+    assert cost.changed(Model(1_600, 16, "adagrad", "float32")) == 100
+    assert cost.changed(Model(1_600, 16, "adagrad", "float32", changed=10**9)) == 1_600
+    prices = cost.read(cost.DEFAULT_PRICES)
+
+    def pmem(changed: int, kept: int) -> int:
+        model = Model(1_000_000, 16, "adagrad", "float32", changed=changed, kept=kept)
+        return next(item.pmem for item in cost.choices(model, prices, 1) if item.pmem)
+
+    assert pmem(100_000, 2) - pmem(0, 2) == 300_000 * 144
+    assert pmem(100_000, 4) - pmem(0, 4) == 500_000 * 144
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_pools_of_the_planned_size_refuse_nothing(tmp_path: Path, kept: int) -> None:
+    """Rows to the last, and then the changes of many checkpoints."""
+    rows, part = 60_000, 6_000
+    model = Model(rows, 16, "adagrad", "float32", changed=part, kept=kept)
+    one = cost.pool_bytes(cost.row_bytes(model))
+    size = int(cost.slots(model) * one / cost.USABLE) // 4096 * 4096
+    storage = StorageSpec("pmem_libpmem", str(tmp_path / "rows"), size, kept_checkpoints=kept)
+    chance = np.random.default_rng(0)
+    with Client.in_process(storage, threads=1) as client:
+        table = client.create_table(TableSpec("t", 16, optimizer={"name": "adagrad"}))
+
+        def push(keys: np.ndarray) -> None:
+            pulled = client.pull([keys], [(table, 0)])
+            client.push(pulled, [np.ones_like(pulled.groups[0].rows)], learning_rate=0.1)
+
+        for step, first in enumerate(range(0, rows, part), 1):
+            push(np.arange(first, first + part))
+            if first:
+                push(np.sort(chance.choice(first, part - part // 10, replace=False)))
+            client.checkpoint(step, wait=True)
+        for step in range(100, 110):
+            push(np.sort(chance.choice(rows, part, replace=False)))
+            client.checkpoint(step, wait=True)
 
 
 def test_more_rows_take_more_servers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +184,8 @@ def test_price_tables_that_cannot_be(
         (["--rows", "1.5"], "1.5"),
         (["--rows", "many"], "found 'many'; expected a whole number, such as 2.1e9"),
         (["--rows", "1e400"], "found '1e400'; expected a whole number"),
+        (["--rows", "9", "--kept", "65"], "--kept"),
+        (["--rows", "9", "--changed-rows", "-1"], "--changed-rows: found -1"),
         (["--rows", "nan"], "found 'nan'; expected a whole number"),
         (["--rows", "9", "--optimizer", "adagradd"], "--optimizer: found 'adagradd'; allowed: adadelta"),
         (["--rows", "9", "--dtype", "int8"], "--dtype: found 'int8'; allowed: float32"),

@@ -30,6 +30,8 @@ void Translate(std::exception_ptr pointer) {
     Raise("KeyRangeError", error.what());
   } catch (const GradientError& error) {
     Raise("GradientError", error.what());
+  } catch (const StorageFull& error) {
+    Raise("StorageFull", error.what());
   } catch (const StorageError& error) {
     Raise("StorageError", error.what());
   } catch (const CheckpointError& error) {

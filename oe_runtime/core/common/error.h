@@ -43,6 +43,12 @@ class StorageError : public Error {
   int error_number_;
 };
 
+// No room for a row: in the storage, or beside what a pool keeps free for its rows (storage/slot_store.h).
+class StorageFull : public StorageError {
+ public:
+  using StorageError::StorageError;
+};
+
 // A table file that cannot be written, read or trusted.
 class CheckpointError : public Error {
  public:

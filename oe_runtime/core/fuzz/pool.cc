@@ -129,17 +129,17 @@ void FuzzPool(const uint8_t* data, size_t size) {
 
 std::vector<std::pair<std::string, std::string>> PoolSeeds() {
   std::vector<std::pair<std::string, std::string>> seeds;
-  const RowLayout layout = RowLayout::InLines(kRowBytes, kBlockBytes);
+  const RowLayout layout = RowLayout::InPool(kPoolFormat, kRowBytes, kBlockBytes);
   const size_t bytes = SegmentBytes(2, layout.block_rows(), layout.block_bytes);
   SimulatedMedium medium(1);
   for (const std::string name : {"empty", "rows", "tombstone"}) {
     std::string input(kSlotsAt + bytes - kPoolPage, '\0');
     const auto flusher = medium.NewFlusher();
     const Region super = medium.Create(SuperName(kUuid), kSuperBytes, kSuperBytes, "t");
-    WriteSuperHeader(super.data, kUuid, Identity(), flusher.get());
+    WriteSuperHeader(super.data, kPoolFormat, kUuid, Identity(), flusher.get());
     std::memcpy(input.data(), super.data, kHeadBytes);
-    const SegmentHeader header =
-        MakeSegmentHeader(kUuid, 0, bytes, layout.row_bytes, layout.block_rows(), layout.block_bytes);
+    const SegmentHeader header = MakeSegmentHeader(kPoolFormat, kUuid, 0, bytes, layout.row_bytes,
+                                                   layout.block_rows(), layout.block_bytes);
     std::memcpy(&input[kSegmentAt], &header, sizeof header);
     KeptCheckpoint first{1, 10, 3, 0, 0};
     KeptCheckpoint second{2, 20, 7, 0, 0};

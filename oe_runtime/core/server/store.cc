@@ -16,6 +16,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/params.h"
 #include "oe_runtime/core/server/summed_push.h"
+#include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {
@@ -111,6 +112,13 @@ void AddPolicies(const Table& table, nlohmann::json* stats) {
     if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
     if (reason == Eviction::kTtl) (*stats)["eviction"][name]["clock_jumps"] = counts.clock_jumps;
   }
+}
+
+void AddRoom(const Table& table, nlohmann::json* stats) {
+  const std::optional<PoolRoom> room = table.room();
+  if (!room) return;
+  (*stats)["pool"] = {{"slots", room->slots},     {"free", room->free},         {"reserved", room->reserved},
+                      {"changed", room->changed}, {"headroom", room->headroom}, {"refused", room->refused}};
 }
 
 }  // namespace
@@ -552,6 +560,7 @@ nlohmann::json Store::Stats() const {
                                {"scrubbed_rows", damage.scrubbed_rows},
                                {"scrubs", damage.scrubs}};
     AddPolicies(*table, &tables.back());
+    AddRoom(*table, &tables.back());
     durable_at = std::min(durable_at, table->durable_at());
   }
   if (tables.empty()) durable_at = 0;

@@ -52,6 +52,8 @@ class Medium {
   virtual void RequirePresent(const Region& /*region*/) const {}
   // Removes a region that is not mapped; durable at return.
   virtual void Remove(const std::string& name) = 0;
+  // About how many bytes new regions can still have.
+  virtual uint64_t Room() const noexcept = 0;
   // The names of all regions, in order. Throws StorageError.
   virtual std::vector<std::string> List() const = 0;
   // What `name` is called in messages.

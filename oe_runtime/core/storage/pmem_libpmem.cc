@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <libpmem.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -231,6 +232,12 @@ class PmemLibpmem final : public Storage, public Medium {
       throw StorageError("cannot remove the pool file " + PathOf(name), errno);
     }
     SyncDirectory();
+  }
+
+  uint64_t Room() const noexcept override {
+    struct statvfs device{};
+    if (::statvfs(directory_.c_str(), &device) != 0) return 0;
+    return std::min<uint64_t>(Left(), uint64_t{device.f_bavail} * device.f_frsize);
   }
 
   std::vector<std::string> List() const override {

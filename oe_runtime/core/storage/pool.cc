@@ -65,12 +65,27 @@ void CheckIdentity(const Region& region, const std::string& text, const PoolSpec
   }
 }
 
+// That of a pool that is there; of one that was never finished, any.
+uint32_t FormatOf(Medium* medium, uint64_t uuid) {
+  const Region super = medium->Open(SuperName(uuid));
+  uint32_t format = kPoolFormat;
+  try {
+    std::string text;
+    (void)ReadSuperHeader(super, &uuid, &text, &format);
+  } catch (...) {
+    medium->Close(super);
+    throw;
+  }
+  medium->Close(super);
+  return format;
+}
+
 }  // namespace
 
 Pool::Pool(Medium* medium, uint64_t uuid, const PoolSpec& spec)
     : medium_(medium),
       spec_(spec),
-      layout_(RowLayout::InLines(spec.row_bytes, spec.block_bytes)),
+      layout_(RowLayout::InPool(spec.format, spec.row_bytes, spec.block_bytes)),
       uuid_(uuid),
       flusher_(medium->NewFlusher()),
       blocks_(spec.shards) {
@@ -89,7 +104,9 @@ std::unique_ptr<Pool> Pool::Create(Medium* medium, const PoolSpec& spec) {
 }
 
 std::unique_ptr<Pool> Pool::Open(Medium* medium, uint64_t uuid, const PoolSpec& spec) {
-  std::unique_ptr<Pool> pool(new Pool(medium, uuid, spec));
+  PoolSpec there = spec;
+  there.format = FormatOf(medium, uuid);
+  std::unique_ptr<Pool> pool(new Pool(medium, uuid, there));
   try {
     pool->OpenSuper();
     pool->OpenSegments();
@@ -117,7 +134,7 @@ Pool::~Pool() {
 void Pool::CreateSuper() {
   super_ = medium_->Create(SuperName(uuid_), kSuperBytes, kSuperBytes, spec_.table);
   Commit({});
-  WriteSuperHeader(super_.data, uuid_, Identity(spec_).dump(), flusher_.get());
+  WriteSuperHeader(super_.data, spec_.format, uuid_, Identity(spec_).dump(), flusher_.get());
 }
 
 void Pool::OpenSuper() {
@@ -174,13 +191,15 @@ void Pool::OpenSegments() {
     }
     segments_.push_back(segment);
     bytes_ += segment.region.size;
-    const SegmentHeader expected = MakeSegmentHeader(uuid_, number, segment.region.size, layout_.row_bytes,
-                                                     layout_.block_rows(), layout_.block_bytes);
+    const SegmentHeader expected =
+        MakeSegmentHeader(spec_.format, uuid_, number, segment.region.size, layout_.row_bytes,
+                          layout_.block_rows(), layout_.block_bytes);
     const auto check = [&](const char* field, uint64_t is, uint64_t wanted) {
       if (is == wanted) return;
       Damaged(name, std::string("'") + field + "' is " + std::to_string(is) + " instead of " +
                         std::to_string(wanted));
     };
+    check("format", segment.header.format, spec_.format);
     check("uuid", segment.header.uuid, uuid_);
     check("number", segment.header.number, number);
     check("row_bytes", segment.header.row_bytes, expected.row_bytes);
@@ -242,7 +261,7 @@ void Pool::Grow(size_t blocks) {
   Segment segment{medium_->Create(SegmentName(uuid_, number), least, std::max(least, wanted), spec_.table),
                   {}};
   try {
-    segment.header = MakeSegmentHeader(uuid_, number, segment.region.size, layout_.row_bytes,
+    segment.header = MakeSegmentHeader(spec_.format, uuid_, number, segment.region.size, layout_.row_bytes,
                                        layout_.block_rows(), layout_.block_bytes);
     WriteSegmentHeader(segment.region.data, segment.header, medium_->NewFlusher().get());
     const std::lock_guard<std::mutex> lock(segments_mutex_);
@@ -263,6 +282,18 @@ void Pool::Grow(size_t blocks) {
 uint64_t Pool::bytes() const {
   const std::lock_guard<std::mutex> lock(segments_mutex_);
   return bytes_;
+}
+
+uint64_t Pool::slots_left() const {
+  const uint64_t of_block = layout_.block_bytes + layout_.block_rows() * sizeof(SlotMeta);
+  const uint64_t blocks = medium_->Room() / of_block;
+  const std::lock_guard<std::mutex> lock(segments_mutex_);
+  return (free_blocks_.size() + blocks) << layout_.shift;
+}
+
+uint64_t Pool::RowsIn(uint64_t slots) const {
+  const uint64_t sixteenths = 16 + SlotStore::Epochs(spec_.window);
+  return slots / sixteenths * 16 + slots % sixteenths * 16 / sixteenths;
 }
 
 CacheStats Pool::cache_stats() const {

@@ -41,6 +41,9 @@ struct PoolSpec {
   // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
   bool background = true;
 
+  // Of a new pool; one that is opened keeps its own.
+  uint32_t format = kPoolFormat;
+
   bool led() const { return kind != "table"; }
 };
 
@@ -122,6 +125,11 @@ class Pool {
 
   // Bytes of all segments.
   uint64_t bytes() const;
+  // Blocks that no shard has yet, in slots: those of the segments, and those that the medium has room for.
+  uint64_t slots_left() const;
+  // New rows for which so many slots are enough: each takes its part of what is reserved with it.
+  uint64_t RowsIn(uint64_t slots) const;
+  const PoolSpec& spec() const { return spec_; }
   // Of the caches of all shards.
   CacheStats cache_stats() const;
 

@@ -31,7 +31,7 @@ namespace {
 
 constexpr uint32_t kShards = 2;
 // Words of 4 bytes of a row: float32 of so many dims, then Adagrad's bfloat16 rows of dims 1, 9 and 65.
-constexpr std::array<uint32_t, 10> kWords = {1, 8, 9, 16, 64, 65, 128, 2, 14, 98};
+constexpr std::array<uint32_t, 11> kWords = {1, 8, 9, 16, 33, 64, 65, 128, 2, 14, 98};
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
@@ -80,7 +80,10 @@ class Subject {
     spec_.window = window;
     spec_.block_bytes = random_() % 2 == 0 ? 2048 : 256;
     spec_.background = false;
+    if (random_() % 4 == 0) spec_.format = kOldestPoolFormat;
     keys_ = 10 + random_() % 60;
+    // A third of the media are nearly full all the time.
+    if (random_() % 3 == 0) capacity_ = kSuperBytes + ((24 + random_() % 64) << 10);
     if (random_() % 2 == 0) {
       cache_ = std::make_unique<CacheMemory>(1 + random_() % 8192);
       spec_.cache = cache_.get();
@@ -173,6 +176,7 @@ class Subject {
       rows_.clear();
       called_.clear();
       NewCounts();
+      medium_.capacity = capacity_;
       for (uint32_t i = 0; i < kShards; ++i) {
         maps_.push_back(std::make_unique<RowMap>(NewHashIndex(), pool_->shard(i)));
       }
@@ -467,6 +471,7 @@ class Subject {
   Totals* const totals_;
   PoolSpec spec_;
   uint64_t keys_ = 0;
+  uint64_t capacity_ = UINT64_MAX;
 
   std::unique_ptr<CacheMemory> cache_;
   std::unique_ptr<Pool> pool_;

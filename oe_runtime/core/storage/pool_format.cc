@@ -64,9 +64,9 @@ bool CheckMagic(const Region& region, const std::array<char, 8>& wanted, size_t 
 }
 
 void CheckFormat(const Region& region, uint64_t format) {
-  if (format == kPoolFormat) return;
+  if (format >= kOldestPoolFormat && format <= kPoolFormat) return;
   throw StorageError(region.path + ": 'format' is " + std::to_string(format) + ", but this version reads " +
-                     std::to_string(kPoolFormat) +
+                     std::to_string(kOldestPoolFormat) + " to " + std::to_string(kPoolFormat) +
                      "; use the version that wrote it, or start without recovery");
 }
 
@@ -96,18 +96,19 @@ bool DecodeSuperCopy(const std::byte* data, SuperCopy* copy) {
   return true;
 }
 
-void WriteSuperHeader(std::byte* data, uint64_t uuid, const std::string& text, Flusher* flusher) {
+void WriteSuperHeader(std::byte* data, uint32_t format, uint64_t uuid, const std::string& text,
+                      Flusher* flusher) {
   if (sizeof(SuperHeader) + text.size() > kSuperTextBytes) {
     throw SpecError("the description of a table has " + std::to_string(text.size()) +
                     " bytes, too many for a pool; give it a shorter name");
   }
-  SuperHeader header{kSuperMagic, kPoolFormat, static_cast<uint32_t>(text.size()), uuid, 0};
+  SuperHeader header{kSuperMagic, format, static_cast<uint32_t>(text.size()), uuid, 0};
   header.checksum = SuperChecksum(header, text.data());
   std::memcpy(data + sizeof(header), text.data(), text.size());
   WriteWithMagicLast(data, &header, sizeof(header), sizeof(header) + text.size(), flusher);
 }
 
-bool ReadSuperHeader(const Region& region, uint64_t* uuid, std::string* text) {
+bool ReadSuperHeader(const Region& region, uint64_t* uuid, std::string* text, uint32_t* format) {
   if (!CheckMagic(region, kSuperMagic, sizeof(SuperHeader))) return false;
   SuperHeader header{};
   std::memcpy(&header, region.data, sizeof(header));
@@ -122,6 +123,7 @@ bool ReadSuperHeader(const Region& region, uint64_t* uuid, std::string* text) {
     Damaged(region, "the 'checksum' of its header is wrong");
   }
   *uuid = header.uuid;
+  if (format != nullptr) *format = header.format;
   text->assign(begin, header.text_size);
   return true;
 }
@@ -132,11 +134,11 @@ uint64_t SegmentBytes(uint64_t blocks, uint64_t block_rows, uint64_t block_bytes
   return RoundUp(rows_offset + blocks * block_bytes, kPoolPage);
 }
 
-SegmentHeader MakeSegmentHeader(uint64_t uuid, uint64_t number, uint64_t bytes, uint64_t row_bytes,
-                                uint64_t block_rows, uint64_t block_bytes) {
+SegmentHeader MakeSegmentHeader(uint64_t format, uint64_t uuid, uint64_t number, uint64_t bytes,
+                                uint64_t row_bytes, uint64_t block_rows, uint64_t block_bytes) {
   SegmentHeader header{};
   header.magic = kSegmentMagic;
-  header.format = kPoolFormat;
+  header.format = format;
   header.uuid = uuid;
   header.number = number;
   header.bytes = bytes;

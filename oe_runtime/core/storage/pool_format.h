@@ -14,7 +14,10 @@
 
 namespace oe {
 
-constexpr uint32_t kPoolFormat = 1;
+// Format 1 has all rows in lines of 256 bytes (RowLayout::InPool). A pool keeps the format that it was made
+// with, so pools of the last version are opened, and go on as they are.
+constexpr uint32_t kPoolFormat = 2;
+constexpr uint32_t kOldestPoolFormat = 1;
 constexpr size_t kPoolPage = 4096;
 
 // The region oe-<uuid>-super.pool:
@@ -55,9 +58,10 @@ std::vector<uint64_t> EncodeSuperCopy(const SuperCopy& copy);
 bool DecodeSuperCopy(const std::byte* data, SuperCopy* copy);
 
 // Writes header and text; the magic, which makes them count, only when everything else is durable.
-void WriteSuperHeader(std::byte* data, uint64_t uuid, const std::string& text, Flusher* flusher);
+void WriteSuperHeader(std::byte* data, uint32_t format, uint64_t uuid, const std::string& text,
+                      Flusher* flusher);
 // Whether the region was finished. Throws StorageError (naming `path`) for one that was and is damaged now.
-bool ReadSuperHeader(const Region& region, uint64_t* uuid, std::string* text);
+bool ReadSuperHeader(const Region& region, uint64_t* uuid, std::string* text, uint32_t* format = nullptr);
 
 // The first page of oe-<uuid>-<number>.pool. Metadata of all slots follows it, then, at `rows_offset`, the
 // rows.
@@ -77,8 +81,8 @@ struct SegmentHeader {
 };
 
 // The header for as many blocks as fit into `bytes`; none fit if blocks is 0.
-SegmentHeader MakeSegmentHeader(uint64_t uuid, uint64_t number, uint64_t bytes, uint64_t row_bytes,
-                                uint64_t block_rows, uint64_t block_bytes);
+SegmentHeader MakeSegmentHeader(uint64_t format, uint64_t uuid, uint64_t number, uint64_t bytes,
+                                uint64_t row_bytes, uint64_t block_rows, uint64_t block_bytes);
 // Bytes of a region with `blocks` blocks, a multiple of 4096.
 uint64_t SegmentBytes(uint64_t blocks, uint64_t block_rows, uint64_t block_bytes);
 void WriteSegmentHeader(std::byte* data, const SegmentHeader& header, Flusher* flusher);

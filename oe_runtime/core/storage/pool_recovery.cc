@@ -53,6 +53,7 @@ struct Pool::Scan {
   std::vector<uint32_t> later;       // of epochs after the chosen one
   std::vector<Loser> losers;         // with a newer slot of the same key
   std::vector<uint32_t> tombstones;  // all
+  uint64_t newest = 0;               // of the chosen epoch
   uint64_t rows = 0;
   uint64_t digest = 0;
 };
@@ -134,6 +135,7 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
                            " lies among keys of another part of the table; restore from a checkpoint");
       }
       if (IsTombstone(meta.state)) scan->tombstones.push_back(number);
+      if (EpochOf(meta.state) == epoch) ++scan->newest;
       keys[filled] = meta.key;
       numbers[filled] = number;
       if (++filled == kAtOnce) take();
@@ -248,7 +250,16 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   }
 
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    scans[i].slots->SetSize(scans[i].rows);
+    // What changed in the epochs of kept checkpoints. Of a single one, that is not known; rows that came in
+    // its epoch count too, so no more than is expected of any.
+    uint64_t changed = 0;
+    if (kept.size() < 2) changed = std::min(scans[i].newest, SlotStore::Expected(scans[i].rows));
+    for (const auto& [epoch, slots] : retired) {
+      const auto erased = tombstones.find(epoch);
+      changed = std::max<uint64_t>(
+          changed, slots[i].size() + (erased == tombstones.end() ? 0 : erased->second[i].size()));
+    }
+    scans[i].slots->SetSize(scans[i].rows, changed);
     scans[i].slots->Give(free[i]);
     shards_[i] = std::move(scans[i].slots);
   }

@@ -107,7 +107,7 @@ class Verifier {
     const std::string& path = file.region().path;
     uint64_t uuid = 0;
     std::string text;
-    if (!ReadSuperHeader(file.region(), &uuid, &text)) {
+    if (!ReadSuperHeader(file.region(), &uuid, &text, &format_)) {
       if (has_segments) Say(path, "is damaged: 'magic' is missing");
       return std::nullopt;
     }
@@ -150,13 +150,14 @@ class Verifier {
     if (name != SegmentName(header.uuid, header.number)) {
       return Say(region.path, "is damaged: by its header it is " + SegmentName(header.uuid, header.number));
     }
+    if (!check("format", header.format, format_)) return;
     if (!check("row_bytes", header.row_bytes, row_bytes_)) return;
-    const RowLayout layout = RowLayout::InLines(row_bytes_, header.block_bytes);
+    const RowLayout layout = RowLayout::InPool(format_, row_bytes_, header.block_bytes);
     if (!check("block_rows", header.block_rows, layout.block_rows()) ||
         !check("block_bytes", header.block_bytes, layout.block_bytes)) {
       return;
     }
-    const SegmentHeader expected = MakeSegmentHeader(uuid_, header.number, region.size, row_bytes_,
+    const SegmentHeader expected = MakeSegmentHeader(format_, uuid_, header.number, region.size, row_bytes_,
                                                      header.block_rows, header.block_bytes);
     if (!check("blocks", header.blocks, expected.blocks)) return;
     VerifyRows(region, header, layout, epoch);
@@ -210,6 +211,7 @@ class Verifier {
   const std::filesystem::path directory_;
   const uint64_t uuid_;
   std::vector<std::string>* const problems_;
+  uint32_t format_ = kPoolFormat;
   uint64_t row_bytes_ = 0;
   std::vector<std::unique_ptr<Mapped>> files_;
   const std::unique_ptr<Index> index_ = NewHashIndex();

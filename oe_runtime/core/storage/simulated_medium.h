@@ -70,10 +70,8 @@ class SimulatedMedium final : public Medium {
 
   Region Create(const std::string& name, size_t least, size_t wanted, const std::string& owner) override {
     Step();
-    uint64_t used = 0;
-    for (const auto& [other, file] : files_) used += file.cache.size() * sizeof(uint64_t);
-    const uint64_t left = capacity > used ? capacity - used : 0;
-    if (least > left) throw StorageError("the simulated medium is full for '" + owner + "'");
+    const uint64_t left = Room();
+    if (least > left) throw StorageFull("the simulated medium is full for '" + owner + "'");
     const size_t bytes = std::min<uint64_t>({wanted, left / 4096 * 4096, std::max(least, largest_)});
     File& file = files_[name];
     Step();
@@ -95,6 +93,10 @@ class SimulatedMedium final : public Medium {
   void Close(const Region& /*region*/) noexcept override {}
   void Remove(const std::string& name) override {
     if (!crashed_) files_.erase(name);
+  }
+  uint64_t Room() const noexcept override {
+    const uint64_t used = Used();
+    return capacity > used ? capacity - used : 0;
   }
   std::vector<std::string> List() const override {
     std::vector<std::string> names;
@@ -154,6 +156,12 @@ class SimulatedMedium final : public Medium {
    private:
     SimulatedMedium* const medium_;
   };
+
+  uint64_t Used() const noexcept {
+    uint64_t used = 0;
+    for (const auto& [name, file] : files_) used += file.cache.size() * sizeof(uint64_t);
+    return used;
+  }
 
   bool Keeps(uint64_t kind) {
     if (kind == 0) return false;  // nothing that was not fenced

@@ -15,6 +15,8 @@ namespace {
 // Slots that were used before lie anywhere, and are not in the processor's caches.
 constexpr size_t kAhead = 8;
 
+constexpr uint64_t kRowsUnseen = 64;  // that are added before MakeRoom() looks again
+
 template <typename T>
 void ReserveOne(std::vector<T>* list) {
   if (list->size() == list->capacity()) list->reserve(list->size() * 2 + 64);
@@ -30,29 +32,103 @@ void SlotStore::ReserveLists() {
 }
 
 void SlotStore::Reserve() {
+  if (size_ >= limit_) MakeRoom();
+  ReserveCopy();
+}
+
+uint64_t SlotStore::reserved() const noexcept {
+  const uint64_t epochs = pool_->spec().window + uint64_t{1};
+  const uint64_t seen = std::min(seen_size_, size_);
+  // Rows that did not change lately may, and of rows that are new nobody knows yet.
+  const uint64_t expected = Epochs(pool_->spec().window);
+  return epochs * ExpectedChanges() + expected * (Expected(seen) / 4 + Expected(size_ - seen));
+}
+
+// Free slots beyond those that the open epoch may still need for copies.
+uint64_t SlotStore::SpareSlots() const {
+  const uint64_t expected = std::min(copied_, size_);
+  const uint64_t copies = expected > copied_now_ ? expected - copied_now_ : 0;
+  const uint64_t free = FreeSlots();
+  const uint64_t kept = copies + Expected(size_) / 4;
+  return free > kept ? free - kept : 0;
+}
+
+// Room for one more row and what is reserved with it.
+void SlotStore::MakeRoom() {
+  const auto spare = [this] {
+    const uint64_t used = size_ + reserved();
+    return std::min(slot_count() > used ? slot_count() - used : 0, SpareSlots());
+  };
+  while (spare() == 0) {
+    try {
+      TakeBlock();
+    } catch (const StorageFull& full) {
+      pool_->WaitIdle();
+      if (spare() > 0) break;
+      ++refused_;
+      throw StorageFull(full.what() + std::string(". Table '") + pool_->spec().table +
+                        "' takes no new rows: the slots that are free are kept for updates and evictions of "
+                        "its rows (with " +
+                        std::to_string(pool_->spec().window) +
+                        " kept checkpoints); evict rows, cap the table, or keep fewer checkpoints");
+    }
+  }
+  // What changes in this epoch is looked at again after a few rows.
+  limit_ = size_ + 1 + std::min((spare() - 1) / 2, kRowsUnseen);
+}
+
+void SlotStore::ReserveCopy() {
   ReserveLists();
   if (!dropped_.empty() || !free_.empty() || TakeGiven()) return;
+  try {
+    if (fresh_blocks_ == 0) TakeBlock();
+  } catch (const StorageError& error) {
+    // A checkpoint that is being made durable will give slots back.
+    pool_->WaitIdle();
+    if (TakeGiven()) return;
+    if (dynamic_cast<const StorageFull*>(&error) == nullptr) throw;
+    throw StorageFull(
+        error.what() + std::string(". Table '") + pool_->spec().table +
+        "' has no slot left for what changes: more than expected did since the kept checkpoints; "
+        "make a checkpoint, which gives slots back, evict rows, or keep fewer checkpoints");
+  }
+  const auto first = static_cast<uint32_t>((blocks() - fresh_blocks_) << layout().shift);
+  free_.reserve(layout().block_rows());
+  for (uint32_t i = layout().block_rows(); i > 0; --i) free_.push_back(first + i - 1);
+  --fresh_blocks_;
+}
+
+// Many rows may go at once. What an epoch copies is left to it, or training would stop until a checkpoint.
+void SlotStore::ReserveTombstone() {
+  if (SpareSlots() == 0) {
+    try {
+      TakeBlock();
+    } catch (const StorageFull& full) {
+      pool_->WaitIdle();
+      if (SpareSlots() == 0) {
+        throw StorageFull(full.what() + std::string(". Table '") + pool_->spec().table +
+                          "' has no slots left to note more rows as evicted: make a checkpoint, which gives "
+                          "slots back, and evict again");
+      }
+    }
+  }
+  ReserveCopy();
+}
+
+// One more block, for the end of its shard's slots.
+void SlotStore::TakeBlock() {
   if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
     throw StorageError(
         "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
-  SlotBlock block;
-  try {
-    block = pool_->TakeBlock();
-  } catch (const StorageError&) {
-    // A checkpoint that is being made durable will give slots back.
-    pool_->WaitIdle();
-    if (TakeGiven()) return;
-    throw;
-  }
+  const SlotBlock block = pool_->TakeBlock();
   ReserveOne(&changes_.blocks);
   // The thread that makes checkpoints durable finds the slots of copies in the same list.
   std::unique_lock<std::mutex> lock;
   if (cache_) lock = std::unique_lock<std::mutex>(cache_->mutex());
-  const uint32_t first = Adopt(block);
+  (void)Adopt(block);
   changes_.blocks.push_back(block);
-  free_.reserve(layout().block_rows());
-  for (uint32_t i = layout().block_rows(); i > 0; --i) free_.push_back(first + i - 1);
+  ++fresh_blocks_;
 }
 
 uint32_t SlotStore::Adopt(const SlotBlock& block) {
@@ -78,9 +154,31 @@ void SlotStore::Give(const std::vector<uint32_t>& numbers) {
   given_.insert(given_.end(), numbers.begin(), numbers.end());
 }
 
+uint64_t SlotStore::FreeSlots() const {
+  const std::lock_guard<std::mutex> lock(given_mutex_);
+  return FreeSlotsLocked();
+}
+
+uint64_t SlotStore::FreeSlotsLocked() const noexcept {
+  return free_.size() + dropped_.size() + given_.size() + (fresh_blocks_ << layout().shift);
+}
+
+PoolRoom SlotStore::room() const {
+  const std::lock_guard<std::mutex> lock(given_mutex_);
+  PoolRoom room;
+  room.slots = slot_count();
+  room.free = FreeSlotsLocked();
+  room.reserved = reserved();
+  room.changed = ExpectedChanges();
+  const uint64_t used = size_ + room.reserved;
+  room.headroom = room.slots > used ? room.slots - used : 0;
+  room.refused = refused_;
+  return room;
+}
+
 void SlotStore::ReserveErase(uint32_t number) {
   ReserveLists();
-  if (!Writable(number)) Reserve();  // its tombstone has a slot
+  if (!Writable(number)) ReserveTombstone();
   ReserveOne(&dropped_);
   const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
   if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
@@ -125,6 +223,7 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
       }
       changes_.retired.push_back(frame.slot);
       frame.slot = Take(key, false);
+      ++copied_now_;
     }
     frame.written = epoch_;
     writable_copies().Set(number % kCopyBit, epoch_);
@@ -133,6 +232,7 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
   const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
   changes_.retired.push_back(number);
+  ++copied_now_;
   return copy;
 }
 
@@ -195,10 +295,19 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
+  const std::lock_guard<std::mutex> lock(given_mutex_);  // against room()
   ++epoch_;
   // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
   changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
   dropped_.clear();
+  evicted_ = std::max(EvictedNow(), evicted_ / 2);
+  if (changed()) {
+    copied_ = std::max(copied_now_, copied_ - Expected(copied_));
+    seen_size_ = std::min(size_, std::max(seen_size_, opened_size_));
+  }
+  opened_size_ = size_;
+  copied_now_ = 0;
+  limit_ = 0;
   return std::exchange(changes_, Changes{});
 }
 

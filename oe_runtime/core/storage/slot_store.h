@@ -1,6 +1,7 @@
 #ifndef OE_CORE_STORAGE_SLOT_STORE_H_
 #define OE_CORE_STORAGE_SLOT_STORE_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -30,12 +31,37 @@ struct SlotBlock {
   SlotMeta* metas = nullptr;
 };
 
+// How full a pool is, in slots.
+struct PoolRoom {
+  uint64_t slots = 0;     // that the pool has
+  uint64_t free = 0;      // of these, those that can be written now
+  uint64_t reserved = 0;  // of these, those that new rows leave to the rows that are there
+  uint64_t changed = 0;   // expected from one checkpoint to the next: copies, and two for each row that goes
+  uint64_t headroom = 0;  // new rows that the pool and its medium have room for, about
+  uint64_t refused = 0;   // times a new row was refused
+
+  PoolRoom& operator+=(const PoolRoom& other) {
+    slots += other.slots;
+    free += other.free;
+    reserved += other.reserved;
+    changed += other.changed;
+    headroom += other.headroom;
+    refused += other.refused;
+    return *this;
+  }
+};
+
 // The rows of one internal shard of a table in a pool (pool.h). Rows belong to epochs: a row that was written
 // in an earlier epoch is never changed; Replace() gives a copy in the open epoch, and its slot is free again
 // when no checkpoint needs it. With a cache, the row of a copy has its slot in the open epoch as soon as it
 // may be written there, and its content when the copy is evicted, replaced or erased in a later epoch, or
 // when the checkpoint of its epoch is made durable, whichever comes first. Not thread-safe but for Give() and
 // WriteBackUpTo().
+//
+// Copies and tombstones need slots beside those of the rows: as many as an epoch takes, times the kept
+// checkpoints and the one that is being made durable. So new rows are refused where the rows that are there
+// would not have that many (reserved()), evictions where they would take what an epoch copies, and updates
+// only when there is no free slot at all.
 class SlotStore final : public RowStore {
  public:
   // `pool` must outlive the store, and so must `memory`, that of a cache; nullptr: without one.
@@ -45,6 +71,7 @@ class SlotStore final : public RowStore {
         epoch_(epoch),
         cache_(memory == nullptr ? nullptr : std::make_unique<RowCache>(memory, this, layout)) {}
 
+  // For a new row, and so only beyond what is reserved.
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
   uint64_t size() const noexcept override { return size_; }
@@ -66,12 +93,14 @@ class SlotStore final : public RowStore {
   // open or not durable yet: that counts as intact. Numbers of slots; with the shard's lock, shared is
   // enough.
   bool Intact(Key key, uint32_t number) const noexcept;
-  // Repairs a slot that is not intact, where what is wrong is its key or one bit of its state. Reserve() must
-  // have come before.
+  // Repairs a slot that is not intact, where what is wrong is its key or one bit of its state. ReserveCopy()
+  // must have come before.
   bool RepairMeta(Key key, uint32_t number) noexcept { return RepairMeta(key, number, row(number)); }
   // Counts and logs what was done about a damaged slot.
   void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept;
-  // The number of a writable copy of the row of `key`, which was not writable. Reserve() must have come
+  // Makes room for a copy; throws StorageError when there is no slot at all. Replace() then does not throw.
+  void ReserveCopy();
+  // The number of a writable copy of the row of `key`, which was not writable. ReserveCopy() must have come
   // before; the caller puts the new number into the index (a copy keeps its number).
   uint32_t Replace(Key key, uint32_t number) noexcept;
   // Forgets the row of `key`, leaving a tombstone: a slot without a row that hides the key's older slots from
@@ -109,11 +138,43 @@ class SlotStore final : public RowStore {
   const SlotMeta& meta(uint32_t number) const noexcept {
     return metas_[number >> layout().shift][number & mask()];
   }
-  void SetSize(uint64_t size) noexcept { size_ = size; }
+  // As many rows, of which about `changed` are expected to change in an epoch (PoolRoom::changed).
+  void SetSize(uint64_t size, uint64_t changed) noexcept {
+    size_ = opened_size_ = seen_size_ = size;
+    copied_ = changed;
+    limit_ = 0;
+  }
+  // For how many epochs slots are reserved that none has shown to be needed.
+  static uint64_t Epochs(uint32_t window) noexcept { return std::min<uint64_t>(window + uint64_t{1}, 4); }
+  // A sixteenth: what is expected of rows of which no epoch has shown more.
+  static uint64_t Expected(uint64_t rows) noexcept { return (rows + 15) / 16; }
+
+  // Without the medium's part of `headroom`. Also while Close() runs.
+  PoolRoom room() const;
 
  private:
   bool Fits(Key key, uint32_t number, const std::byte* content) const noexcept;
   bool RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept;
+  uint64_t slot_count() const noexcept { return uint64_t{blocks()} << layout().shift; }
+  // Slots that were taken in the open epoch and come back later.
+  uint64_t ChangedNow() const noexcept {
+    const uint64_t taken = changes_.written.size() + opened_size_;
+    return taken > size_ ? taken - size_ : 0;
+  }
+  uint64_t EvictedNow() const noexcept {
+    const uint64_t changed = ChangedNow();
+    return changed > copied_now_ ? changed - copied_now_ : 0;
+  }
+  uint64_t ExpectedChanges() const noexcept {
+    return std::max(std::min(copied_, size_), copied_now_) + std::max(evicted_, EvictedNow());
+  }
+  uint64_t reserved() const noexcept;
+  uint64_t FreeSlots() const;
+  uint64_t FreeSlotsLocked() const noexcept;
+  uint64_t SpareSlots() const;
+  void MakeRoom();
+  void ReserveTombstone();
+  void TakeBlock();
   uint32_t Take(Key key, bool added) noexcept;
   bool TakeGiven();
   void ReserveLists();
@@ -121,6 +182,15 @@ class SlotStore final : public RowStore {
   Pool* const pool_;
   uint32_t epoch_;
   uint64_t size_ = 0;
+  uint64_t limit_ = 0;        // rows up to which MakeRoom() need not look again
+  uint64_t opened_size_ = 0;  // rows when the open epoch began
+  uint64_t seen_size_ = 0;    // rows that there were when an epoch began in which rows changed
+  // Copies, and slots that evictions took, two for each: the most of an epoch, older ones less and less.
+  // Evictions are mostly of many rows at once, so those of earlier epochs soon do not count.
+  uint64_t copied_ = 0;
+  uint64_t evicted_ = 0;
+  uint64_t copied_now_ = 0;  // in the open epoch
+  uint64_t refused_ = 0;
   std::vector<SlotMeta*> metas_;
   // Slots that were taken, and copies that were changed. Which of the two a row is in is hard to predict for
   // the processor, so nothing branches on it.
@@ -128,12 +198,13 @@ class SlotStore final : public RowStore {
   std::vector<bool>
       added_;  // whether a slot was taken for a row that was added, and is no copy of an older one
   std::vector<uint32_t> free_;
+  uint64_t fresh_blocks_ = 0;      // the last ones, whose slots are free and not in that list yet
   std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
   Changes changes_;
 
   const std::unique_ptr<RowCache> cache_;
 
-  std::mutex given_mutex_;
+  mutable std::mutex given_mutex_;
   std::vector<uint32_t> given_;
 };
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -97,10 +98,10 @@ size_t Storage::Take(size_t least, size_t wanted, const std::string& owner,
   if (spec_.capacity_bytes > 0) {
     const uint64_t left = spec_.capacity_bytes > bytes_ ? spec_.capacity_bytes - bytes_ : 0;
     if (least > left) {
-      throw StorageError("storage " + (spec_.path.empty() ? spec_.type : spec_.path) + " is full: table '" +
-                         owner + "' needs " + BytesText(least) + " more, " + BytesText(bytes_) + " of " +
-                         BytesText(spec_.capacity_bytes) +
-                         " are in use; raise the storage size of the servers or use more servers");
+      throw StorageFull("storage " + (spec_.path.empty() ? spec_.type : spec_.path) + " is full: table '" +
+                        owner + "' needs " + BytesText(least) + " more, " + BytesText(bytes_) + " of " +
+                        BytesText(spec_.capacity_bytes) +
+                        " are in use; raise the storage size of the servers or use more servers");
     }
     size = static_cast<size_t>(std::min<uint64_t>(size, left / kPage * kPage));
   }
@@ -112,12 +113,21 @@ size_t Storage::Take(size_t least, size_t wanted, const std::string& owner,
     } catch (const StorageError& error) {
       // The device may still have room for a smaller piece.
       if (size == least) {
-        throw StorageError("table '" + owner + "': " + error.what() +
-                           "; free space there, or use more servers or another storage");
+        const std::string what = "table '" + owner + "': " + error.what() +
+                                 "; free space there, or use more servers or another storage";
+        const int number = error.error_number();
+        if (number == ENOSPC || number == EDQUOT) throw StorageFull(what);
+        throw StorageError(what);
       }
       size = std::max(least, RoundUp(size / 2, kPage));
     }
   }
+}
+
+uint64_t Storage::Left() const {
+  if (spec_.capacity_bytes == 0) return std::numeric_limits<uint64_t>::max();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return spec_.capacity_bytes > bytes_ ? spec_.capacity_bytes - bytes_ : 0;
 }
 
 void Storage::Count(size_t bytes) {

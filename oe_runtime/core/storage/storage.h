@@ -85,6 +85,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Counts and gets at least `least` bytes, about `wanted` if the cap and the device have room (multiples of
   // 4096), by `map`, which throws StorageError for more than the device has. Returns how many.
   size_t Take(size_t least, size_t wanted, const std::string& owner, const std::function<void(size_t)>& map);
+  // Bytes that the cap has left; without one, the largest number.
+  uint64_t Left() const;
   // Counts bytes that are there already.
   void Count(size_t bytes);
   void Give(size_t bytes) noexcept;

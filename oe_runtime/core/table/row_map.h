@@ -209,6 +209,8 @@ class RowMap {
   }
   std::byte* row(uint32_t number) const noexcept { return store_->row(number); }
   uint64_t size() const noexcept { return store_->size(); }
+  // For rows in a pool.
+  PoolRoom room() const { return slots_->room(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
   bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
   // Since the last save of the table; by PlaceOf().
@@ -284,7 +286,7 @@ class RowMap {
         if (numbers[i] == kNoRow || slots_->Writable(numbers[i])) continue;
       }
       replaced.set(number % replaced.size());
-      OrStorageError([&] { store_->Reserve(); });
+      OrStorageError([&] { slots_->ReserveCopy(); });
       if (!Intact(keys[i], number) && !RepairMeta(keys[i], number)) {
         Quarantine(keys[i], number);
         numbers[i] = kNoRow;

@@ -477,6 +477,22 @@ CacheStats Table::cache() const {
   return content_->pool ? content_->pool->cache_stats() : CacheStats{};
 }
 
+std::optional<PoolRoom> Table::room() const {
+  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (!content_->pool) return std::nullopt;
+  PoolRoom room;
+  uint64_t least = std::numeric_limits<uint64_t>::max() / kShards;
+  for (const auto& map : content_->shards) {
+    const std::shared_lock<FairSharedMutex> lock(map->mutex());
+    const PoolRoom of_shard = map->room();
+    least = std::min(least, of_shard.headroom);
+    room += of_shard;
+  }
+  // New rows go to all shards alike, and are refused when one has no more room.
+  room.headroom = content_->pool->RowsIn(least * kShards + content_->pool->slots_left());
+  return room;
+}
+
 bool Table::is_pmem() const { return storage_->is_pmem(); }
 
 }  // namespace oe

@@ -29,6 +29,7 @@ class AdmissionFilter;
 class Damage;
 class Index;
 class RowOps;
+struct PoolRoom;
 class TableChainReader;
 struct TableFileInfo;
 
@@ -158,6 +159,8 @@ class Table {
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  // How full the pool of its rows is; nothing without one.
+  std::optional<PoolRoom> room() const;
   // Of a saved row: weights, optimizer's state, facts of policies.
   size_t row_bytes() const { return row_bytes_; }
 

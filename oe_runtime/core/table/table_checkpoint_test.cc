@@ -334,14 +334,14 @@ TEST_P(TableCheckpointTest, DamageIsRefusedByFileAndField) {
     EXPECT_EQ(message.substr(0, begin.size()), begin) << message;
   };
   starts(refusal_with(super, flipped(super_bytes, 2)), super + " is damaged: 'magic' is wrong");
-  starts(refusal_with(super, flipped(super_bytes, 8)), super + ": 'format' is 5, but this version reads 1");
+  starts(refusal_with(super, flipped(super_bytes, 8)), super + ": 'format' is 6, but this version reads 1");
   starts(refusal_with(super, flipped(super_bytes, 100)), super + " is damaged: the 'checksum' of its header");
   starts(refusal_with(super, super_bytes.substr(0, 20480)),
          super + " is damaged: it is truncated: 'bytes' are 20480");
   starts(refusal_with(super, flipped(flipped(super_bytes, kSuperTextBytes), kSuperTextBytes + kPoolPage)),
          super + " is damaged: the 'checksum' of both copies");
   starts(refusal_with(segment, flipped(segment_bytes, 2)), segment + " is damaged: 'magic' is wrong");
-  starts(refusal_with(segment, flipped(segment_bytes, 8)), segment + ": 'format' is 5");
+  starts(refusal_with(segment, flipped(segment_bytes, 8)), segment + ": 'format' is 6");
   starts(refusal_with(segment, flipped(segment_bytes, 30)),
          segment + " is damaged: the 'checksum' of its header");
   starts(refusal_with(segment, segment_bytes.substr(0, 8192)),

@@ -314,6 +314,7 @@ uint64_t Table::Evict() {
   RequireWhole();
   if (eviction_.sweeps() == 0) return 0;
   uint64_t evicted = 0;
+  std::string full;  // what some part of the table had no room for
   for (uint32_t shard = 0; shard < kShards; ++shard) {
     uint64_t position = 0;
     bool more = true;
@@ -321,7 +322,12 @@ uint64_t Table::Evict() {
       const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
       const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
       const uint64_t before = content_->shards[shard]->size();  // only a push would change it
-      more = Sweep(shard, eviction_.sweeps(), &position);
+      try {
+        more = Sweep(shard, eviction_.sweeps(), &position);
+      } catch (const StorageFull& error) {
+        full = error.what();
+        more = false;
+      }
       evicted += before - content_->shards[shard]->size();
     }
     for (more = true; more;) {
@@ -330,7 +336,9 @@ uint64_t Table::Evict() {
       more = SweepFilter(shard, eviction_.sweeps());
     }
   }
-  return evicted;
+  if (full.empty()) return evicted;
+  throw StorageFull("table '" + spec_.name + "': evicted " + std::to_string(evicted) +
+                    " rows and not all: " + full);
 }
 
 PolicyCounts Table::policy_counts() const {

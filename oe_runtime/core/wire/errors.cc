@@ -6,6 +6,7 @@ ErrorCode CodeOf(const std::exception& error) {
   if (dynamic_cast<const SpecError*>(&error) != nullptr) return ErrorCode::kSpec;
   if (dynamic_cast<const SpecMismatch*>(&error) != nullptr) return ErrorCode::kSpecMismatch;
   if (dynamic_cast<const KeyRangeError*>(&error) != nullptr) return ErrorCode::kKeyRange;
+  if (dynamic_cast<const StorageFull*>(&error) != nullptr) return ErrorCode::kStorageFull;
   if (dynamic_cast<const StorageError*>(&error) != nullptr) return ErrorCode::kStorage;
   if (dynamic_cast<const CheckpointError*>(&error) != nullptr) return ErrorCode::kCheckpoint;
   if (dynamic_cast<const AuthError*>(&error) != nullptr) return ErrorCode::kAuth;
@@ -46,6 +47,8 @@ void ThrowAs(ErrorCode code, const std::string& message) {
       throw TooManyConnections(message);
     case ErrorCode::kTorn:
       throw TornError(message);
+    case ErrorCode::kStorageFull:
+      throw StorageFull(message);
     case ErrorCode::kInternal:
       break;
   }

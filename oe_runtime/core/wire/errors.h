@@ -70,8 +70,9 @@ enum class ErrorCode : uint32_t {
   kProtocol = 8,
   kGradient = 9,
   kWorker = 10,
-  kConnections = 14,
   kTorn = 11,
+  kStorageFull = 13,
+  kConnections = 14,
 };
 
 ErrorCode CodeOf(const std::exception& error);
