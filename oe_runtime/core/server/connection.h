@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/common/histogram.h"
@@ -20,6 +21,8 @@
 #include "oe_runtime/core/server/limits.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/server/slots.h"
+#include "oe_runtime/core/server/task_threads.h"
 #include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/stream.h"
 
@@ -32,7 +35,13 @@ struct ConnectionContext {
         request_bytes(limits.bytes),
         reply_bytes(limits.bytes),
         shared_bytes(limits.bytes),
-        slots(serving) {}
+        // Of the requests that are served at once, one place is never the same job's as all others; and the
+        // same of those that take long.
+        slots(serving, serving > 1 ? serving - 1 : 1),
+        slow_slots(kSlow, kSlowOfJob) {}
+
+  static constexpr unsigned kSlow = 64;  // threads: they mostly wait, for files or for pushes to end
+  static constexpr unsigned kSlowOfJob = 16;
 
   const ServerLimits limits;
   Jobs* jobs = nullptr;
@@ -46,8 +55,11 @@ struct ConnectionContext {
 
   Budget request_bytes;
   Budget reply_bytes;
-  Budget shared_bytes;            // of clients' memory
-  Budget slots;                   // requests that are served at once
+  Budget shared_bytes;       // of clients' memory
+  Slots slots;               // requests that are served at once, none of which waits for long
+  Slots slow_slots;          // and those of IsSlow(), which have threads of their own
+  Slots::Owner stats_slots;  // of these, statistics, which are of all jobs
+  TaskThreads* threads = nullptr;
   std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> sharing{0};  // connections that share memory
@@ -100,7 +112,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WatchForEnd();
   void Admit();
   void AwaitSlot(Budget::Share share);
-  void ServeOne(Budget::Share slot);
+  void ServeOne(Slots::Share slot);
+  // What takes long or waits for long (connection_slow.cc).
+  void CountKeys(Slots::Share slot);
+  void AwaitMemory();
+  void ServeSlow(Slots::Share slot);
+  void ServeStats(Slots::Share slot);
+  void ServeRest(Slots::Share slot);
+  void RunSlow(Slots::Share slot, std::function<void()> work, void (Connection::*then)());
+  void Finish();
+  void AwaitPass();
+  void PassGranted();
+  // While a request waits or is served on another thread, the client is told so from time to time.
+  void Waits(const char* what);
+  void SayBusy();
   void AnswerFailure();
   void Hello();
   // Looks at the client's memory, instead of what it had before; whether it has it.
@@ -115,6 +140,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Discard();
   // Goes on with `next` once the budget has so much.
   void WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share));
+  // The same once there is a slot.
+  void WhenSlot(Slots* slots, Slots::Owner* owner, void (Connection::*next)(Slots::Share));
+  void SendReply(Op op, bool last);
 
   Stream stream_;
   ConnectionContext* const context_;
@@ -144,6 +172,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t kept_ = 0;
   Budget::Share request_share_;
   Budget::Share reply_share_;
+  uint64_t reply_bytes_ = 0;
+  Slots::Share slow_slot_;
+  Pass pass_;
+  std::function<void()> rest_;  // of a request that was served but for what may wait
+  std::chrono::steady_clock::time_point served_since_;
+
+  bool understands_busy_ = false;
+  const char* waits_for_ = "";
+  bool busy_set_ = false;                           // the timer
+  bool saying_busy_ = false;                        // the frame is on its way
+  std::optional<std::pair<Op, bool>> reply_after_;  // what follows it
+  HeaderBytes busy_header_{};
+  std::string busy_body_;
+  asio::steady_timer busy_timer_;
   std::chrono::steady_clock::time_point read_;  // when the request was read whole
   std::array<uint8_t, 4096> discarded_{};
 };

@@ -13,6 +13,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/fair_shared_mutex.h"
+#include "oe_runtime/core/server/pass.h"
 
 namespace oe {
 
@@ -33,6 +34,13 @@ class Fence {
     Hold hold = Stay();
     RequireSeen(seen);
     return hold;
+  }
+
+  // The same for as long as the pass lives; false if that has to wait.
+  bool Change(uint64_t seen, Pass* pass) const {
+    if (!pass->Take(&mutex_)) return false;
+    RequireSeen(seen);
+    return true;
   }
 
   // Calls `go` when nobody stays; throws as Change().

@@ -12,6 +12,7 @@
 
 #include "oe_runtime/core/server/budget.h"
 #include "oe_runtime/core/server/fence.h"
+#include "oe_runtime/core/server/slots.h"
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/server/workers.h"
 
@@ -28,6 +29,8 @@ struct Job {
   Store store;
   Fence fence;
   Workers workers;
+  Slots::Owner serving;  // requests of its clients that are served,
+  Slots::Owner slow;     // and those that have a thread of their own
 };
 
 // Thread-safe.

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -35,9 +36,9 @@ class Server::Impl {
  public:
   explicit Impl(const ServerOptions& options)
       : pool_(options.threads),
-        // As many at once as threads work, and one; threads for one more, so that there is always one to
-        // accept, to refuse and to read.
-        context_(options.limits, pool_.threads() + 1),
+        // Of one job, as many at once as threads work, and one; of all, one more. Threads for another one, so
+        // that there is always one to accept, to refuse and to read.
+        context_(options.limits, pool_.threads() + 2),
         acceptor_(io_),
         pause_(io_),
         stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -50,10 +51,11 @@ class Server::Impl {
     Bind(options);
     storage_ = Storage::Open(options.storage);
     jobs_ = std::make_unique<Jobs>(storage_, options.shard, &pool_, options.limits.bytes,
-                                   [this](std::function<void()> task) { asio::post(io_, std::move(task)); });
+                                   [this](std::function<void()> task) { tasks_.Run(std::move(task)); });
     if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
     context_.jobs = jobs_.get();
     context_.scratch = scratch_.get();
+    context_.threads = &tasks_;
     context_.tls = tls_.get();
     context_.token = options.token;
     context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
@@ -67,7 +69,7 @@ class Server::Impl {
     };
     Listen(options);
     Accept();
-    for (unsigned i = 0; i < pool_.threads() + 2; ++i) {
+    for (unsigned i = 0; i < pool_.threads() + 3; ++i) {
       threads_.emplace_back([this] { Work(); });
     }
   }
@@ -109,12 +111,21 @@ class Server::Impl {
 
   void Stop() {
     const std::lock_guard<std::mutex> lock(stop_mutex_);
+    // What takes long ends first, and is answered; it may wait for others' requests.
+    context_.slow_slots.Close();
+    tasks_.Stop();
+    if (!threads_.empty()) {
+      std::promise<void> answered;
+      asio::post(io_, [&answered] { answered.set_value(); });
+      answered.get_future().wait();
+    }
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
     jobs_->Stop();
     // Connections that wait in line hold on to themselves.
-    for (Budget* budget : {&context_.request_bytes, &context_.reply_bytes, &context_.slots}) budget->Clear();
+    for (Budget* budget : {&context_.request_bytes, &context_.reply_bytes}) budget->Clear();
+    context_.slots.Close();
   }
 
  private:
@@ -220,6 +231,7 @@ class Server::Impl {
   static constexpr uint64_t kFarewells = 64;  // connections beyond the limit that are told so
 
   ThreadPool pool_;
+  TaskThreads tasks_;
   std::unique_ptr<TlsContext> tls_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Jobs> jobs_;

@@ -48,8 +48,13 @@ enum class Op : uint16_t {
   kEvict = 17,        // Store::Evict, a JSON number
   kLeave = 18,        // this worker has no more batches; the others go on without it
   kShare = 19,        // the client has memory that the server may see (wire/shared_memory.h)
+  // Since version 6. Not a request: the server says, about four times a second, that the client's request
+  // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
+  kBusy = 26,
 };
-constexpr uint16_t kLastOp = 19;
+constexpr uint16_t kLastOp = 29;
+constexpr uint16_t kBusyVersion = 6;  // of hellos of clients that understand it
+constexpr uint64_t kMaxBusyBody = 4096;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
