@@ -37,7 +37,8 @@ size_t ArrayIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* row
 size_t ArrayIndex::Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
                         uint32_t* rows) const noexcept {
   const uint64_t begin = range.first <= first_ ? 0 : (range.first - first_ - 1) / stride_ + 1;
-  const uint64_t end = range.last < first_ ? 0 : std::min(count_, (range.last - first_) / stride_ + 1);
+  const bool none = count_ == 0 || range.last < first_;
+  const uint64_t end = none ? 0 : std::min(count_ - 1, (range.last - first_) / stride_) + 1;
   size_t found = 0;
   for (uint64_t at = begin + *position; found < max && at < end; ++at, ++*position) {
     const uint32_t row = rows_[at];
