@@ -81,6 +81,8 @@ struct Exchanger::State {
   uint64_t request = 0;
   HeaderBytes out{};
   HeaderBytes in{};
+  Buffer busy;
+  std::chrono::steady_clock::time_point heard;  // when the server last said something, or was asked
   bool done = false;
 };
 
@@ -105,8 +107,9 @@ void Exchanger::CloseAll(const std::vector<std::unique_ptr<Peer>>& peers) {
 }
 
 void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
-                     const std::function<size_t()>& first_waiting) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
+                     const std::function<size_t()>& first_waiting,
+                     const std::function<std::chrono::steady_clock::time_point(size_t)>& heard) {
+  const auto begin = std::chrono::steady_clock::now();
   try {
     while (pending_ > 0 && !error_) {
       io_->restart();
@@ -117,8 +120,11 @@ void Exchanger::Wait(const std::vector<std::unique_ptr<Peer>>& peers, double tim
         if (!peer->host.Silent(peer->stream.socket().native_handle(), silence_)) continue;
         throw Lost(*peer, "its host has not answered for " + std::to_string(silence_.count()) + " s");
       }
-      if (std::chrono::steady_clock::now() >= deadline) {
-        throw Lost(*peers[first_waiting()], "no answer within " + Seconds(timeout));
+      // In the order of the servers: if all are silent, it is the first that is named.
+      for (size_t i = first_waiting(); i < (heard ? peers.size() : first_waiting() + 1); ++i) {
+        const auto since = heard ? heard(i) : begin;
+        if (std::chrono::steady_clock::now() < since + std::chrono::duration<double>(timeout)) continue;
+        throw Lost(*peers[i], "no answer within " + Seconds(timeout));
       }
     }
   } catch (...) {
@@ -197,6 +203,7 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
     state.op = op;
     state.request = request_;
     state.done = state.call->skip;
+    state.heard = std::chrono::steady_clock::now();
     const uint64_t length = asio::buffer_size(state.call->body);
     if (const uint64_t most = MaxRequest(op); length > most) {
       const bool batch = op == Op::kPull || op == Op::kPush;
@@ -219,37 +226,56 @@ void Exchanger::Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std:
                       [this](const asio::error_code&, size_t) { --pending_; });
     Receive(&state);
   }
-  Wait(peers, timeout, [&states] {
-    size_t i = 0;
-    while (i + 1 < states.size() && states[i].done) ++i;
-    return i;
-  });
+  Wait(
+      peers, timeout,
+      [&states] {
+        size_t i = 0;
+        while (i + 1 < states.size() && states[i].done) ++i;
+        return i;
+      },
+      [&states](size_t i) { return states[i].done ? std::chrono::steady_clock::now() : states[i].heard; });
 }
 
 void Exchanger::Receive(State* state) {
   ++pending_;
+  asio::async_read(*state->stream, asio::buffer(state->in),
+                   [this, state](const asio::error_code& error, size_t) {
+                     --pending_;
+                     if (error) {
+                       Fail(std::make_exception_ptr(state->op == Op::kHello ? Unanswered(*state->peer, error)
+                                                                            : Broken(*state->peer, error)));
+                       return;
+                     }
+                     try {
+                       const FrameHeader header = DecodeHeader(state->in, kMaxBody);
+                       if (header.op == Op::kBusy && header.request == state->request)
+                         return ReceiveBusy(state, header);
+                       if (header.op != state->op && header.op != Op::kError)
+                         throw ProtocolError("the reply is to another operation");
+                       // A header that the server could not read is refused under the number 0.
+                       const bool unread = header.op == Op::kError && header.request == 0;
+                       if (header.request != state->request && !unread) {
+                         throw ProtocolError("the reply is to another request");
+                       }
+                       ReceiveBody(state, header);
+                     } catch (const ProtocolError& problem) {
+                       Fail(std::make_exception_ptr(
+                           ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
+                     }
+                   });
+}
+
+void Exchanger::ReceiveBusy(State* state, const FrameHeader& header) {
+  if (header.length > kMaxBusyBody) throw ProtocolError("it is busy at too great length");
+  state->heard = std::chrono::steady_clock::now();
+  state->busy.Resize(static_cast<size_t>(header.length));
+  ++pending_;
   asio::async_read(
-      *state->stream, asio::buffer(state->in), [this, state](const asio::error_code& error, size_t) {
+      *state->stream, asio::buffer(state->busy.data(), state->busy.size()),
+      [this, state](const asio::error_code& error, size_t) {
         --pending_;
-        if (error) {
-          Fail(std::make_exception_ptr(state->op == Op::kHello ? Unanswered(*state->peer, error)
-                                                               : Broken(*state->peer, error)));
-          return;
-        }
-        try {
-          const FrameHeader header = DecodeHeader(state->in, kMaxBody);
-          if (header.op != state->op && header.op != Op::kError)
-            throw ProtocolError("the reply is to another operation");
-          // A header that the server could not read is refused under the number 0.
-          const bool unread = header.op == Op::kError && header.request == 0;
-          if (header.request != state->request && !unread) {
-            throw ProtocolError("the reply is to another request");
-          }
-          ReceiveBody(state, header);
-        } catch (const ProtocolError& problem) {
-          Fail(std::make_exception_ptr(
-              ProtocolError("server " + state->peer->endpoint + ": " + problem.what())));
-        }
+        if (!error) return Receive(state);
+        Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
       });
 }
 

@@ -57,9 +57,10 @@ class Exchanger {
                const std::vector<asio::ip::tcp::endpoint>& addresses, TlsMode tls, const std::string& token,
                double timeout);
   // calls[i] goes to peers[i]. Returns when every server has replied; error replies are in the calls. Throws
-  // ServerLost as soon as one connection breaks or no reply has come within `timeout` seconds, ProtocolError
-  // for a reply that makes no sense. After a throw the connections are closed: what is still under way on
-  // them would be taken for the reply to the next request.
+  // ServerLost as soon as one connection breaks or one server has said nothing, neither the reply nor that it
+  // is busy (Op::kBusy), for `timeout` seconds, ProtocolError for a reply that makes no sense. After a throw
+  // the connections are closed: what is still under way on them would be taken for the reply to the next
+  // request.
   void Run(Op op, const std::vector<std::unique_ptr<Peer>>& peers, std::vector<Call>* calls, double timeout);
 
  private:
@@ -68,9 +69,12 @@ class Exchanger {
   void Handshake(Peer* peer, std::vector<bool>* done, size_t i);
   void Receive(State* state);
   void ReceiveBody(State* state, const FrameHeader& header);
+  // The server lives, and has not forgotten the request.
+  void ReceiveBusy(State* state, const FrameHeader& header);
   void Fail(std::exception_ptr error);
   void Wait(const std::vector<std::unique_ptr<Peer>>& peers, double timeout,
-            const std::function<size_t()>& first_waiting);
+            const std::function<size_t()>& first_waiting,
+            const std::function<std::chrono::steady_clock::time_point(size_t)>& heard = {});
   void CloseAll(const std::vector<std::unique_ptr<Peer>>& peers);
 
   asio::io_context* const io_;

@@ -1,32 +1,84 @@
 #ifndef OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
 #define OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
 
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
 #include <mutex>
-#include <shared_mutex>
+#include <vector>
 
 namespace oe {
 
-// A std::shared_mutex on which a writer waits only for the readers before it: glibc lets readers that come
-// later overtake it, for as long as one of them is there. Not recursive, also not for readers; whoever holds
-// several takes them in one order.
+// A shared mutex, first come, first served: a writer waits only for the readers before it, and readers only
+// for the writers before them. With std::shared_mutex, glibc lets readers that come later overtake a writer
+// for as long as one of them is there. A reader may also wait without a thread. The lock is nobody's: another
+// thread than the one that took it may give it back.
+//
+// Not recursive, also not for readers; whoever holds several takes them in one order. A lock without waiters
+// is one atomic operation.
 class FairSharedMutex {
  public:
+  FairSharedMutex() = default;
+  FairSharedMutex(const FairSharedMutex&) = delete;
+  FairSharedMutex& operator=(const FairSharedMutex&) = delete;
+
   void lock() {
-    const std::lock_guard<std::mutex> turn(turn_);
-    mutex_.lock();
+    uint32_t free = 0;
+    if (!state_.compare_exchange_strong(free, kWriter, std::memory_order_acquire)) WaitToWrite();
   }
-  void unlock() { mutex_.unlock(); }
+  bool try_lock() {
+    uint32_t free = 0;
+    return state_.compare_exchange_strong(free, kWriter, std::memory_order_acquire);
+  }
+  void unlock() {
+    if ((state_.fetch_and(~kWriter, std::memory_order_acq_rel) & kWaiters) != 0) Advance();
+  }
+
   void lock_shared() {
-    {
-      const std::lock_guard<std::mutex> turn(turn_);
-    }
-    mutex_.lock_shared();
+    if (!Enter()) (void)WaitToRead(nullptr);
   }
-  void unlock_shared() { mutex_.unlock_shared(); }
+  bool try_lock_shared() {
+    if (Enter()) return true;
+    Retreat();
+    return false;
+  }
+  // True: the caller holds the lock shared. Otherwise `granted` is called when it does, on the thread that
+  // gave the lock back last; it must be quick and must not use this mutex.
+  bool lock_shared_or(std::function<void()> granted) { return Enter() || WaitToRead(std::move(granted)); }
+  void unlock_shared() {
+    const uint32_t before = state_.fetch_sub(1, std::memory_order_acq_rel);
+    if ((before & kWaiters) != 0 && (before & kReaders) == 1) Advance();
+  }
 
  private:
-  std::mutex turn_;  // of a writer that waits
-  std::shared_mutex mutex_;
+  static constexpr uint32_t kWriter = 1U << 31;   // a writer has it
+  static constexpr uint32_t kWaiters = 1U << 30;  // the queue is not empty
+  static constexpr uint32_t kReaders = kWaiters - 1;
+
+  // A thread that waits.
+  struct Sleeper {
+    std::condition_variable woken;
+    bool has = false;
+  };
+  struct Waiter {
+    bool writes = false;
+    Sleeper* sleeper = nullptr;
+    std::function<void()> granted;  // of a reader without a thread
+  };
+
+  // A reader counts itself first. If it may not be here, WaitToRead() or Retreat() takes that back.
+  bool Enter() { return (state_.fetch_add(1, std::memory_order_acquire) & (kWriter | kWaiters)) == 0; }
+  void Retreat();
+  bool WaitToRead(std::function<void()> granted);
+  void WaitToWrite();
+  void Advance();
+  void Grant(std::vector<std::function<void()>>* granted);
+
+  std::atomic<uint32_t> state_{0};
+  std::mutex mutex_;  // of what follows
+  std::deque<Waiter> queue_;
 };
 
 }  // namespace oe

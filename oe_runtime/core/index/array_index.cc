@@ -31,11 +31,19 @@ void ArrayIndex::Set(Key key, uint32_t row) noexcept { rows_[Position(key)] = ro
 void ArrayIndex::Erase(Key key) noexcept { rows_[Position(key)] = 0; }
 
 size_t ArrayIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
+  return Scan({}, position, max, keys, rows);
+}
+
+size_t ArrayIndex::Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
+                        uint32_t* rows) const noexcept {
+  const uint64_t begin = range.first <= first_ ? 0 : (range.first - first_ - 1) / stride_ + 1;
+  const bool none = count_ == 0 || range.last < first_;
+  const uint64_t end = none ? 0 : std::min(count_ - 1, (range.last - first_) / stride_) + 1;
   size_t found = 0;
-  for (; found < max && *position < count_; ++*position) {
-    const uint32_t row = rows_[*position];
+  for (uint64_t at = begin + *position; found < max && at < end; ++at, ++*position) {
+    const uint32_t row = rows_[at];
     if (row == 0) continue;
-    keys[found] = first_ + *position * stride_;
+    keys[found] = first_ + at * stride_;
     rows[found] = row - 1;
     ++found;
   }

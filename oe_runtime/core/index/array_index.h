@@ -23,6 +23,8 @@ class ArrayIndex final : public Index {
   void Set(Key key, uint32_t row) noexcept override;
   void Erase(Key key) noexcept override;
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
+  size_t Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
+              uint32_t* rows) const noexcept override;
   uint64_t bytes() const noexcept override { return count_ * sizeof(uint32_t); }
 
  private:

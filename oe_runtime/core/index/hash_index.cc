@@ -312,7 +312,6 @@ void HashIndex::Erase(Key key) noexcept {
 }
 
 size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
-  constexpr uint64_t kSegmentEntries = (uint64_t{kMostBlocks} << kBlockShift) * kEntries;
   size_t found = 0;
   while (found < max && *position < segments_.size() * kSegmentEntries) {
     const Segment& segment = segments_[*position / kSegmentEntries];
@@ -332,6 +331,42 @@ size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows
     rows[found] = bucket.rows[entry];
     ++found;
     ++*position;
+  }
+  return found;
+}
+
+// The directory is in the order of places: a range is a few of its entries, and of the segments that it cuts,
+// some of the keys. A position counts from the first of those entries.
+size_t HashIndex::Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
+                       uint32_t* rows) const noexcept {
+  const auto entry_of = [this](uint64_t place) { return depth_ == 0 ? 0 : place >> (64 - depth_); };
+  const uint64_t begin = entry_of(range.first);
+  const uint64_t end = entry_of(range.last) + 1;
+  size_t found = 0;
+  while (found < max) {
+    const uint64_t at = begin + *position / kSegmentEntries;
+    if (at >= end) break;
+    const Segment& segment = segments_[directory_[at]];
+    const uint64_t of_segment = *position % kSegmentEntries;
+    const auto number = static_cast<uint32_t>(of_segment / kEntries);
+    if (number >= segment.buckets) {
+      // Past all entries of the directory that lead to this segment.
+      const uint64_t next = (at >> (depth_ - segment.depth)) + 1;
+      *position = ((next << (depth_ - segment.depth)) - begin) * kSegmentEntries;
+      continue;
+    }
+    const Bucket& bucket = BucketAt(segment, number);
+    const auto entry = static_cast<uint32_t>(of_segment % kEntries);
+    if (entry >= bucket.used) {
+      *position += kEntries - entry;
+      continue;
+    }
+    ++*position;
+    const uint64_t place = ScanPlace(bucket.keys[entry]);
+    if (place < range.first || place > range.last) continue;
+    keys[found] = bucket.keys[entry];
+    rows[found] = bucket.rows[entry];
+    ++found;
   }
   return found;
 }

@@ -30,6 +30,8 @@ class HashIndex final : public Index {
   void Set(Key key, uint32_t row) noexcept override;
   void Erase(Key key) noexcept override;
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept override;
+  size_t Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
+              uint32_t* rows) const noexcept override;
   uint64_t bytes() const noexcept override;
 
   // Buckets that a lookup of a present key reads, on average; 1 is best. Reads the whole index.
@@ -44,6 +46,7 @@ class HashIndex final : public Index {
   static constexpr double kFullEntries = 3.5;  // of a bucket, on average, when its segment grows
   static constexpr uint32_t kMostBlocks = 8;
   static constexpr uint32_t kBlockShift = 7;
+  static constexpr uint64_t kSegmentEntries = (uint64_t{kMostBlocks} << kBlockShift) * kEntries;
   // 3000 keys with 25 equal bits of a hash that is a bijection are no accident.
   static constexpr uint32_t kMostDepth = 21;
 

@@ -34,9 +34,21 @@ class Index {
   // means that all were seen. Nothing may be added between calls.
   virtual size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept = 0;
 
+  // The same of the entries whose place is in [first, last], in no order: an array's places are its keys,
+  // those of other keys ScanPlace().
+  struct Range {
+    uint64_t first = 0;
+    uint64_t last = ~uint64_t{0};
+  };
+  virtual size_t Scan(const Range& range, uint64_t* position, size_t max, Key* keys,
+                      uint32_t* rows) const noexcept = 0;
+
   // Bytes of memory held.
   virtual uint64_t bytes() const noexcept = 0;
 };
+
+// The bits of the hash below the four that chose the internal shard.
+inline uint64_t ScanPlace(Key key) noexcept { return Mix64(key) << 4; }
 
 // For any keys.
 std::unique_ptr<Index> NewHashIndex();

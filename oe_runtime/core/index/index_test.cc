@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -60,6 +62,33 @@ TEST(HashIndexTest, AgreesWithAMapWhileGrowing) {
   }
   EXPECT_EQ(ScanAll(*index, 7), expected);
   EXPECT_EQ(ScanAll(*index, 4096), expected);
+}
+
+// Ranges side by side have every key once, however few there are to a segment or segments to a range.
+TEST(HashIndexTest, RangesHaveTheKeysOfTheirPlaces) {
+  for (const uint32_t size : {0U, 5U, 3000U, 60000U}) {
+    const auto index = NewHashIndex();
+    for (uint32_t row = 0; row < size; ++row) Add(index.get(), Mix64(row), row);
+    const std::map<Key, uint32_t> expected = ScanAll(*index, 100);
+    for (const uint64_t ranges : {1U, 7U, 256U}) {
+      std::map<Key, uint32_t> all;
+      for (uint64_t i = 0; i < ranges; ++i) {
+        const uint64_t width = ~uint64_t{0} / ranges;
+        const Index::Range range{i * width, i + 1 == ranges ? ~uint64_t{0} : (i + 1) * width - 1};
+        std::array<Key, 64> keys{};
+        std::array<uint32_t, 64> rows{};
+        uint64_t position = 0;
+        while (const size_t found = index->Scan(range, &position, keys.size(), keys.data(), rows.data())) {
+          for (size_t k = 0; k < found; ++k) {
+            EXPECT_GE(ScanPlace(keys[k]), range.first);
+            EXPECT_LE(ScanPlace(keys[k]), range.last);
+            EXPECT_TRUE(all.emplace(keys[k], rows[k]).second) << "seen twice: " << keys[k];
+          }
+        }
+      }
+      EXPECT_EQ(all, expected) << size << " keys in " << ranges << " ranges";
+    }
+  }
 }
 
 TEST(HashIndexTest, FindsBatchesOfAnySize) {
@@ -272,6 +301,28 @@ TEST(HashIndexTest, IndexesOfSeveralThreadsShareTheirBlocks) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(ArrayIndexTest, RangesHaveTheirKeys) {
+  constexpr uint64_t kFirst = 5;
+  constexpr uint64_t kStride = 48;
+  constexpr uint64_t kDim = 1000;
+  const auto index = NewArrayIndex(kDim, kFirst, kStride);
+  for (Key key = kFirst; key < kDim; key += kStride) Add(index.get(), key, static_cast<uint32_t>(key));
+  for (uint64_t first = 0; first < kDim; first += 3) {
+    for (const uint64_t last : {first, first + 1, first + kStride - 1, first + kStride, kDim - 1}) {
+      std::set<Key> expected;
+      for (Key key = kFirst; key < kDim; key += kStride) {
+        if (key >= first && key <= last) expected.insert(key);
+      }
+      std::set<Key> found;
+      Key key = 0;
+      uint32_t row = 0;
+      uint64_t position = 0;
+      while (index->Scan({first, last}, &position, 1, &key, &row) > 0) found.insert(key);
+      ASSERT_EQ(found, expected) << first << " to " << last;
+    }
+  }
 }
 
 TEST(ArrayIndexTest, HoldsItsKeysOnly) {

@@ -46,8 +46,13 @@ std::vector<Eviction::Turn> Eviction::Due(uint64_t step, uint32_t parts) const {
   std::vector<Turn> turns;
   for (uint32_t reason = 0; reason < kCap; ++reason) {
     const uint64_t every = every_[reason];
-    if (every == 0 || step % every != 0) continue;
-    turns.push_back({1U << reason, static_cast<uint32_t>(step / every % parts)});
+    if (every == 0) continue;
+    const uint64_t slices = std::min(every, kMostSlices);
+    // Slice i has its turn i * every / slices pushes after the first.
+    const uint64_t pushes = step % every;
+    const uint64_t slice = (pushes * slices + every - 1) / every;
+    if (slice == slices || slice * every / slices != pushes) continue;
+    turns.push_back({1U << reason, static_cast<uint32_t>(step / every % parts), slice, slices});
   }
   return turns;
 }

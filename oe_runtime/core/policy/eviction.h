@@ -27,11 +27,16 @@ class Eviction {
   const RowFacts& facts() const { return facts_; }
   // Bit of each reason that a sweep can find.
   uint32_t sweeps() const { return sweeps_; }
-  // Whose turn it is after push number `step`: every every_steps pushes of a policy, in one of `parts` parts
-  // of the table after the other.
+  // What is to be swept after push number `step`: of each policy one of `parts` parts of the table after the
+  // other, every every_steps pushes the next. A part is swept in slices, each after another one of these
+  // pushes, so that none of them takes long. Which slice it is does not depend on the table: so tables of any
+  // storage and any number of servers have the same rows after every push.
+  static constexpr uint64_t kMostSlices = 256;
   struct Turn {
     uint32_t reasons = 0;  // bits
     uint32_t part = 0;
+    uint64_t slice = 0;  // of as many of the part
+    uint64_t slices = 1;
   };
   std::vector<Turn> Due(uint64_t step, uint32_t parts) const;
   bool scheduled() const { return every_[kGlobalStep] + every_[kL2Weight] + every_[kTtl] > 0; }

@@ -51,9 +51,16 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
       context_(context),
       session_{nullptr, context->scratch, context->accepted.fetch_add(1) + 1},
       deadline_(stream_.get_executor()),
-      watch_(stream_.get_executor()) {
+      watch_(stream_.get_executor()),
+      pass_([this] {
+        return [self = shared_from_this()] {
+          asio::post(self->stream_.get_executor(), [self] { self->PassGranted(); });
+        };
+      }),
+      busy_timer_(stream_.get_executor()) {
   session_.seen = session_.client;
   session_.jobs = context->jobs;
+  session_.pass = &pass_;
   context_->open.fetch_add(1);
   context_->arrivals.fetch_add(1);
 }
@@ -180,7 +187,17 @@ void Connection::WhenFree(Budget* budget, uint64_t amount, void (Connection::*ne
     asio::post(self->stream_.get_executor(),
                [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
   });
-  if (share) (this->*next)(std::move(*share));
+  if (share) return (this->*next)(std::move(*share));
+  Waits("memory of the server that other requests have");
+}
+
+void Connection::WhenSlot(Slots* slots, Slots::Owner* owner, void (Connection::*next)(Slots::Share)) {
+  auto slot = slots->Ask(owner, [self = shared_from_this(), next](Slots::Share later) {
+    asio::post(self->stream_.get_executor(),
+               [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
+  });
+  if (slot) return (this->*next)(std::move(*slot));
+  Waits("its turn among other requests");
 }
 
 void Connection::WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
@@ -193,6 +210,7 @@ void Connection::WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBud
       });
   if (share) return (this->*next)(std::move(*share));
   Enter(Phase::kServer);
+  Waits("memory of the server that other requests have");
 }
 
 // A client that does not encrypt, on a server that does, shall read why it is refused.
@@ -327,8 +345,7 @@ void Connection::Answer() {
       return Reply(Op::kShutdown, true);
     }
     if (header_.op == Op::kStats) {
-      SetReply(context_->stats());
-      return Reply(Op::kStats, false);
+      return WhenSlot(&context_->slow_slots, &context_->stats_slots, &Connection::ServeStats);
     }
     if (header_.op == Op::kShare) {
       SetReply(Share(ParseShareRequest({body_.data(), body_.size()})) ? "true" : "false");
@@ -348,6 +365,7 @@ void Connection::Answer() {
 
 void Connection::Park() {
   parked_ = true;
+  Waits("other workers");
   request_share_.Release();  // or what is waited for might not be read
   WatchForEnd();
   deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(worker_wait_));
@@ -387,39 +405,54 @@ void Connection::WatchForEnd() {
 
 void Connection::Admit() {
   try {
-    const uint64_t bytes = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
-    context_->queued.fetch_add(1, std::memory_order_relaxed);
-    if (bytes <= kSmall) return AwaitSlot({});
-    WhenFree(&context_->reply_bytes, bytes, {}, &Connection::AwaitSlot);
+    // How many there are may have to wait for a recovery.
+    if (header_.op == Op::kKeys) {
+      return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::CountKeys);
+    }
+    reply_bytes_ = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
+    AwaitMemory();
   } catch (const std::exception&) {
     AnswerFailure();
   }
 }
 
-void Connection::AwaitSlot(MemoryBudget::Share share) {
-  reply_share_ = std::move(share);
-  WhenFree(&context_->slots, 1, &Connection::ServeOne);
+void Connection::AwaitMemory() {
+  const uint64_t bytes = reply_bytes_;
+  context_->queued.fetch_add(1, std::memory_order_relaxed);
+  if (bytes <= kSmall) return AwaitSlot({});
+  WhenFree(&context_->reply_bytes, bytes, {}, &Connection::AwaitSlot);
 }
 
-void Connection::ServeOne(Budget::Share slot) {
+void Connection::AwaitSlot(MemoryBudget::Share share) {
+  reply_share_ = std::move(share);
+  if (IsSlow(header_.op)) {
+    if (header_.op == Op::kKeys) return ServeSlow(std::move(slow_slot_));
+    return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeSlow);
+  }
+  WhenSlot(&context_->slots, &session_.job->serving, &Connection::ServeOne);
+}
+
+void Connection::ServeOne(Slots::Share slot) {
   const auto start = steady_clock::now();
   context_->queued.fetch_sub(1, std::memory_order_relaxed);
   context_->queue_wait.Add(start - read_);
   try {
-    if (header_.op == Op::kSave || header_.op == Op::kReceive) may_have_files_ = session_.scratch != nullptr;
-    Serve(&session_, header_.op, &body_, &reply_);
+    served_since_ = start;
+    const Served served = Serve(&session_, header_.op, &body_, &reply_, &rest_);
+    if (served == Served::kLater) return AwaitPass();
+    pass_.Release();
+    slot.Release();
+    if (served == Served::kRest) {
+      return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeRest);
+    }
   } catch (const std::exception&) {
+    pass_.Release();
     slot.Release();
     return AnswerFailure();
   }
   const auto time = steady_clock::now() - start;
-  slot.Release();
   if (header_.op == Op::kPull) context_->pull_time.Add(time);
   if (header_.op == Op::kPush) context_->push_time.Add(time);
-  if (header_.op == Op::kSave) {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    context_->saved.store(std::chrono::duration_cast<std::chrono::seconds>(now).count());
-  }
   Reply(header_.op, false);
 }
 
@@ -462,6 +495,7 @@ void Connection::Hello() {
   }
   session_.version = std::min(hello.version, kProtocolVersion);
   session_.job = context_->jobs->Get(hello.job);
+  understands_busy_ = session_.version >= kBusyVersion;
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);
@@ -523,6 +557,14 @@ void Connection::Reply(Op op, bool last) {
   request_share_.Release();
   refused_ = refused_ || last;
   Enter(Phase::kReply);
+  if (saying_busy_) {
+    reply_after_ = {op, last};
+  } else {
+    SendReply(op, last);
+  }
+}
+
+void Connection::SendReply(Op op, bool last) {
   reply_header_ = EncodeHeader({op, header_.request, reply_.size(), header_.version});
   context_->bytes_out.fetch_add(kHeaderBytes + reply_.size(), std::memory_order_relaxed);
   const std::array<asio::const_buffer, 2> message = {asio::buffer(reply_header_),

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/common/histogram.h"
@@ -21,6 +22,8 @@
 #include "oe_runtime/core/server/memory_budget.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
+#include "oe_runtime/core/server/slots.h"
+#include "oe_runtime/core/server/task_threads.h"
 #include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/stream.h"
 
@@ -33,7 +36,13 @@ struct ConnectionContext {
         request_bytes(limits.bytes),
         reply_bytes(limits.bytes),
         shared_bytes(limits.bytes),
-        slots(serving) {}
+        // Of the requests that are served at once, one place is never the same job's as all others; and the
+        // same of those that take long.
+        slots(serving, serving > 1 ? serving - 1 : 1),
+        slow_slots(kSlow, kSlowOfJob) {}
+
+  static constexpr unsigned kSlow = 64;  // threads: they mostly wait, for files or for pushes to end
+  static constexpr unsigned kSlowOfJob = 16;
 
   const ServerLimits limits;
   Jobs* jobs = nullptr;
@@ -47,13 +56,17 @@ struct ConnectionContext {
 
   MemoryBudget request_bytes;
   MemoryBudget reply_bytes;
-  Budget shared_bytes;            // of clients' memory
-  Budget slots;                   // requests that are served at once
+  Budget shared_bytes;       // of clients' memory
+  Slots slots;               // requests that are served at once, none of which waits for long
+  Slots slow_slots;          // and those of IsSlow(), which have threads of their own
+  Slots::Owner stats_slots;  // of these, statistics, which are of all jobs
+  TaskThreads* threads = nullptr;
+  std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> kept{0};  // bytes of buffers that connections have had since their last request
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> arrivals{0};  // that have not said hello
   std::atomic<uint64_t> clients{0};   // that have
-  std::atomic<uint64_t> sharing{0};  // connections that share memory
+  std::atomic<uint64_t> sharing{0};   // connections that share memory
   std::atomic<uint64_t> accepted{0};
   Refusals refusals;
   std::atomic<uint64_t> requests{0};   // that were read whole
@@ -107,7 +120,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WatchForEnd();
   void Admit();
   void AwaitSlot(MemoryBudget::Share share);
-  void ServeOne(Budget::Share slot);
+  void ServeOne(Slots::Share slot);
+  // What takes long or waits for long (connection_slow.cc).
+  void CountKeys(Slots::Share slot);
+  void AwaitMemory();
+  void ServeSlow(Slots::Share slot);
+  void ServeStats(Slots::Share slot);
+  void ServeRest(Slots::Share slot);
+  void RunSlow(Slots::Share slot, std::function<void()> work, void (Connection::*then)());
+  void Finish();
+  void AwaitPass();
+  void PassGranted();
+  // While a request waits or is served on another thread, the client is told so from time to time.
+  void Waits(const char* what);
+  void SayBusy();
   void AnswerFailure();
   void Hello();
   // Looks at the client's memory, instead of what it had before; whether it has it.
@@ -125,6 +151,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
                 void (Connection::*next)(MemoryBudget::Share));
   void CountRefusal(Refusal why);
+  // The same once there is a slot.
+  void WhenSlot(Slots* slots, Slots::Owner* owner, void (Connection::*next)(Slots::Share));
+  void SendReply(Op op, bool last);
 
   Stream stream_;
   ConnectionContext* const context_;
@@ -134,9 +163,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<Budget::Share> shared_shares_;     // of it, as it grew
   std::chrono::duration<double> worker_wait_{};  // as long a request may be parked
   bool parked_ = false;
-  bool may_have_files_ = false;  // in the scratch directory
-  asio::steady_timer deadline_;  // for the hello, for what is parked, and for the farewell
-  asio::steady_timer watch_;     // for progress
+  bool may_have_files_ = false;       // in the scratch directory
+  asio::steady_timer deadline_;       // for the hello, for what is parked, and for the farewell
+  asio::steady_timer watch_;          // for progress
   std::atomic<bool> greeted_{false};  // whether it has said hello, which others look at
   bool client_ = false;               // whether it is counted in `clients`
   bool handshaken_ = false;           // whether it is encrypted
@@ -161,6 +190,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t kept_ = 0;
   MemoryBudget::Share request_share_;
   MemoryBudget::Share reply_share_;
+  uint64_t reply_bytes_ = 0;
+  Slots::Share slow_slot_;
+  Pass pass_;
+  std::function<void()> rest_;  // of a request that was served but for what may wait
+  std::chrono::steady_clock::time_point served_since_;
+
+  bool understands_busy_ = false;
+  const char* waits_for_ = "";
+  bool busy_set_ = false;                           // the timer
+  bool saying_busy_ = false;                        // the frame is on its way
+  std::optional<std::pair<Op, bool>> reply_after_;  // what follows it
+  HeaderBytes busy_header_{};
+  std::string busy_body_;
+  asio::steady_timer busy_timer_;
   std::chrono::steady_clock::time_point read_;  // when the request was read whole
   std::array<uint8_t, 4096> discarded_{};
 };

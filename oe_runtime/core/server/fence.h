@@ -8,11 +8,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/fair_shared_mutex.h"
+#include "oe_runtime/core/server/pass.h"
 
 namespace oe {
 
@@ -33,6 +35,13 @@ class Fence {
     Hold hold = Stay();
     RequireSeen(seen);
     return hold;
+  }
+
+  // The same for as long as the pass lives; false if that has to wait.
+  bool Change(uint64_t seen, Pass* pass) const {
+    if (!pass->Take({std::shared_ptr<void>(), &mutex_})) return false;
+    RequireSeen(seen);
+    return true;
   }
 
   // Calls `go` when nobody stays; throws as Change().

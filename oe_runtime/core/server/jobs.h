@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/server/budget.h"
 #include "oe_runtime/core/server/fence.h"
+#include "oe_runtime/core/server/slots.h"
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/server/workers.h"
 
@@ -31,6 +32,8 @@ struct Job {
   Fence fence;
   Workers workers;
   std::atomic<uint32_t> clients{0};  // that are connected
+  Slots::Owner serving;              // requests of its clients that are served,
+  Slots::Owner slow;                 // and those that have a thread of their own
 };
 
 // Thread-safe.

@@ -11,7 +11,10 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
@@ -44,6 +47,22 @@ void ReadFully(int descriptor, uint64_t offset, size_t size, uint8_t* data, cons
   }
 }
 
+std::vector<std::string> NamesIn(int directory) {
+  std::vector<std::string> names;
+  const int copy = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (copy < 0) return names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(copy), closedir);
+  if (!listing) {
+    (void)::close(copy);
+    return names;
+  }
+  while (const dirent* entry = readdir(listing.get())) {  // NOLINT(concurrency-mt-unsafe): own stream
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  return names;
+}
+
 }  // namespace
 
 Scratch::Scratch(const std::string& directory) : path_(directory + "/transfer") {
@@ -57,73 +76,87 @@ Scratch::Scratch(const std::string& directory) : path_(directory + "/transfer") 
     throw CheckpointError("the checkpoint directory " + directory +
                           " is in use by another server; give each server its own");
   }
-  Empty();  // of a server that was killed
+  for (const std::string& name : NamesIn(directory_.get())) {  // of a server that was killed
+    RemoveFolder(name);
+    (void)::unlinkat(directory_.get(), name.c_str(), 0);
+  }
 }
 
-Scratch::~Scratch() { Empty(); }
+Scratch::~Scratch() {
+  while (!transfers_.empty()) Drop(transfers_.begin()->first);
+}
 
-void Scratch::Empty() noexcept {
-  files_.clear();
-  owner_ = 0;
-  state_ = State::kEmpty;
-  const int copy = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (copy < 0) return;
-  const std::unique_ptr<DIR, int (*)(DIR*)> listing(::fdopendir(copy), closedir);
-  if (!listing) {
-    (void)::close(copy);
+// One of ours, which has files only.
+void Scratch::RemoveFolder(const std::string& name) const noexcept {
+  if (name.compare(0, std::strlen(kPrefix), kPrefix) != 0) return;
+  try {
+    const File folder(
+        ::openat(directory_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!folder.ok()) return;
+    for (const std::string& file : NamesIn(folder.get())) (void)::unlinkat(folder.get(), file.c_str(), 0);
+  } catch (const std::bad_alloc&) {  // it goes when the server is started again
     return;
   }
-  while (const dirent* entry = readdir(listing.get())) {   // NOLINT(concurrency-mt-unsafe): own stream
-    (void)::unlinkat(directory_.get(), entry->d_name, 0);  // a folder, which we never make, stays
-  }
+  (void)::unlinkat(directory_.get(), name.c_str(), AT_REMOVEDIR);
 }
 
-void Scratch::Begin(uint64_t client) {
-  Empty();
-  owner_ = client;
+Scratch::Transfer* Scratch::Begin(uint64_t client) {
+  Drop(client);
+  auto transfer = std::make_unique<Transfer>();
+  const std::string name = FolderName(client);
+  transfer->path = path_ + "/" + name;
+  if (::mkdirat(directory_.get(), name.c_str(), 0700) != 0) Unusable(transfer->path, errno);
+  transfer->directory =
+      File(::openat(directory_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!transfer->directory.ok()) Unusable(transfer->path, errno);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return (transfers_[client] = std::move(transfer)).get();
 }
 
-void Scratch::CheckOwner(uint64_t client, State state) const {
-  if (owner_ == client && state_ == state) return;
+Scratch::Transfer* Scratch::Get(uint64_t client, State state) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = transfers_.find(client);
+  if (found != transfers_.end() && found->second->state == state) return found->second.get();
   throw CheckpointError("this server has no " + std::string(state == State::kSaved ? "save" : "restore") +
-                        " of this client under way; another client may have begun one");
+                        " of this client under way; begin it again");
 }
 
-Scratch::Entry* Scratch::Find(uint64_t client, State state, const std::string& file) {
-  CheckOwner(client, state);
-  const auto found = files_.find(file);
-  if (found == files_.end()) throw ProtocolError("the file that was named is not part of this transfer");
+Scratch::Entry* Scratch::Find(Transfer* transfer, const std::string& file) {
+  const auto found = transfer->files.find(file);
+  if (found == transfer->files.end()) {
+    throw ProtocolError("the file that was named is not part of this transfer");
+  }
   return &found->second;
 }
 
 json Scratch::Save(uint64_t client, const Store& store, const json& since) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Begin(client);
+  Transfer* const transfer = Begin(client);
   try {
-    json saved = store.Save(path_, since);
+    json saved = store.Save(transfer->path, since);
     for (const json& entry : saved) {
-      files_[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
+      transfer->files[entry["file"].get<std::string>()].bytes = entry["bytes"].get<uint64_t>();
       if (!entry.contains("filter")) continue;
       const json& filter = entry["filter"];
-      files_[filter["file"].get<std::string>()].bytes = filter["bytes"].get<uint64_t>();
+      transfer->files[filter["file"].get<std::string>()].bytes = filter["bytes"].get<uint64_t>();
     }
-    state_ = State::kSaved;
+    transfer->state = State::kSaved;
     return saved;
   } catch (...) {
-    Empty();
+    Drop(client);
     throw;
   }
 }
 
 void Scratch::Read(uint64_t client, const FileChunk& chunk, uint8_t* data) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Entry* entry = Find(client, State::kSaved, chunk.file);
+  Transfer* const transfer = Get(client, State::kSaved);
+  Entry* entry = Find(transfer, chunk.file);
   if (chunk.size > entry->bytes || chunk.offset > entry->bytes - chunk.size) {
     throw ProtocolError("a chunk beyond the end of its file of " + std::to_string(entry->bytes) + " bytes");
   }
-  const std::string file = path_ + "/" + chunk.file;
+  const std::string file = transfer->path + "/" + chunk.file;
   if (!entry->file.ok()) {
-    entry->file = File(::openat(directory_.get(), chunk.file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    entry->file =
+        File(::openat(transfer->directory.get(), chunk.file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     if (!entry->file.ok()) throw CheckpointError("cannot read " + file + ": " + std::strerror(errno));
   }
   ReadFully(entry->file.get(), chunk.offset, chunk.size, data, file);
@@ -159,32 +192,36 @@ void Scratch::Receive(uint64_t client, const json& files, const Store& store) {
   }
   if (wanted.size() != tables.size() + filters)
     throw ProtocolError("a file of the request is not that of a table here");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Begin(client);
+  Transfer* const transfer = Begin(client);
   try {
-    CheckRoom(total);
+    AwaitBytes(transfer, total);
   } catch (...) {
-    Empty();
+    Drop(client);
     throw;
   }
-  files_ = std::move(wanted);
-  state_ = State::kReceiving;
+  transfer->files = std::move(wanted);
+  transfer->state = State::kReceiving;
 }
 
-void Scratch::CheckRoom(uint64_t bytes) const {
+void Scratch::AwaitBytes(Transfer* transfer, uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t awaited = 0;  // by others
+  for (const auto& [client, other] : transfers_) awaited += other->awaited;
   struct statvfs status{};
   if (::fstatvfs(directory_.get(), &status) != 0) Unusable(path_, errno);
   const uint64_t room = uint64_t{status.f_bavail} * status.f_frsize;
-  if (bytes > room) {
-    throw CheckpointError(path_ + " has " + BytesText(room) +
-                          " free, but this server's part of the checkpoint " + "is " + BytesText(bytes) +
+  if (awaited > room || bytes > room - awaited) {
+    throw CheckpointError(path_ + " has " + BytesText(room) + " free, " +
+                          (awaited > 0 ? "of which other restores need " + BytesText(awaited) + ", " : "") +
+                          "but this server's part of the checkpoint is " + BytesText(bytes) +
                           "; make room there");
   }
+  transfer->awaited = bytes;
 }
 
 void Scratch::Write(uint64_t client, const FileChunk& chunk, Bytes data) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Entry* entry = Find(client, State::kReceiving, chunk.file);
+  Transfer* const transfer = Get(client, State::kReceiving);
+  Entry* entry = Find(transfer, chunk.file);
   if (data.size != chunk.size) {
     throw ProtocolError("a chunk of " + std::to_string(chunk.size) + " bytes came with " +
                         std::to_string(data.size));
@@ -197,43 +234,54 @@ void Scratch::Write(uint64_t client, const FileChunk& chunk, Bytes data) {
     throw ProtocolError("a chunk beyond the announced " + std::to_string(entry->bytes) +
                         " bytes of its file");
   }
-  const std::string file = path_ + "/" + chunk.file;
+  const std::string file = transfer->path + "/" + chunk.file;
   try {
     if (entry->written == 0) {
-      entry->file = File(::openat(directory_.get(), chunk.file.c_str(),
+      entry->file = File(::openat(transfer->directory.get(), chunk.file.c_str(),
                                   O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
       if (!entry->file.ok()) throw CheckpointError("cannot write " + file + ": " + std::strerror(errno));
     }
     WriteFully(entry->file.get(), data.data, data.size, file);
   } catch (...) {
-    Empty();
+    Drop(client);
     throw;
   }
   entry->written += chunk.size;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    transfer->awaited -= chunk.size;
+  }
   if (entry->written == entry->bytes) entry->file = File();
 }
 
 void Scratch::Restore(uint64_t client, Store* store) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  CheckOwner(client, State::kReceiving);
-  for (const auto& [file, entry] : files_) {
+  const Transfer* const transfer = Get(client, State::kReceiving);
+  for (const auto& [file, entry] : transfer->files) {
     if (entry.written != entry.bytes) {
       throw ProtocolError(file + " has " + std::to_string(entry.written) + " of " +
                           std::to_string(entry.bytes) + " bytes");
     }
   }
   try {
-    store->Restore({path_});
+    store->Restore({transfer->path});
   } catch (...) {
-    Empty();
+    Drop(client);
     throw;
   }
-  Empty();
+  Drop(client);
 }
 
 void Scratch::Drop(uint64_t client) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (owner_ == client) Empty();
+  std::unique_ptr<Transfer> transfer;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = transfers_.find(client);
+    if (found != transfers_.end()) {
+      transfer = std::move(found->second);
+      transfers_.erase(found);
+    }
+  }
+  if (transfer) RemoveFolder(FolderName(client));
 }
 
 }  // namespace oe

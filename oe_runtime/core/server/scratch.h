@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -15,7 +16,8 @@
 
 namespace oe {
 
-// Holds the files of one save or one restore of one client (a number that its connection has). Thread-safe.
+// Holds for each client (a number that its connection has) the files of one save or one restore, in a folder
+// of its own: no client can touch another's, or has to wait for it. Thread-safe, for different clients.
 class Scratch {
  public:
   // `directory` is made if only its last part is missing; its subfolder `transfer` is emptied and locked.
@@ -25,12 +27,12 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // Takes over: removes what was there, writes every table's file. Returns what Store::Save does.
+  // Begins anew: removes what the client had here, writes every table's file. Returns what Store::Save does.
   nlohmann::json Save(uint64_t client, const Store& store, const nlohmann::json& since);
   // Reads chunk.size bytes of a saved file to `data`.
   void Read(uint64_t client, const FileChunk& chunk, uint8_t* data);
 
-  // Takes over and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers',
+  // Begins anew and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers',
   // and maybe its filter's.
   void Receive(uint64_t client, const nlohmann::json& files, const Store& store);
   void Write(uint64_t client, const FileChunk& chunk, Bytes data);
@@ -48,20 +50,30 @@ class Scratch {
     File file;             // open while it is on its way
   };
 
-  void Begin(uint64_t client);
-  void Empty() noexcept;
-  // Throws CheckpointError if the client's transfer is not in that state, ProtocolError for another file.
-  Entry* Find(uint64_t client, State state, const std::string& file);
-  void CheckOwner(uint64_t client, State state) const;
-  void CheckRoom(uint64_t bytes) const;
+  struct Transfer {
+    std::string path;
+    File directory;
+    State state = State::kEmpty;
+    std::map<std::string, Entry> files;
+    uint64_t awaited = 0;  // bytes of files that are still to come; with mutex_
+  };
 
+  static std::string FolderName(uint64_t client) { return kPrefix + std::to_string(client); }
+  Transfer* Begin(uint64_t client);
+  void RemoveFolder(const std::string& name) const noexcept;
+  // Throws CheckpointError if the client's transfer is not in that state.
+  Transfer* Get(uint64_t client, State state) const;
+  // Throws ProtocolError for another file.
+  static Entry* Find(Transfer* transfer, const std::string& file);
+  // Sets space aside for files that are to come. Throws CheckpointError.
+  void AwaitBytes(Transfer* transfer, uint64_t bytes);
+
+  static constexpr const char* kPrefix = "client-";
   std::string path_;
   File directory_;
 
-  std::mutex mutex_;
-  uint64_t owner_ = 0;
-  State state_ = State::kEmpty;
-  std::map<std::string, Entry> files_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // each is its client's alone
 };
 
 }  // namespace oe

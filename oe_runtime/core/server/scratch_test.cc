@@ -26,14 +26,25 @@ std::set<std::string> Names(const std::string& directory) {
   return names;
 }
 
-// The servers' copies, none of which may outlive a transfer.
+// The servers' copies and the folders they lie in, none of which may outlive a transfer.
 std::set<std::string> Left(const TestDirectory& scratch) {
   std::set<std::string> names;
   for (const auto& server : fs::directory_iterator(scratch.path())) {
     if (!server.is_directory()) continue;
-    for (const std::string& name : Names(server.path() / "transfer")) names.insert(name);
+    const fs::path transfer = server.path() / "transfer";
+    std::error_code gone;  // while this looks
+    for (auto it = fs::recursive_directory_iterator(transfer, gone); it != fs::end(it); it.increment(gone)) {
+      names.insert(fs::relative(it->path(), transfer, gone).string());
+    }
   }
   return names;
+}
+
+// The only client's folder.
+std::string OnlyFolder(const TestDirectory& scratch) {
+  for (const auto& entry : fs::directory_iterator(scratch.file("server-0/transfer"))) return entry.path();
+  ADD_FAILURE() << "there is none";
+  return "/";
 }
 
 void WaitUntilEmpty(const TestDirectory& scratch) {
@@ -226,6 +237,8 @@ TEST(WireCheckpointTest, LeftoversOfAKilledServerGoAtStart) {
   const TestDirectory scratch;
   fs::create_directories(scratch.file("server-0/transfer"));
   WriteAll(scratch.file("server-0/transfer/server-0-of-1.wide.oet"), "old");
+  fs::create_directories(scratch.file("server-0/transfer/client-3"));
+  WriteAll(scratch.file("server-0/transfer/client-3/server-0-of-1.wide.oet"), "old");
   WriteAll(scratch.file("server-0/not-ours"), "kept");
   const Cluster cluster(1, "", scratch.path());
   EXPECT_TRUE(Left(scratch).empty());
@@ -347,7 +360,6 @@ TEST_F(HostileTest, WhatIsNoTableChangesNothing) {
 
 TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
   WriteAll(scratch_.file("secret"), "top secret");
-  const std::string transfer = scratch_.file("server-0/transfer");
   // A file that comes: planted between the announcement and the first chunk.
   asio::io_context io;
   asio::ip::tcp::socket socket(io);
@@ -362,12 +374,14 @@ TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
   };
   ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
   ask(Receive(4));
+  std::string transfer = OnlyFolder(scratch_);
   fs::create_symlink(scratch_.file("secret"), transfer + "/" + kWide);
   EXPECT_NE(ask(Write(kWide, 0, "evil")).find("File exists"), std::string::npos);
   EXPECT_EQ(ReadAll(scratch_.file("secret")), "top secret");
   EXPECT_TRUE(Left(scratch_).empty());
   // A file that was saved: exchanged for a link.
   ask(save_);
+  transfer = OnlyFolder(scratch_);
   fs::remove(transfer + "/" + kWide);
   fs::create_symlink(scratch_.file("secret"), transfer + "/" + kWide);
   EXPECT_NE(ask(Read(kWide, 0, 8)).find("symbolic links"), std::string::npos);
@@ -376,26 +390,44 @@ TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
   EXPECT_NE(ask(Read(kNarrow, 0, 100)).find("it was cut"), std::string::npos);
 }
 
-TEST_F(HostileTest, AnotherClientTakesOver) {
+// The first saves, or announces a restore, and stalls; what another one saves, restores and drops is its own.
+TEST_F(HostileTest, NoClientTouchesAnothersTransfer) {
   cluster_.remote.wire_checkpoints = true;
-  const TestDirectory saved;
-  const auto other = Client::Connect(cluster_.remote, 1);
-  // The first saves and stalls; the second is not kept waiting by it.
-  asio::io_context io;
-  asio::ip::tcp::socket socket(io);
-  socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
-  asio::write(socket, asio::buffer(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + save_));
-  while (Left(scratch_).size() != 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(other->Save(saved.path()).size(), 2U);
-  EXPECT_TRUE(Left(scratch_).empty());
-  asio::write(socket, asio::buffer(Read(kWide, 0, 8)));
-  std::string said;
-  asio::error_code error;
-  while (said.find("another client") == std::string::npos && !error) {
-    char buffer[4096];
-    said.append(buffer, socket.read_some(asio::buffer(buffer), error));
+  for (const bool saves : {true, false}) {
+    const TestDirectory saved;
+    const auto other = Client::Connect(cluster_.remote, 1);
+    Train(other.get(), 1);
+    asio::io_context io;
+    asio::ip::tcp::socket socket(io);
+    socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
+    const auto ask = [&socket](const std::string& frame) {
+      asio::write(socket, asio::buffer(frame));
+      HeaderBytes header{};
+      asio::read(socket, asio::buffer(header));
+      std::string body(DecodeHeader(header, kMaxBody).length, '\0');
+      asio::read(socket, asio::buffer(body));
+      return body;
+    };
+    ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
+    ask(saves ? save_ : Receive(4));
+    if (!saves) {
+      EXPECT_EQ(ask(Write(kWide, 0, "ab")), "");
+    }
+    const std::set<std::string> mine = Left(scratch_);
+    EXPECT_EQ(mine.size(), saves ? 3U : 2U);
+
+    EXPECT_EQ(other->Save(saved.path()).size(), 2U);
+    EXPECT_EQ(Left(scratch_), mine);
+    other->Restore(saved.path());
+    EXPECT_EQ(Left(scratch_), mine);
+    if (saves) {
+      EXPECT_EQ(ask(Read(kWide, 0, 8)), "OETABLE\n");
+    } else {
+      EXPECT_EQ(ask(Write(kWide, 2, "cd")), "");
+    }
+    socket.close();
+    WaitUntilEmpty(scratch_);
   }
-  EXPECT_NE(said.find("another client"), std::string::npos);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,9 +39,9 @@ class Server::Impl {
  public:
   explicit Impl(const ServerOptions& options)
       : pool_(options.threads),
-        // As many at once as threads work, and one; threads for one more, so that there is always one to
-        // accept, to refuse and to read.
-        context_(Fitting(options.limits, pool_.threads()), pool_.threads() + 1),
+        // Of one job, as many at once as threads work, and one; of all, one more. Threads for another one, so
+        // that there is always one to accept, to refuse and to read.
+        context_(Fitting(options.limits, pool_.threads()), pool_.threads() + 2),
         acceptor_(io_),
         pause_(io_),
         stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -53,10 +54,11 @@ class Server::Impl {
     Bind(options);
     storage_ = Storage::Open(options.storage);
     jobs_ = std::make_unique<Jobs>(storage_, options.shard, &pool_, options.limits.bytes,
-                                   [this](std::function<void()> task) { asio::post(io_, std::move(task)); });
+                                   [this](std::function<void()> task) { tasks_.Run(std::move(task)); });
     if (!options.checkpoint_dir.empty()) scratch_ = std::make_unique<Scratch>(options.checkpoint_dir);
     context_.jobs = jobs_.get();
     context_.scratch = scratch_.get();
+    context_.threads = &tasks_;
     context_.tls = tls_.get();
     context_.token = options.token;
     context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
@@ -70,7 +72,7 @@ class Server::Impl {
     };
     Listen(options);
     Accept();
-    for (unsigned i = 0; i < pool_.threads() + 2; ++i) {
+    for (unsigned i = 0; i < pool_.threads() + 3; ++i) {
       threads_.emplace_back([this] { Work(); });
     }
     scrubber_ = std::make_unique<Scrubber>(jobs_.get(), options.scrub_bytes_per_second);
@@ -115,6 +117,14 @@ class Server::Impl {
 
   void Stop() {
     const std::lock_guard<std::mutex> lock(stop_mutex_);
+    // What takes long ends first, and is answered; it may wait for others' requests.
+    context_.slow_slots.Close();
+    tasks_.Stop();
+    if (!threads_.empty()) {
+      std::promise<void> answered;
+      asio::post(io_, [&answered] { answered.set_value(); });
+      answered.get_future().wait();
+    }
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -123,7 +133,7 @@ class Server::Impl {
     // Connections that wait in line hold on to themselves.
     context_.request_bytes.Clear();
     context_.reply_bytes.Clear();
-    context_.slots.Clear();
+    context_.slots.Close();
   }
 
  private:
@@ -261,6 +271,7 @@ class Server::Impl {
   };
 
   ThreadPool pool_;
+  TaskThreads tasks_;
   std::unique_ptr<TlsContext> tls_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Jobs> jobs_;

@@ -104,7 +104,7 @@ void ServeCreateTable(const Session& session, const std::string& text, Buffer* r
   Put(json(id).dump(), reply);
 }
 
-void ServePull(const Session& session, Bytes body, Buffer* reply) {
+bool ServePull(const Session& session, Bytes body, Buffer* reply, Pass* pass) {
   const BatchView batch = ParseBatch(body);
   if (batch.rest.size != 0)
     throw ProtocolError("a pull with " + std::to_string(batch.rest.size) + " bytes too many");
@@ -117,10 +117,13 @@ void ServePull(const Session& session, Bytes body, Buffer* reply) {
     std::byte* const rows = ValuesOf(session, entry, block, &next);
     parts.push_back({entry.table, block.keys, block.size, rows, 0, nullptr});
   }
-  session.job->store.Pull(parts);
+  if (!session.job->store.LockPull(parts, pass)) return false;
+  session.job->store.PullLocked(parts);
+  return true;
 }
 
-void ServePush(const Session& session, Buffer* body, Buffer* reply) {
+Served ServePush(const Session& session, Buffer* body, Buffer* reply, Pass* pass,
+                 std::function<void()>* rest) {
   Store* const store = &session.job->store;
   const BatchView batch = ParseBatch({body->data(), body->size()});
   const size_t bytes = CountBytes(session, batch);
@@ -151,13 +154,18 @@ void ServePush(const Session& session, Buffer* body, Buffer* reply) {
     }
   }
   if (session.worker) {
-    session.job->workers.Push(session.client, session.seen, parts, body);
+    if (!session.job->workers.Push(session.client, session.seen, parts, body, pass, rest)) {
+      return Served::kLater;
+    }
   } else {
     session.job->workers.RequireNone();
-    const Fence::Hold hold = session.job->fence.Change(session.seen);
-    store->Push(parts);
+    store->Check(parts);
+    if (!session.job->fence.Change(session.seen, pass)) return Served::kLater;
+    if (!store->LockPush(TablesOf(parts), pass)) return Served::kLater;
+    store->PushLocked(parts);
   }
   reply->Resize(0);
+  return *rest == nullptr ? Served::kDone : Served::kRest;
 }
 
 void ServeKeys(const Store& store, Bytes body, Buffer* reply) {
@@ -380,6 +388,17 @@ void CheckMay(const Session& session, Op op) {
   }
 }
 
+bool IsSlow(Op op) {
+  switch (op) {
+    case Op::kPull:
+    case Op::kPush:
+    case Op::kLeave:
+      return false;
+    default:
+      return true;
+  }
+}
+
 bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
   if (!session.worker) return true;
   WorkerRequest request;
@@ -439,16 +458,14 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   return 0;
 }
 
-void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
+namespace {
+
+// Of all but pulls and pushes.
+void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
   const Session& session = *of_client;
   Store* store = &session.job->store;
   const Bytes body{request->data(), request->size()};
   switch (op) {
-    case Op::kPull:
-      Sees(of_client);
-      return ServePull(session, body, reply);
-    case Op::kPush:
-      return ServePush(session, request, reply);
     case Op::kCreateTable:
       return ServeCreateTable(session, TextOf(body), reply);
     case Op::kSave:
@@ -492,14 +509,41 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);
+    case Op::kPull:
+    case Op::kPush:
     case Op::kError:
     case Op::kHello:
     case Op::kStats:
     case Op::kShutdown:
     case Op::kShare:
+    case Op::kBusy:
       break;
   }
   throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");
+}
+
+}  // namespace
+
+Served Serve(Session* session, Op op, Buffer* body, Buffer* reply, std::function<void()>* rest) {
+  Pass patient;
+  Pass* const pass = session->pass == nullptr ? &patient : session->pass;
+  if (op == Op::kPull) {
+    Sees(session);  // before the rows are read: of a checkpoint that comes back meanwhile they may not be
+    if (!ServePull(*session, {body->data(), body->size()}, reply, pass)) return Served::kLater;
+    return Served::kDone;
+  }
+  if (op == Op::kPush) {
+    std::function<void()> waits;
+    const Served served = ServePush(*session, body, reply, pass, &waits);
+    if (served != Served::kRest || rest != nullptr) {
+      if (rest != nullptr) *rest = std::move(waits);
+      return served;
+    }
+    waits();
+    return Served::kDone;
+  }
+  ServeOther(session, op, body, reply);
+  return Served::kDone;
 }
 
 }  // namespace oe

@@ -1,7 +1,10 @@
 // Turns request bodies into calls of a store, and results into reply bodies. Knows no sockets.
 #pragma once
 
+#include <functional>
+
 #include "oe_runtime/core/server/jobs.h"
+#include "oe_runtime/core/server/pass.h"
 #include "oe_runtime/core/server/scratch.h"
 #include "oe_runtime/core/wire/frame.h"
 #include "oe_runtime/core/wire/messages.h"
@@ -21,6 +24,7 @@ struct Session {
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
   size_t shared_size = 0;
+  Pass* pass = nullptr;  // of what must not wait; nullptr: it may
 };
 
 // Throws SpecError for an operation that a session that reads only may not do.
@@ -33,9 +37,19 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later);
 // which most have short ones. Throws as Serve does.
 uint64_t ReplyBytes(const Session& session, Op op, Bytes body);
 
+// Whether serving it may take long or wait for long, so that it needs a thread of its own: what writes or
+// reads files or all rows of a table, or wants a table alone. All others are served at once, or not yet.
+bool IsSlow(Op op);
+
+enum class Served : uint8_t {
+  kDone,
+  kLater,  // nothing has happened; it is to be served again when session.pass is granted
+  kRest,   // *rest is to be called, on a thread that may wait, before the reply goes out; it throws as Serve
+};
+
 // Answers one request that is Ready into *reply, which lies on the connection and is used again; *body may be
 // taken. Throws the errors of Store, Scratch and Workers, and ProtocolError for a body that makes no sense;
 // then nothing has changed. kHello, kStats, kShutdown and kShare are the connection's own.
-void Serve(Session* session, Op op, Buffer* body, Buffer* reply);
+Served Serve(Session* session, Op op, Buffer* body, Buffer* reply, std::function<void()>* rest = nullptr);
 
 }  // namespace oe

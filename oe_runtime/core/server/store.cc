@@ -30,6 +30,11 @@ void CheckPart(uint32_t part) {
                       std::to_string(Table::kParts));
 }
 
+void SortDistinct(std::vector<uint32_t>* tables) {
+  std::sort(tables->begin(), tables->end());
+  tables->erase(std::unique(tables->begin(), tables->end()), tables->end());
+}
+
 uint64_t KeysOf(const std::vector<PushPart>& parts) {
   uint64_t keys = 0;
   for (const PushPart& part : parts) keys += part.size;
@@ -121,7 +126,22 @@ void AddRoom(const Table& table, nlohmann::json* stats) {
                       {"changed", room->changed}, {"headroom", room->headroom}, {"refused", room->refused}};
 }
 
+// The locks keep their table, which may be dropped while they are waited for.
+std::shared_ptr<FairSharedMutex> PullLockOf(const std::shared_ptr<Table>& table) {
+  return {table, table->pull_lock()};
+}
+std::shared_ptr<FairSharedMutex> PushLockOf(const std::shared_ptr<Table>& table) {
+  return {table, table->push_lock()};
+}
+
 }  // namespace
+
+std::vector<uint32_t> TablesOf(const std::vector<PushPart>& parts) {
+  std::vector<uint32_t> tables;
+  tables.reserve(parts.size());
+  for (const PushPart& part : parts) tables.push_back(part.table);
+  return tables;
+}
 
 Store::Store(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, std::string job)
     : storage_(std::move(storage)), shard_(shard), pool_(pool), job_(std::move(job)) {}
@@ -131,10 +151,16 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   if (TableFileName(wanted.name, {}).size() > kMaxTableName) {
     throw SpecError("table '" + wanted.name + "': the name is too long to name its checkpoint file");
   }
+  const std::lock_guard<std::mutex> create_lock(create_mutex_);
+  {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    if (const auto id = FindTable(wanted)) return *id;
+    CheckKeptCheckpoints(wanted.name);
+  }
+  // It may have rows to recover: those that use other tables meanwhile do not wait.
+  std::unique_ptr<Table> table = Table::Create(wanted, storage_, shard_, job_);
   const std::lock_guard<std::shared_mutex> lock(mutex_);
-  if (const auto id = FindTable(wanted)) return *id;
-  CheckKeptCheckpoints(wanted.name);
-  tables_.push_back({wanted.name, Table::Create(wanted, storage_, shard_, job_)});
+  tables_.push_back({wanted.name, std::move(table)});
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -177,6 +203,7 @@ std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
 
 uint64_t Store::Drop(const std::optional<std::string>& name) {
   std::vector<std::shared_ptr<Table>> dropped;
+  const std::lock_guard<std::mutex> create_lock(create_mutex_);  // a table that is being made is there or not
   {
     const std::lock_guard<std::shared_mutex> lock(mutex_);
     for (Entry& entry : tables_) {
@@ -301,20 +328,48 @@ uint64_t Store::Evict() {
 }
 
 void Store::Pull(const std::vector<PullPart>& parts) {
+  Pass pass;
+  (void)LockPull(parts, &pass);
+  PullLocked(parts);
+}
+
+bool Store::LockPull(const std::vector<PullPart>& parts, Pass* pass) const {
+  std::vector<uint32_t> tables;
+  tables.reserve(parts.size());
+  for (const PullPart& part : parts) tables.push_back(part.table);
+  SortDistinct(&tables);
+  return std::all_of(tables.begin(), tables.end(),
+                     [&](uint32_t table) { return pass->Take(PullLockOf(Get(table))); });
+}
+
+bool Store::LockPush(std::vector<uint32_t> tables, Pass* pass) const {
+  SortDistinct(&tables);
+  return std::all_of(tables.begin(), tables.end(),
+                     [&](uint32_t table) { return pass->Take(PushLockOf(Get(table))); });
+}
+
+void Store::PullLocked(const std::vector<PullPart>& parts) {
   std::vector<std::shared_ptr<Table>> tables(parts.size());
   uint64_t keys = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     tables[i] = Get(parts[i].table);
     keys += parts[i].size;
   }
-  pool_->ParallelFor(
-      parts.size(), [&](size_t i) { tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_); });
+  pool_->ParallelFor(parts.size(), [&](size_t i) {
+    tables[i]->Pull(parts[i].keys, parts[i].size, parts[i].values, pool_, Table::Lock::kHeld);
+  });
   pulls_.fetch_add(1, std::memory_order_relaxed);
   pulled_keys_.fetch_add(keys, std::memory_order_relaxed);
 }
 
 void Store::Push(const std::vector<PushPart>& parts) {
   Check(parts);
+  Pass pass;
+  (void)LockPush(TablesOf(parts), &pass);
+  PushLocked(parts);
+}
+
+void Store::PushLocked(const std::vector<PushPart>& parts) {
   std::vector<std::shared_ptr<Table>> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = Get(parts[i].table);
   std::atomic<size_t> pushed{0};
@@ -322,7 +377,8 @@ void Store::Push(const std::vector<PushPart>& parts) {
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
-      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_, part.counts);
+      tables[i]->Push(part.keys, part.size, part.values, part.learning_rate, pool_, part.counts,
+                      Table::Lock::kHeld);
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
@@ -354,7 +410,8 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
     const uint32_t table = tables[i].front().table;
     parts[i] = sums[i].Sum(tables[i], Get(table)->spec().dim, IsFloat64(table), Counts(table));
   });
-  Push(parts);
+  Check(parts);
+  PushLocked(parts);
 }
 
 Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,

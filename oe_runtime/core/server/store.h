@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_chain.h"
+#include "oe_runtime/core/server/pass.h"
 #include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
@@ -58,13 +59,20 @@ class Store {
   bool Counts(uint32_t table) const;
 
   void Pull(const std::vector<PullPart>& parts);
+  // In two steps, for callers that must not wait: first the locks, false if they are not all there, then the
+  // pull or push itself, without what Check says.
+  bool LockPull(const std::vector<PullPart>& parts, Pass* pass) const;
+  void PullLocked(const std::vector<PullPart>& parts);
+  bool LockPush(std::vector<uint32_t> tables, Pass* pass) const;
+  void PushLocked(const std::vector<PushPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
   // the way can leave some tables pushed and others not; the error says so, and the store is torn.
   void Push(const std::vector<PushPart>& parts);
   // What Push checks before any table changes; throws as it does.
   void Check(const std::vector<PushPart>& parts) const;
   // Each element has the pushes of several workers to one table, in the order of their ranks: their gradients
-  // and counts are summed by key, in this order, and applied as one push.
+  // and counts are summed by key, in this order, and applied as one push. The caller has LockPush() of these
+  // tables.
   void PushSums(const std::vector<std::vector<PushPart>>& tables);
 
   // A store is torn when a push is in some of its tables only, or in some only of the servers that share it:
@@ -151,6 +159,7 @@ class Store {
   void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
                const std::function<void(size_t)>& put);
 
+  std::mutex create_mutex_;  // of whoever makes or drops tables, which may take long; before the other
   mutable std::shared_mutex mutex_;  // guards the vector, not the tables
   std::vector<Entry> tables_;        // by id
 
@@ -165,6 +174,9 @@ class Store {
   std::atomic<uint64_t> pushes_{0};
   std::atomic<uint64_t> pushed_keys_{0};
 };
+
+// For Store::LockPush.
+std::vector<uint32_t> TablesOf(const std::vector<PushPart>& parts);
 
 // "server-0-of-3.wide%2Femb.oet": the name of a table in a file name has only letters, digits, '_' and '-',
 // and %XX for anything else.

@@ -85,7 +85,10 @@ class Workers {
   // *body is empty afterwards where it is held.
   // Applies what is complete with it. Throws SpecError for another learning rate than other workers', and as
   // Store::Push.
-  void Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body);
+  // False if it has to wait, as `pass` says: nothing has happened then. What has to be applied and would have
+  // to wait goes to *rest, to be called before the worker is answered, on a thread that may wait.
+  bool Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body, Pass* pass,
+            std::function<void()>* rest);
   // Calls `go` for the first of the workers whose kGoBack was Ready; for the others does what that came to.
   void GoBack(uint64_t client, const std::function<void()>& go);
 
@@ -186,7 +189,8 @@ class Workers {
   void Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body);
   // Nobody else takes what is in the batch; Apply must follow.
   Batch TakeComplete();
-  void Apply(const Batch& batch);
+  // False if it cannot have the locks, and `pass` is impatient.
+  bool Apply(const Batch& batch, Pass* pass);
   // For what became complete because somebody has gone: who noticed that must not do the work.
   void ApplyLater(Batch batch);
 

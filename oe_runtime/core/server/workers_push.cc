@@ -38,7 +38,8 @@ bool Workers::Complete(const Table& table, std::optional<uint32_t> with) const {
   return any;
 }
 
-void Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body) {
+bool Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body,
+                   Pass* pass, std::function<void()>* rest) {
   bool synchronous = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -47,16 +48,16 @@ void Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& 
     synchronous = spec_.synchronous;
   }
   if (!synchronous) {
-    {
-      const Fence::Hold hold = fence_->Change(seen);
-      store_->Push(parts);
-    }
-    return Change([&] {
+    store_->Check(parts);
+    if (!fence_->Change(seen, pass) || !store_->LockPush(TablesOf(parts), pass)) return false;
+    store_->PushLocked(parts);
+    Change([&] {
       const uint32_t rank = RankOf(client);
       for (const PushPart& part : parts) ++TableOf(part.table)->pushes[rank];
       pushed_ = true;
       batches_ += parts.size();
     });
+    return true;
   }
   store_->Check(parts);
   Batch complete;
@@ -64,7 +65,14 @@ void Workers::Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& 
     Hold(RankOf(client), parts, body);
     complete = TakeComplete();
   });
-  Apply(complete);
+  Pass impatient = Pass::Impatient();
+  if (Apply(complete, &impatient)) return true;
+  impatient.Release();
+  *rest = [this, batch = std::make_shared<const Batch>(std::move(complete))] {
+    Pass patient;
+    (void)Apply(*batch, &patient);
+  };
+  return true;
 }
 
 void Workers::Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body) {
@@ -113,8 +121,8 @@ Workers::Batch Workers::TakeComplete() {
   return batch;
 }
 
-void Workers::Apply(const Batch& batch) {
-  if (batch.tables.empty()) return;
+bool Workers::Apply(const Batch& batch, Pass* pass) {
+  if (batch.tables.empty()) return true;
   std::exception_ptr failure;
   try {
     std::vector<std::vector<PushPart>> tables;
@@ -124,7 +132,9 @@ void Workers::Apply(const Batch& batch) {
         if (held.body != nullptr) tables.back().push_back(held.part);
       }
     }
-    const Fence::Hold hold = fence_->Change(batch.seen);
+    std::vector<uint32_t> ids;
+    for (const auto& [id, all] : batch.tables) ids.push_back(id);
+    if (!fence_->Change(batch.seen, pass) || !store_->LockPush(ids, pass)) return false;
     try {
       store_->PushSums(tables);
     } catch (const std::exception& problem) {
@@ -145,13 +155,15 @@ void Workers::Apply(const Batch& batch) {
     if (failure != nullptr) failure_ = FailureOf(failure, kGoBackTogether);
   });
   if (failure != nullptr) std::rethrow_exception(failure);
+  return true;
 }
 
 void Workers::ApplyLater(Batch batch) {
   if (batch.tables.empty()) return;
   (*post_)([this, batch = std::move(batch)] {
     try {
-      Apply(batch);
+      Pass pass;
+      (void)Apply(batch, &pass);
     } catch (const std::exception& problem) {  // all workers are told
       std::fprintf(stderr, "server: %s\n", problem.what());
     }

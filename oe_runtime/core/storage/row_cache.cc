@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kNotesAtOnce = 64;       // worked off under one lock
 constexpr size_t kLeastNotes = 4096;      // that are kept; with many frames, as many
-constexpr size_t kFramesAtOnce = 4096;    // looked at under one lock
+constexpr size_t kFramesAtOnce = 1024;    // looked at under one lock
 constexpr size_t kWriteBacksAtOnce = 64;  // done under one lock
 constexpr uint16_t kMissesToEnter = 3;    // of a row, where another one has to go for it; at most 4
 constexpr uint16_t kCountBits = 3;        // of missed_times_
@@ -236,16 +236,35 @@ bool RowCache::MissedOften(Key key) noexcept {
   return often;
 }
 
+// The thread that calls this comes after all others on a processor (pool_checkpoint.cc): when it is put off
+// one with the lock, pushes wait until it has one again. So what takes it long, fetching rows from the pool,
+// it does without the lock, and what it does with the lock is short.
 void RowCache::WriteBackUpTo(uint32_t epoch) noexcept {
-  for (size_t at = 0;; std::this_thread::yield()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const size_t end = std::min(frames_.size(), at + kFramesAtOnce);
-    for (size_t done = 0; at < end && done < kWriteBacksAtOnce; ++at) {
-      if (frames_[at].written == 0 || frames_[at].written > epoch) continue;
-      WriteBack(static_cast<uint32_t>(at) | kCopyBit);
-      ++done;
+  std::array<size_t, kWriteBacksAtOnce> due{};
+  std::array<const std::byte*, kWriteBacksAtOnce> slots{};
+  bool last = false;
+  for (size_t at = 0; !last; std::this_thread::yield()) {
+    const auto is_due = [&](size_t frame) {
+      return frames_[frame].written != 0 && frames_[frame].written <= epoch;
+    };
+    size_t found = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const size_t end = std::min(frames_.size(), at + kFramesAtOnce);
+      for (; at < end && found < due.size(); ++at) {
+        if (!is_due(at)) continue;
+        slots[found] = slots_->row(frames_[at].slot);
+        due[found++] = at;
+      }
+      last = at >= frames_.size();
     }
-    if (at >= frames_.size()) return;
+    if (found == 0) continue;
+    for (size_t i = 0; i < found; ++i) PrefetchRow(slots[i], layout_.row_bytes);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < found; ++i) {
+      // A push may have done it, and the frame have gone, since.
+      if (due[i] < frames_.size() && is_due(due[i])) WriteBack(static_cast<uint32_t>(due[i]) | kCopyBit);
+    }
   }
 }
 

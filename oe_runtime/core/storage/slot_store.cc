@@ -143,9 +143,11 @@ uint32_t SlotStore::Adopt(const SlotBlock& block) {
   return first;
 }
 
+// Does not wait: the thread that gives slots back comes after all others on a processor, and may have been
+// put off it with the lock. Another block of slots does as well.
 bool SlotStore::TakeGiven() {
-  const std::lock_guard<std::mutex> lock(given_mutex_);
-  if (free_.empty()) free_.swap(given_);
+  const std::unique_lock<std::mutex> lock(given_mutex_, std::try_to_lock);
+  if (lock && free_.empty()) free_.swap(given_);
   return !free_.empty();
 }
 

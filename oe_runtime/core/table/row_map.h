@@ -96,16 +96,16 @@ class RowMap {
     changes_.Erased(key, store_->size());
   }
 
-  // Erases the rows for which wants(key, row) among about `most` keys from *position on (0 at first), which
-  // moves on; false when there are no more keys. Rows that come or go between calls may be missed. Throws
-  // StorageError.
+  // Erases the rows for which wants(key, row) among about `most` keys of the range from *position on (0 at
+  // first), which moves on; false when there are no more keys. Rows that come or go between calls may be
+  // missed. Throws StorageError.
   template <typename Wants>
-  bool EraseIf(uint64_t* position, size_t most, const Wants& wants) {
+  bool EraseIf(const Index::Range& range, uint64_t* position, size_t most, const Wants& wants) {
     std::array<Key, kAtOnce> keys{};
     std::array<uint32_t, kAtOnce> numbers{};
     for (size_t seen = 0; seen < most;) {
       const uint64_t start = *position;
-      const size_t found = index_->Scan(position, kAtOnce, keys.data(), numbers.data());
+      const size_t found = index_->Scan(range, position, kAtOnce, keys.data(), numbers.data());
       if (found == 0) return false;
       for (size_t i = 0; i < found; ++i) oe::Prefetch(row(numbers[i]));
       bool erased = false;

@@ -191,8 +191,9 @@ Table::Plan Table::MakePlan(const Key* keys, size_t n) const {
 
 // Keys are looked up by internal shard, a piece of the batch at a time, and the rows copied in the order of
 // the keys: what is written is then written in order.
-void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor) const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock locked) const {
+  std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::defer_lock);
+  if (locked == Lock::kTake) content_lock.lock();
   std::atomic<size_t> refused{n};
   const size_t pieces = (n + kPiece - 1) / kPiece;
   const auto pull = [&](size_t piece) {
@@ -293,7 +294,7 @@ void Table::CheckLearningRate(double learning_rate) const {
 
 // Leaves out the rows with gradients that are not finite.
 void Table::PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate,
-                       Executor* executor, const uint32_t* counts) {
+                       Executor* executor, const uint32_t* counts, Lock locked) {
   const size_t bytes = ops_->format().value_bytes();
   std::vector<Key> left_keys;
   std::vector<std::byte> left_grads;
@@ -305,30 +306,28 @@ void Table::PushFinite(const Key* keys, size_t n, const std::byte* grads, double
     left_grads.insert(left_grads.end(), row, row + bytes);
     left_counts.push_back(counts == nullptr ? 1 : counts[i]);
   }
-  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor, left_counts.data());
+  Push(left_keys.data(), left_keys.size(), left_grads.data(), learning_rate, executor, left_counts.data(),
+       locked);
   nonfinite_gradients_ += n - left_keys.size();
 }
 
 void Table::Push(const Key* keys, size_t n, const void* gradients, double learning_rate, Executor* executor,
-                 const uint32_t* counts) {
+                 const uint32_t* counts, Lock locked) {
   RequireWhole();
   const auto* grads = static_cast<const std::byte*>(gradients);
   if (spec_.nonfinite_gradients == "skip" && !AllFinite(spec_, grads, n, executor)) {
-    return PushFinite(keys, n, grads, learning_rate, executor, counts);
+    return PushFinite(keys, n, grads, learning_rate, executor, counts, locked);
   }
   CheckLearningRate(learning_rate);
   const Plan plan = MakePlan(keys, n);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
   std::array<uint64_t, kShards> moves{};
+  // It keeps away what exchanges the content, too.
+  std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::defer_lock);
+  if (locked == Lock::kTake) push_lock.lock();
   // Where a push may evict, another one must not hold numbers of rows meanwhile.
-  std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::defer_lock);
-  std::unique_lock<std::shared_mutex> lone_push_lock(push_mutex_, std::defer_lock);
-  if (eviction_.capped() || eviction_.scheduled()) {
-    lone_push_lock.lock();
-  } else {
-    push_lock.lock();
-  }
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  std::unique_lock<std::mutex> lone_push_lock(lone_push_mutex_, std::defer_lock);
+  if (eviction_.capped() || eviction_.scheduled()) lone_push_lock.lock();
   // First every row that is missing, which may fail. A row that was made has its initializer's value, the
   // same that a pull read before (or would have, but for admission), so a push that fails here has changed
   // nothing that anyone can see in a pull, but for rows that were evicted.
@@ -384,9 +383,9 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
 
 void Table::Upkeep(Executor* executor) {
   // Beside pushes; a save, a checkpoint or a restore is not waited for.
-  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return;
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
   if (!content_lock || !content_->pool) return;
   const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
   if (executor != nullptr) return executor->ParallelFor(kShards, run);
@@ -396,9 +395,9 @@ void Table::Upkeep(Executor* executor) {
 bool Table::Scrub(ScrubPosition* position, uint64_t* bytes) {
   *bytes = 0;
   // Beside pushes; a save, a checkpoint or a restore is not waited for.
-  const std::shared_lock<std::shared_mutex> push_lock(push_mutex_, std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return true;
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_, std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
   if (!content_lock) return true;
   if (!content_->pool) return false;
   uint64_t rows = 0;
@@ -418,7 +417,7 @@ Table::DamageCounts Table::damage_counts() const {
 }
 
 std::vector<Key> Table::Keys(uint32_t part) const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   const RowMap& map = *content_->shards[part];
   const std::shared_lock<FairSharedMutex> lock(map.mutex());
   std::vector<Key> keys(map.size());
@@ -433,7 +432,7 @@ std::vector<Key> Table::Keys(uint32_t part) const {
 }
 
 uint64_t Table::CountKeys(uint32_t part) const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   const RowMap& map = *content_->shards[part];
   const std::shared_lock<FairSharedMutex> lock(map.mutex());
   return map.size();
@@ -442,12 +441,12 @@ uint64_t Table::CountKeys(uint32_t part) const {
 uint64_t Table::nonfinite_gradients() const { return nonfinite_gradients_; }
 
 uint64_t Table::version() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   return content_->version.load();
 }
 
 uint64_t Table::rows() const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   uint64_t rows = 0;
   for (const auto& map : content_->shards) {
     const std::shared_lock<FairSharedMutex> lock(map->mutex());
@@ -457,13 +456,13 @@ uint64_t Table::rows() const {
 }
 
 uint64_t Table::bytes() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   const uint64_t counts = content_->counts ? content_->counts->bytes() : 0;
   return counts + (content_->pool ? content_->pool->bytes() : content_->arena->bytes());
 }
 
 uint64_t Table::index_bytes() const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   uint64_t bytes = 0;
   for (const auto& map : content_->shards) {
     const std::shared_lock<FairSharedMutex> lock(map->mutex());
@@ -473,12 +472,12 @@ uint64_t Table::index_bytes() const {
 }
 
 CacheStats Table::cache() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   return content_->pool ? content_->pool->cache_stats() : CacheStats{};
 }
 
 std::optional<PoolRoom> Table::room() const {
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   if (!content_->pool) return std::nullopt;
   PoolRoom room;
   uint64_t least = std::numeric_limits<uint64_t>::max() / kShards;

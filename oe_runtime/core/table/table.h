@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <shared_mutex>
@@ -17,7 +18,9 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/executor.h"
+#include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/storage.h"
@@ -27,7 +30,6 @@ namespace oe {
 
 class AdmissionFilter;
 class Damage;
-class Index;
 class RowOps;
 struct PoolRoom;
 class TableChainReader;
@@ -66,12 +68,20 @@ class Table {
   const TableSpec& spec() const { return spec_; }
   const ShardInfo& shard() const { return shard_; }
 
+  // What Pull and Push hold shared. Whoever must not wait inside them, or wants several tables at once, takes
+  // it before (the tables in one order) and says so. A save, a restore and a recovery hold them alone: the
+  // first of them for as long as it writes the file.
+  enum class Lock : uint8_t { kTake, kHeld };
+  FairSharedMutex* pull_lock() const { return &content_mutex_; }
+  FairSharedMutex* push_lock() const { return &push_mutex_; }
+
   // Weights and gradients are double for float64 tables and float for all others.
 
   // Writes the weights of n keys (duplicates allowed) to out[n * dim], row after row. Never inserts: a key
   // without a row reads its initializer's value, or the default_value of spec().admission. Throws
   // KeyRangeError (array) and SpecError for a key of another server.
-  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr) const;
+  void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr,
+            Lock locked = Lock::kTake) const;
 
   // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
   // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
@@ -88,7 +98,7 @@ class Table {
   // (no room for new rows); then no row's value and not the version has changed, but rows may have been
   // evicted.
   void Push(const Key* keys, size_t n, const void* grads, double learning_rate, Executor* executor = nullptr,
-            const uint32_t* counts = nullptr);
+            const uint32_t* counts = nullptr, Lock locked = Lock::kTake);
 
   // What became of the rows of an Assign() besides those that were written.
   struct AssignCounts {
@@ -114,10 +124,10 @@ class Table {
   size_t state_values() const;
 
   // Removes the rows that global_step, l2_weight and ttl of spec() say, and returns how many. Save() does the
-  // same first, and after every every_steps pushes of a policy so does Push() for it, in a sixteenth of the
-  // table in turn (an array table: in all of it every 16 times as many), so that tables of any storage and
-  // any number of servers have the same rows. Pushes wait for a few thousand rows at a time. Throws
-  // StorageError where the storage has no room for what must be written down of that.
+  // same first. So does Push() for a policy with every_steps, in a sixteenth of the table in turn every
+  // every_steps pushes: a slice of it after each of them (Eviction::Due), so that no push takes long and
+  // tables of any storage and any number of servers have the same rows. Pushes wait for a few thousand rows
+  // at a time. Throws StorageError where the storage has no room for what must be written down of that.
   uint64_t Evict();
   // What policies did since the table was made.
   PolicyCounts policy_counts() const;
@@ -228,7 +238,7 @@ class Table {
   uint32_t InternalShard(Key key) const;
   [[noreturn]] void RefuseKey(Key key) const;
   void PushFinite(const Key* keys, size_t n, const std::byte* grads, double learning_rate, Executor* executor,
-                  const uint32_t* counts);
+                  const uint32_t* counts, Lock locked);
 
   // Policies (table_policy.cc).
   static uint32_t TimesOf(const uint32_t* counts, uint32_t at) {
@@ -245,8 +255,8 @@ class Table {
                    AssignCounts* counts);
   bool EvictOne(Content* content, uint32_t shard, uint32_t step);
   void KeepCap(Content* content);
-  bool Sweep(uint32_t shard, uint32_t reasons, uint64_t* position);
-  void SweepQuietly(uint32_t shard, uint32_t reasons);
+  bool Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, uint64_t* position);
+  void SweepQuietly(uint32_t shard, uint32_t reasons, const Index::Range& range);
   void SweepInTurn(uint64_t step);
   bool SweepFilter(uint32_t shard, uint32_t reasons);
   void NoteLoaded(const Content& content);
@@ -279,9 +289,12 @@ class Table {
   std::atomic<uint64_t> scrubbed_rows_{0};
   std::atomic<uint64_t> scrubs_{0};
   mutable std::atomic<uint64_t> nonfinite_gradients_{0};
-  mutable std::shared_mutex content_mutex_;  // shared: use of content_; exclusive: its exchange
-  mutable std::shared_mutex push_mutex_;     // shared: pushes; exclusive: Save, Restore
-  std::unique_ptr<Content> content_;
+  // In this order. Shared: pushes; exclusive: Save, Checkpoint, a slice of Evict, and what exchanges
+  // content_.
+  mutable FairSharedMutex push_mutex_;
+  std::mutex lone_push_mutex_;             // of pushes that may evict, which run one by one
+  mutable FairSharedMutex content_mutex_;  // shared: use of content_; exclusive: its exchange
+  std::shared_ptr<Content> content_;
 };
 
 }  // namespace oe

@@ -60,10 +60,10 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
 TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
   RequireWhole();
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   if (eviction_.sweeps() != 0) {
-    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps());
+    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps(), {});
   }
   if (!content_->filter) return SaveRows(file, since);
   const std::string filter_file = FilterFileName(file);
@@ -229,7 +229,7 @@ void Table::Restore(const std::vector<std::string>& files) {
 void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* executor) {
   const std::vector<TableFileInfo> infos = CheckChains(spec_, row_bytes_, chains);
   // Loaded beside the present content and exchanged only when every checksum was right.
-  std::unique_ptr<Content> content = NewContent(true);
+  std::shared_ptr<Content> content = NewContent(true);
   const bool same_servers = infos.front().shard.servers == shard_.servers;
   for (size_t i = 0; i < chains.size(); ++i) {
     if (same_servers && infos[i].shard.server != shard_.server) continue;  // has no key of ours
@@ -251,15 +251,15 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
   }
   if (eviction_.capped() && kept_bytes_ == row_bytes_) KeepCap(content.get());
   NoteLoaded(*content);
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
   if (content_->counts) content_->counts->Remove();
   content_.swap(content);
 }
 
 void Table::CheckIncrement(const TableFileInfo& info) const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   bool unchanged = true;
   for (const auto& map : content_->shards) unchanged = unchanged && map->changes().empty();
   const auto saved = content_->saved;
@@ -274,8 +274,8 @@ void Table::ApplyIncrement(const std::string& file) {
   TableFileReader reader(file);
   const TableFileInfo& info = reader.info();
   CheckIncrement(info);
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   content_->saved.reset();  // until all of it is there
   const auto map_of = [&](Key key) -> RowMap& {
     const uint32_t shard = InternalShard(key);
@@ -311,28 +311,34 @@ Pool& Table::RequirePool() const {
 void Table::Checkpoint(uint64_t id) {
   RequireWhole();
   // Pulls go on; pushes wait for the few microseconds that this takes.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   RequirePool().Checkpoint(id, content_->version.load());
 }
 
+// Nobody is to wait behind this: what is waited for stays, whatever comes in its place.
 void Table::WaitDurable() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
-  RequirePool().WaitDurable();
+  std::shared_ptr<Content> content;
+  {
+    const std::shared_lock<FairSharedMutex> lock(content_mutex_);
+    (void)RequirePool();
+    content = content_;
+  }
+  content->pool->WaitDurable();
 }
 
 std::vector<CheckpointInfo> Table::Checkpoints() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   return content_->pool ? content_->pool->Checkpoints() : std::vector<CheckpointInfo>{};
 }
 
 int64_t Table::durable_at() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   return content_->pool ? content_->pool->durable_at() : 0;
 }
 
 uint64_t Table::pushes_at_risk() const {
-  const std::shared_lock<std::shared_mutex> lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   uint64_t kept = content_->saved_version.load();
   if (content_->pool) {
     const std::vector<CheckpointInfo> checkpoints = content_->pool->Checkpoints();
@@ -343,15 +349,23 @@ uint64_t Table::pushes_at_risk() const {
 }
 
 void Table::Drop() {
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   if (content_->pool) content_->pool->Remove();
   if (content_->counts) content_->counts->Remove();
 }
 
 void Table::Recover(std::optional<uint64_t> id) {
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  {
+    std::shared_ptr<Content> content;
+    {
+      const std::shared_lock<FairSharedMutex> lock(content_mutex_);
+      content = content_;
+    }
+    if (content->pool) content->pool->WaitIdle();  // beside pulls and pushes, which may be long
+  }
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   // The tables of a server go back together, and most are there already.
   Pool& pool = RequirePool();
   pool.WaitDurable();

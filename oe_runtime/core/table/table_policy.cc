@@ -26,6 +26,13 @@ std::vector<std::unique_ptr<Index>> NewIndexes() {
   return indexes;
 }
 
+// The slice of the places [0, last], of which `slices` are equally large.
+Index::Range SliceOf(uint64_t last, uint64_t slice, uint64_t slices) {
+  __extension__ using Wide = unsigned __int128;
+  const auto begin = [&](uint64_t of) { return (Wide{last} + 1) * of / slices; };
+  return {static_cast<uint64_t>(begin(slice)), static_cast<uint64_t>(begin(slice + 1) - 1)};
+}
+
 StorageError CountsError(const std::string& table, const StorageError& error) {
   return StorageError(error.what() + std::string("; its files hold what the admission filter of table '") +
                       table + "' counted: with them moved away, that begins at zero and no row is lost");
@@ -225,15 +232,15 @@ void Table::KeepCap(Content* content) {
   }
 }
 
-// Looks at some rows of an internal shard from *position on; false after the last. The caller keeps pushes
-// away.
-bool Table::Sweep(uint32_t shard, uint32_t reasons, uint64_t* position) {
+// Looks at some rows of a range of an internal shard from *position on; false after the last. The caller
+// keeps pushes away.
+bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, uint64_t* position) {
   RowMap& map = *content_->shards[shard];
   const std::unique_lock<FairSharedMutex> lock(map.mutex());
   const auto step = static_cast<uint32_t>(content_->version.load());
   const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
   std::vector<Key> from_the_future;
-  const bool more = map.EraseIf(position, kSwept, [&](Key key, const std::byte* row) {
+  const bool more = map.EraseIf(range, position, kSwept, [&](Key key, const std::byte* row) {
     const Eviction::Reason reason = eviction_.Judge(row, reasons, step, time);
     if (reason == Eviction::kNoReason) {
       if (eviction_.facts().seconds(row) > time.now && eviction_.has_ttl()) from_the_future.push_back(key);
@@ -288,25 +295,28 @@ void Table::NoteLoaded(const Content& content) {
   if (newest) clock_.Loaded(*newest);
 }
 
-// All of an internal shard, as far as the storage lets rows go: what stays is seen again the next time.
-void Table::SweepQuietly(uint32_t shard, uint32_t reasons) {
+// All of a range of an internal shard, as far as the storage lets rows go: what stays is seen again the next
+// time.
+void Table::SweepQuietly(uint32_t shard, uint32_t reasons, const Index::Range& range) {
   try {
     uint64_t position = 0;
-    while (Sweep(shard, reasons, &position)) {
+    while (Sweep(shard, reasons, range, &position)) {
     }
-    while (SweepFilter(shard, reasons)) {
-    }
-  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+    (void)SweepFilter(shard, reasons);  // a slice of it, too
+  } catch (const StorageError&) {       // NOLINT(bugprone-empty-catch): see above
   }
 }
 
 void Table::SweepInTurn(uint64_t step) {
   for (const Eviction::Turn& turn : eviction_.Due(step, kShards)) {
     if (!is_array_) {
-      SweepQuietly(turn.part, turn.reasons);
-    } else if (turn.part == 0) {  // the internal shard of a key depends on the number of servers
-      for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, turn.reasons);
+      SweepQuietly(turn.part, turn.reasons, SliceOf(~uint64_t{0}, turn.slice, turn.slices));
+      continue;
     }
+    // The internal shard of a key depends on the number of servers, so a part is some of the keys.
+    const Index::Range keys =
+        SliceOf(spec_.input_dim - 1, turn.part * turn.slices + turn.slice, kShards * turn.slices);
+    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, turn.reasons, keys);
   }
 }
 
@@ -319,11 +329,11 @@ uint64_t Table::Evict() {
     uint64_t position = 0;
     bool more = true;
     while (more) {
-      const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-      const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+      const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+      const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
       const uint64_t before = content_->shards[shard]->size();  // only a push would change it
       try {
-        more = Sweep(shard, eviction_.sweeps(), &position);
+        more = Sweep(shard, eviction_.sweeps(), {}, &position);
       } catch (const StorageFull& error) {
         full = error.what();
         more = false;
@@ -331,8 +341,8 @@ uint64_t Table::Evict() {
       evicted += before - content_->shards[shard]->size();
     }
     for (more = true; more;) {
-      const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-      const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+      const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+      const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
       more = SweepFilter(shard, eviction_.sweeps());
     }
   }
@@ -347,7 +357,7 @@ PolicyCounts Table::policy_counts() const {
   counts.not_admitted = not_admitted_;
   counts.no_room = no_room_;
   for (size_t i = 0; i < counts.evicted.size(); ++i) counts.evicted[i] = evicted_[i];
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   for (uint32_t shard = 0; content_->filter && shard < kShards; ++shard) {
     const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
     counts.filter_bytes += content_->filter->bytes(shard);

@@ -23,8 +23,8 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
   std::array<AssignCounts, kShards> counts{};
   // A push that runs may hold the number of a row that is evicted here.
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   // First every row that is missing, which may fail.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
@@ -100,8 +100,8 @@ void Table::AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t sha
 uint64_t Table::Erase(const Key* keys, size_t n, Executor* executor) {
   RequireWhole();
   const Plan plan = MakePlan(keys, n);
-  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);  // see Assign()
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);  // see Assign()
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   std::atomic<uint64_t> erased{0};
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
@@ -121,7 +121,7 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
   const size_t bytes = format.value_bytes();
   const size_t state_bytes = format.state_bytes();
   const Plan plan = MakePlan(keys, n);
-  const std::shared_lock<std::shared_mutex> content_lock(content_mutex_);
+  const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   plan.ForEachShard(executor, [&](size_t first, size_t last, size_t shard) {
     const RowMap& map = *content_->shards[shard];
     const std::unique_ptr<std::byte[]> fresh(new std::byte[row_bytes_]);

@@ -65,8 +65,13 @@ enum class Op : uint16_t {
   kDropTables = 23,
   kTear = 24,      // {"reason"}: Store::Tear
   kVersions = 25,  // Store::Versions
+  // Not a request: the server says, about four times a second, that the client's request
+  // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
+  kBusy = 26,
 };
 constexpr uint16_t kLastOp = 29;
+constexpr uint16_t kBusyVersion = 6;  // of hellos of clients that understand it
+constexpr uint64_t kMaxBusyBody = 4096;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
@@ -109,6 +114,7 @@ constexpr uint64_t MaxRequest(Op op) {
     case Op::kShare:
     case Op::kTear:
     case Op::kVersions:
+    case Op::kBusy:
       break;
   }
   return kSmall;

@@ -117,7 +117,8 @@ RowsRequest ParseRowsRequest(Bytes body);
 //            those of their admission filters, then
 //            kWriteFile, the chunks of a file in order, then kRestore {}
 //
-// One client at a time: a kSave or kReceive takes the directory over and removes what was there.
+// Every connection has files of its own: another kSave or kReceive of the same one begins anew, and they go
+// when it ends.
 //
 // Op::kReadFile and Op::kWriteFile. The reply to a read is `size` bytes, to a write it is empty.
 //
