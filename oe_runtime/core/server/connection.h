@@ -61,7 +61,6 @@ struct ConnectionContext {
   Slots slow_slots;          // and those of IsSlow(), which have threads of their own
   Slots::Owner stats_slots;  // of these, statistics, which are of all jobs
   TaskThreads* threads = nullptr;
-  std::atomic<uint64_t> kept{0};  // bytes of buffers between requests
   std::atomic<uint64_t> kept{0};  // bytes of buffers that connections have had since their last request
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> arrivals{0};  // that have not said hello
