@@ -123,6 +123,8 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (const auto id = FindTable(wanted)) return *id;
   tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
+  const std::lock_guard<std::mutex> torn_lock(torn_mutex_);
+  base_.erase(tables_.back().get());  // where another one was
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
