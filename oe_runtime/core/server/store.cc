@@ -161,6 +161,8 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   std::unique_ptr<Table> table = Table::Create(wanted, storage_, shard_, job_);
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   tables_.push_back({wanted.name, std::move(table)});
+  const std::lock_guard<std::mutex> torn_lock(torn_mutex_);
+  base_.erase(tables_.back().table.get());  // where another one was
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
