@@ -46,12 +46,15 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
 def remade(layer: Any) -> Any:
     """A layer like another one, of Keras 3 or of tf-keras; ValueError where it cannot be made."""
     try:
-        return type(layer).from_config(layer.get_config())
+        new = type(layer).from_config(layer.get_config())
     except Exception as error:
         raise ValueError(
             f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it cannot be made "
             f"from its get_config(): {error}"
         ) from error
+    if hasattr(new, "take_first_rows"):  # ours, whose rows are no variable
+        new.take_first_rows(layer)
+    return new
 
 
 def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:

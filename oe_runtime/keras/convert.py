@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
+from oe_runtime.keras import warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding
@@ -46,9 +47,10 @@ def distributed_model(
     stays as it is. A subclassed model, whose graph is not known, is changed itself and returned; in it the
     layers are replaced that are its attributes, or those of its layers, in lists too.
 
-    The rows begin with what the layer's initializer means: a pure function of its seed
-    (`seed` if it has none), the table's name and the row, so not with the values that the original layer
-    drew.
+    Rows are brought over from a layer whose weights differ anywhere from what its initializer gives again,
+    because training, a file or set_weights wrote them; the servers get them when the result is compiled. Of
+    any other layer the rows begin with what its initializer means: a pure function of its seed (`seed` if
+    it has none), the table's name and the row, so not with the values that the original layer drew.
 
     The tables are made when the result is compiled, because their rows keep the optimizer's state.
     `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
@@ -172,6 +174,10 @@ def _replace_attributes(
             return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
         return value
 
+    tracker: Any = getattr(owner, "_tracker", None)  # of Keras 3: it takes no new layers where all is built
+    locked = tracker is not None and tracker.locked
+    if locked:
+        tracker.unlock()
     # On PyTorch, layers are not among the attributes but in its modules.
     for name, value in [*vars(owner).items(), *vars(owner).get("_modules", {}).items()]:
         if name.startswith("_"):  # what Keras itself keeps track of
@@ -179,6 +185,8 @@ def _replace_attributes(
         changed = new(value)
         if changed is not value:
             setattr(owner, name, changed)
+    if locked:
+        tracker.lock()
     if library is not keras:  # which forgets them by itself
         return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
@@ -202,7 +210,7 @@ def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) ->
     for option, value in unsupported.items():
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
-    return kind(
+    new = kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
@@ -212,6 +220,10 @@ def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) ->
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
+    written = warm_start.written_rows(layer)
+    if written is not None:
+        new.set_weights([written])
+    return new
 
 
 def warn_of_regularizers(model: WithTables) -> None:

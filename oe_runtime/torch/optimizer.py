@@ -73,6 +73,9 @@ class _Rows:
             assert client is not None  # noqa: S101 - distributed_optimizer has asked
             number = client.create_table(spec)
             layer.table = Table(client, number, client.spec(number))
+            layer.bring_rows()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()  # nobody pulls before the first one has brought all rows
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
 
