@@ -47,3 +47,38 @@ def test_unmodified(name, deepctr, old_layers):
         )
         losses = model.fit(inputs, labels, batch_size=64, epochs=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "ran"),
+    [("IFM", False), ("DIFM", False), ("MMOE", False), ("PLE", False), ("DCNMix", False), ("DCNMix", True)],
+)
+def test_trains_as_without_servers(name, ran, deepctr, old_layers):
+    """Lambda layers around names of DeepCTR's modules, and a layer that makes weights in its first call."""
+    from deepctr.feature_column import DenseFeat, SparseFeat
+
+    columns = [SparseFeat(f"C{i}", ROWS, embedding_dim=8) for i in (1, 2, 3)] + [DenseFeat("I1", 1)]
+    rng = np.random.default_rng(1)
+    inputs = {f"C{i}": rng.integers(0, ROWS, 256) for i in (1, 2, 3)} | {"I1": rng.random(256, np.float32)}
+    labels = (inputs["C1"] % 2).astype(np.float32)
+    build = getattr(deepctr, name)
+    without = {"l2_reg_embedding": 0}  # it is about the rows of a batch here
+    if name in ("MMOE", "PLE"):
+        stock = build(columns, task_types=["binary"] * 2, task_names=["a", "b"], **without)
+        labels = [labels, labels]
+    else:
+        stock = build(columns, columns, task="binary", l2_reg_linear=0, **without)
+    if ran:
+        stock.predict(inputs, verbose=0)
+    with Client.in_process(servers=2) as client:
+        model = embed.distributed_model(stock, client)
+        for one in (model, stock):
+            one.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
+        for table, spec in model.tables.items():
+            stock.get_layer(table).set_weights([model.get_layer(table).table.rows(np.arange(spec.input_dim))])
+        losses = [
+            one.fit(inputs, labels, batch_size=64, shuffle=False, verbose=0).history["loss"]
+            for one in (model, stock)
+        ]
+    np.testing.assert_allclose(*losses, rtol=5e-6)

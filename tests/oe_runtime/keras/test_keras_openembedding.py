@@ -75,8 +75,12 @@ def test_network(tmp_path):
     np.testing.assert_allclose(serving.predict(inputs, verbose=0), expected, atol=1e-6)
 
 
-def test_hook(tmp_path):
-    """embed.Embedding in place of a library's layer, for any 64-bit id, with OpenEmbedding's arguments."""
+@pytest.mark.parametrize("regularizer", [None, keras.regularizers.L2(1e-5)], ids=["plain", "l2"])
+def test_hook(regularizer):
+    """embed.Embedding in place of a library's layer, for any 64-bit id, with OpenEmbedding's arguments.
+
+    DeepCTR gives every embedding a regularizer, which the example passes on as one of the activity.
+    """
 
     class HookEmbedding(embed.Embedding):
         def __init__(
@@ -96,7 +100,12 @@ def test_hook(tmp_path):
                 **kwargs,
             )
 
-    model = _compiled(embed.distributed_model(_network(HookEmbedding, rows=-1)))
+    def hooked(rows, dim, **options):
+        return HookEmbedding(rows, dim, embeddings_regularizer=regularizer, **options)
+
+    model = _compiled(embed.distributed_model(_network(hooked, rows=-1)))
+    assert isinstance(model.get_layer("sparse_C1"), HookEmbedding)
+    assert model.get_layer("sparse_C1").activity_regularizer is regularizer
     assert {spec.index for spec in model.tables.values()} == {"hash"}
     losses = model.fit(FIELDS, LABELS, batch_size=8, epochs=2, verbose=0).history["loss"]
     assert losses[1] < losses[0]

@@ -185,15 +185,19 @@ columns = [SparseFeat(f"C{i}", 500, embedding_dim=8) for i in (1, 2, 3)] + [Dens
 rng = np.random.default_rng(1)
 x = {f"C{i}": rng.integers(0, 500, 256) for i in (1, 2, 3)} | {"I1": rng.random(256, np.float32)}
 y = (x["C1"] % 2).astype(np.float32)
-for name in ("WDL", "DeepFM"):
-    stock = getattr(models, name)(columns, columns, task="binary")
+for name in ("WDL", "DeepFM", "IFM", "DIFM", "MMOE", "PLE", "DCNMix"):
+    build = getattr(models, name)
+    if name in ("MMOE", "PLE"):
+        stock, labels = build(columns, task_types=["binary"] * 2, task_names=["a", "b"]), [y, y]
+    else:
+        stock, labels = build(columns, columns, task="binary"), y
     model = embed.distributed_model(stock)
     for one in (model, stock):
         one.compile(embed.distributed_optimizer(tf.keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
-    assert len(model.tables) == 6
+    assert len(model.tables) == (6 if labels is y else 3)
     for table, spec in model.tables.items():
         stock.get_layer(table).set_weights([model.get_layer(table).table.rows(np.arange(spec.input_dim))])
-    losses = [one.fit(x, y, epochs=2, shuffle=False, verbose=0).history["loss"] for one in (model, stock)]
+    losses = [one.fit(x, labels, epochs=2, shuffle=False, verbose=0).history["loss"] for one in (model, stock)]
     np.testing.assert_allclose(*losses, atol=1e-5)
 """
 
