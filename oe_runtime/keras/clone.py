@@ -56,7 +56,7 @@ def remade(layer: Any) -> Any:
     ):
         return _twin(layer)
     try:
-        new = type(layer).from_config(layer.get_config())
+        return type(layer).from_config(layer.get_config())
     except Exception as error:
         if not layer.variables:
             return _twin(layer)
@@ -64,9 +64,6 @@ def remade(layer: Any) -> Any:
             f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it has weights and "
             f"cannot be made from its get_config(): {error}"
         ) from error
-    if hasattr(new, "take_first_rows"):  # ours, whose rows are no variable
-        new.take_first_rows(layer)
-    return new
 
 
 def _is_lambda(layer: Any) -> bool:
@@ -102,6 +99,7 @@ def _twin(layer: Any) -> Any:
     vars(new).update({name: make() for name, make in _OWN.items() if name in vars(new)})
     if isinstance(new, TableLayer):
         new.table = None
+        new.take_first_rows(layer)
     return new
 
 
