@@ -196,33 +196,45 @@ def _read_saved_model(model: Any, path: Path) -> dict[Any, tuple[Any, Any]]:
         import tensorflow as tf
     except ImportError as error:
         raise CheckpointError(f"{path}: reading a SavedModel needs TensorFlow: {error}") from error
-    saved = _by_name((v.name.partition(":")[0], v) for v in tf.saved_model.load(str(path)).variables)
-    for name, variable in _by_name((v.path, v) for v in model.weights).items():
-        if "seed_generator" in name:
-            continue
-        if name not in saved:
-            known = ", ".join(saved)
-            raise CheckpointError(f"{path}: has no weights '{name}', which the model has; it has {known}")
-        have, want = tuple(saved[name].shape), tuple(variable.shape)
-        if have != want:
-            raise CheckpointError(f"{path}: weights '{name}' have shape {have}, but the model's {want}")
-        variable.assign(saved.pop(name).numpy())
+    loaded = tf.saved_model.load(str(path)).variables
+    saved = _by_name((v.name.partition(":")[0], v) for v in loaded)
     by_key = {}
     for layer in model._table_layers.values():
         if layer.input_dim == -1 and f"{layer.name}/keys" in saved:
             if layer.table is None:
                 raise CheckpointError(f"{path}: compile the model first: table '{layer.name}' takes any id")
             by_key[layer] = tuple(saved.pop(f"{layer.name}/{part}").numpy() for part in ("keys", "rows"))
-    for name in saved:
-        if "seed_generator" not in name:
-            raise CheckpointError(f"{path}: has weights '{name}', which the model has not")
+    wanted = _by_name((v.path, v) for v in model.weights)
+    if saved.keys() != wanted.keys():
+        # Keras numbers layers without a name through all models of a process.
+        saved, wanted = _numbered_anew(saved), _numbered_anew(wanted)
+    for name, variable in wanted.items():
+        if name not in saved:
+            raise CheckpointError(
+                f"{path}: has no weights '{name}', which the model has; it has {', '.join(saved) or 'none'}"
+            )
+        have, want = tuple(saved[name].shape), tuple(variable.shape)
+        if have != want:
+            raise CheckpointError(f"{path}: weights '{name}' have shape {have}, but the model's {want}")
+        variable.assign(saved.pop(name).numpy())
+    if saved:
+        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model has not")
     return by_key
 
 
+def _numbered_anew(named: Mapping[str, Any]) -> dict[str, Any]:
+    """dense_7/kernel and dense_9/kernel as dense/kernel and dense/kernel#2, in the order that they come."""
+    return _by_name(
+        (re.sub(r"(_\d+)?(#\d+)?(?=/|$)", "", name), variable) for name, variable in named.items()
+    )
+
+
 def _by_name(variables: Any) -> dict[str, Any]:
-    """By unique names: layers of models inside the model may have equal ones."""
+    """By unique names: layers of models inside the model may have equal ones. Random states are left out."""
     named: dict[str, Any] = {}
     for name, variable in variables:
+        if "seed_generator" in name:
+            continue
         unique, n = name, 1
         while unique in named:
             n += 1

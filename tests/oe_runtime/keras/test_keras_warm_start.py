@@ -245,6 +245,29 @@ def test_an_export_with_rows_by_key_comes_back(tmp_path):
     np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
 
 
+def test_a_saved_model_of_layers_that_keras_has_named(tmp_path):
+    """Their numbers go on from model to model; models inside of the model, and layers of random numbers."""
+
+    def stock():
+        ids, inner = keras.Input((3,), dtype="int64"), keras.Input((3,), dtype="int64")
+        layers = keras.layers
+        fields = keras.Model(
+            inner, layers.BatchNormalization()(layers.Flatten()(layers.Embedding(ROWS, 4)(inner)))
+        )
+        tower = keras.Sequential([layers.Dense(12), layers.Dropout(0.1), layers.Dense(12)])
+        x = tower(layers.Concatenate()([fields(ids), layers.Flatten()(layers.Embedding(ROWS, 4)(ids))]))
+        return keras.Model(ids, layers.Dense(1)(layers.Dense(12)(x)))
+
+    ids = np.random.default_rng(0).integers(0, ROWS, (64, 3))
+    first = stock()
+    first.compile("adam", "mse")
+    first.fit(ids, np.ones(64), verbose=0)
+    first.export(tmp_path / "export", verbose=False)
+    model = converted(stock())
+    model.load_weights(tmp_path / "export")
+    np.testing.assert_allclose(model.predict(ids, verbose=0), first.predict(ids, verbose=0), atol=1e-6)
+
+
 def test_weights_before_the_first_batch_of_a_subclassed_model(tmp_path):
     class Scores(keras.Model):
         def __init__(self):
