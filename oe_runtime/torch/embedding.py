@@ -229,6 +229,18 @@ class _Layer(nn.Module):  # type: ignore[misc]
         else:
             self._assign(rows.detach())
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Of PyTorch's load_state_dict: a stock layer's `weight` becomes the rows."""
+        weight = state_dict.get(prefix + "weight")
+        if weight is None:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            return
+        try:
+            self.set_rows(weight)
+        except ValueError as error:
+            errors: list[str] = args[-1]
+            errors.append(f"{prefix}weight: {error}")
+
     def bring_rows(self) -> None:
         """Gives the table, which is there now, its first rows; of several processes only the first does."""
         rows, self.first_rows = self.first_rows, None

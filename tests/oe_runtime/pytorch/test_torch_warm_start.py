@@ -84,6 +84,24 @@ def test_rows_are_set_before_and_after_there_is_a_table():
         embed.Embedding(-1, 4).set_rows(matrix)
 
 
+def test_state_of_a_stock_model_is_loaded():
+    """Before and after there are tables."""
+    stock = Net()
+    early, late = (embed.distributed_model(Net()) for _ in range(2))
+    embed.distributed_optimizer(sgd(late), late)
+    for model in (early, late):
+        model.load_state_dict(stock.state_dict())
+    embed.distributed_optimizer(sgd(early), early)
+    users, items = torch.arange(ROWS), torch.arange(ROWS)[:, None]
+    for model in (early, late):
+        torch.testing.assert_close(model(users, items), stock(users, items))
+        model.load_state_dict(model.state_dict())  # in which there are no rows
+        torch.testing.assert_close(model(users, items), stock(users, items))
+    wrong = {**stock.state_dict(), "users.weight": torch.zeros(ROWS, 5)}
+    with pytest.raises(RuntimeError, match=r"users\.weight: .* rows given have shape \(70, 5\)"):
+        late.load_state_dict(wrong)
+
+
 def test_tied_weights_are_refused():
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 4), torch.nn.Linear(4, ROWS, bias=False))
     model[1].weight = model[0].weight
