@@ -95,28 +95,34 @@ def snapshot(variable: Any) -> Any:
     return np.array(keras.ops.convert_to_numpy(variable))
 
 
+def choose_rows(model: Any, fresh: bool | None) -> None:
+    """Before the tables are made: where servers have rows of one already, those or the model's count.
+
+    `fresh` is what `distributed_model` was told. ValueError where that does not decide it.
+    """
+    if fresh or (model._workers is not None and model._workers.rank != 0):
+        return
+    for name, layer in model._table_layers.items():
+        rows = 0 if layer.first_rows is None else rows_on_servers(model.client, name)
+        if rows and fresh is None:
+            raise ValueError(
+                f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones: "
+                "distributed_model(…, fresh=True) drops those of the servers, fresh=False goes on with them, "
+                "another job or name_prefix keeps both"
+            )
+        if rows:
+            layer.first_rows = None
+
+
 def assign(model: Any) -> None:
     """Gives the tables of a model, which are there now, the rows that its layers have brought along.
 
     Of several workers only worker 0 does: all begin with its weights.
     """
-    for name, layer in model._table_layers.items():
+    for layer in model._table_layers.values():
         matrix, layer.first_rows = layer.first_rows, None
-        if matrix is None or (model._workers is not None and model._workers.rank != 0):
-            continue
-        _refuse_rows_of_another(model.client, name)
-        layer.table.assign(matrix)
-
-
-def _refuse_rows_of_another(client: Any, name: str) -> None:
-    """Rows that the servers have already are not overwritten by those of a model."""
-    rows = rows_on_servers(client, name)
-    if rows:
-        raise ValueError(
-            f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones of "
-            "its own: use another job, name_prefix or servers; or convert a model that is not trained, to go "
-            "on with the servers' rows"
-        )
+        if matrix is not None and (model._workers is None or model._workers.rank == 0):
+            layer.table.assign(matrix)
 
 
 def is_stock(path: Path) -> bool:

@@ -118,6 +118,7 @@ class WithTables(_Model):  # type: ignore[misc]
             name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
             for name, layer in self._table_layers.items()
         }
+        warm_start.choose_rows(self, getattr(self, "_fresh", None))
         return {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
 
     def _take(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
