@@ -7,8 +7,8 @@
     model.fit(...)
 
 The names are those of `openembedding.tensorflow`. Importing this module needs Keras and the backend that it
-runs on, TensorFlow, PyTorch or JAX (KERAS_BACKEND), but no server. `pulling` and `TensorFlowWorkers` are
-there on TensorFlow only.
+runs on, TensorFlow, PyTorch or JAX (KERAS_BACKEND), but no server. `GradientTape`, `pulling` and
+`TensorFlowWorkers` are there on TensorFlow only.
 """
 
 from importlib.metadata import version
@@ -56,12 +56,13 @@ __all__ = [
 
 if TYPE_CHECKING or backends.NAME == "tensorflow":
     from oe_runtime.keras.pipeline import pulling
+    from oe_runtime.keras.tape import GradientTape
     from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 
-    __all__ += ["TensorFlowWorkers", "Workers", "pulling"]
+    __all__ += ["GradientTape", "TensorFlowWorkers", "Workers", "pulling"]
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("TensorFlowWorkers", "Workers", "pulling"):
+        if name in ("GradientTape", "TensorFlowWorkers", "Workers", "pulling"):
             raise AttributeError(f"{name} needs Keras on TensorFlow, but it runs on {backends.NAME} here")
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -40,3 +40,12 @@ def to_numpy(tensor: Any) -> NDArray[Any]:
                 return np.asarray(tensor.numpy())
         return np.asarray(tensor.numpy())
     return np.asarray(tensor)
+
+
+def not_dense(what: str, value: Any) -> ValueError:
+    """The error of ragged and sparse data; `what` begins its sentence."""
+    return ValueError(
+        f"{what} a {type(value).__name__}, but a step with tables takes dense tensors: pad lists of ids with "
+        "Dataset.padded_batch and make their Embedding with mask_zero=True, which masks the padding, id 0; "
+        "tf.sparse.to_dense turns other sparse features into dense ones"
+    )

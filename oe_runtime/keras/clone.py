@@ -91,7 +91,8 @@ def _twin(layer: Any) -> Any:
     embeddings of the original one in memory.
     """
     if isinstance(layer, keras.layers.Layer):
-        new = type(layer).__new__(type(layer))
+        kind: Any = type(layer)
+        new = kind.__new__(kind)
         wrapped = {name: method for name, method in vars(new).items() if callable(method)}
         vars(new).update({**vars(layer), **wrapped})
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -12,11 +12,13 @@ from oe_runtime.client import Client
 from oe_runtime.keras import warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
-from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.embedding import Embedding, TableLayer
+from oe_runtime.keras.in_worker import check_names, warn_of_embeddings
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
+from oe_runtime.keras.unchanged import check_class
 from oe_runtime.keras.with_tables import WithTables
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def distributed_model(
     pipeline: bool = True,
     staleness: int = 0,
     micro_batches: int = 1,
+    in_worker: Sequence[str] = (),
 ) -> Distributed:
     """A model like `model`, with its large embeddings on parameter servers.
 
@@ -78,14 +81,20 @@ def distributed_model(
 
     An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
 
+    Layers whose names are in `in_worker` stay as they are. A warning names other layers whose weights stay in
+    the worker's memory though their size belongs on servers.
+
     Raises ValueError naming the layer for what tables do not support: other regularizers, LoRA,
-    quantization, other initializers, dtypes that are no floats, two layers of one name; and compile() with
+    quantization, other initializers, dtypes that are no floats, two layers of one name, a subclass of
+    Embedding that overrides more than its constructor and configuration; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
     workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
     del num_shards, override_method
 
     def replace(layer: Any) -> Any:
+        if layer.name in in_worker:
+            return None
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
             return server_embedding(Embedding, layer, explicit=explicit)
         return None
@@ -93,12 +102,13 @@ def distributed_model(
     refuse_legacy(model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
+    check_names(model, in_worker)
     new: Distributed
     if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
         new = DistributedModel(*clone(model, replace), name=model.name)
     else:
         new = in_place(model, replace, Distributed, keras)
-    warn_of_hidden_embeddings(new, keras.layers.Embedding, sparse_as_dense_size)
+    warn_of_embeddings(new, keras, sparse_as_dense_size, in_worker)
     backend.adapt(new)
     new._bind(
         client if client is not None else connect(workers),
@@ -109,6 +119,7 @@ def distributed_model(
         pipeline=pipeline,
         staleness=staleness,
         micro_batches=micro_batches,
+        in_worker=in_worker,
     )
     warn_of_regularizers(new)
     return new
@@ -193,7 +204,7 @@ def _replace_attributes(
         owner._tracker.untrack(old)
 
 
-def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) -> Any:
+def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> Any:
     """A layer of our `kind` in place of an Embedding of Keras or tf-keras."""
     if layer.embeddings_constraint is not None and not explicit:
         warnings.warn(
@@ -210,11 +221,13 @@ def server_embedding(kind: Callable[..., Any], layer: Any, *, explicit: bool) ->
     for option, value in unsupported.items():
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
+    check_class(layer, kind._library.layers.Embedding)
     new = kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
         embeddings_regularizer=layer.embeddings_regularizer,
+        activity_regularizer=layer.activity_regularizer,
         mask_zero=layer.mask_zero,
         name=layer.name,
         dtype=layer.dtype_policy,
@@ -235,14 +248,3 @@ def warn_of_regularizers(model: WithTables) -> None:
             "step, while Keras regularizes all rows of a matrix in every step",
             stacklevel=3,
         )
-
-
-def warn_of_hidden_embeddings(model: Any, kind: Any, size: int) -> None:
-    """Warns of layers of the library's `kind` that were not replaced."""
-    for layer in model._flatten_layers(include_self=False, recursive=True):
-        if isinstance(layer, kind) and layer.input_dim >= size:
-            warnings.warn(
-                f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
-                "ordinary Keras embedding in the worker's memory",
-                stacklevel=3,
-            )

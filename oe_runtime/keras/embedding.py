@@ -201,8 +201,8 @@ class TableLayer(_Layer):  # type: ignore[misc]
         if name == "embeddings":
             raise AttributeError(
                 f"layer '{self.name}' has no `embeddings`, because its rows are on parameter servers: "
-                "layer.get_weights()[0] is a copy of all of them, for keras_rs retrieval for example; one "
-                "with input_dim below distributed_model's sparse_as_dense_size stays in the worker"
+                "layer.get_weights()[0] is a copy of all of them, for keras_rs retrieval for example, and "
+                f"distributed_model(…, in_worker=['{self.name}']) keeps the matrix in the worker"
             )
         more = getattr(super(), "__getattr__", None)
         if more is None:
@@ -229,7 +229,8 @@ class TableLayer(_Layer):  # type: ignore[misc]
         return self.table
 
     def _pull(self, ids: Any) -> Any:
-        return backend.pull(self.bound(), ids, self.rows_dtype)
+        self.bound()
+        return backend.pull(self, ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """False where the id is 0, if the layer was made with mask_zero."""
@@ -241,8 +242,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
+        config = super().get_config()
+        if self.activity_regularizer is not None:  # tf-keras's Layer leaves it out
+            config["activity_regularizer"] = self._library.regularizers.serialize(self.activity_regularizer)
         return {
-            **super().get_config(),
+            **config,
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             "embeddings_initializer": self._library.initializers.serialize(self.embeddings_initializer),

@@ -11,12 +11,14 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer
 from oe_runtime.keras.feed import skeleton
 from oe_runtime.keras.program import Prepared, Program
 from oe_runtime.keras.workers import begin_alike
+
+_NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
 
 class Steps:
@@ -126,13 +128,24 @@ class Steps:
         build_optimizer(model)
         if model._workers is not None:
             begin_alike(model._workers, [*model.variables, *model.optimizer.variables])
+        model._warn_of_large_weights()
         self._begun = True
 
     def _tensors(self, body: Body, data: Any) -> tuple[list[Any], Any, tuple[bool, ...]]:
         """The data as flat tensors, the key of the program for them, and which leaves are there."""
         data = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [None if isinstance(v, tf.experimental.Optional) else v for v in keras.tree.flatten(data)]
+        if any(isinstance(v, _NOT_DENSE) for v in leaves):
+            raise _not_dense(data, leaves)
         tensors = [to_tensor(v) for v in leaves if v is not None]
         present = tuple(v is not None for v in leaves)
         key = (body, skeleton(data), present, tuple((t.dtype, len(t.shape)) for t in tensors))
         return tensors, key, present
+
+
+def _not_dense(data: Any, leaves: Sequence[Any]) -> ValueError:
+    value = next(v for v in leaves if isinstance(v, _NOT_DENSE))
+    x, _, _ = data
+    inputs = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (list, tuple)) else ()
+    names = [f"input {name!r}" for name, one in inputs if one is value]
+    return not_dense(f"{names[0] if names else 'the input' if value is x else 'a label'} is", value)

@@ -26,11 +26,24 @@ class Products(Protocol):
         ...
 
 
-class Collect:
-    """Writes down the lookups of a model's call; `answers` are the tensors that stood in for the rows.
+class Plain:
+    """A feed that knows no shorter way: what the layers of `by_row` ask."""
 
-    `product`, `summed` and `joined` are what the layers of `by_row` ask.
-    """
+    def product(self, _inputs: Any, _kernel: Any) -> Any:
+        """None: Keras computes it."""
+        return None
+
+    def summed(self, _inputs: Any) -> Any:
+        """None: Keras computes it."""
+        return None
+
+    def joined(self, _inputs: Sequence[Any], _axis: int) -> Any:
+        """None: Keras computes it."""
+        return None
+
+
+class Collect(Plain):
+    """Writes down the lookups of a model's call; `answers` are the tensors that stood in for the rows."""
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
@@ -45,18 +58,6 @@ class Collect:
         self.ids.append(ids)
         self.answers.append(answer)
         return answer
-
-    def product(self, _inputs: Any, _kernel: Any) -> Any:
-        """None: there are no rows yet."""
-        return None
-
-    def summed(self, _inputs: Any) -> Any:
-        """None: there are no rows yet."""
-        return None
-
-    def joined(self, _inputs: Sequence[Any], _axis: int) -> Any:
-        """None: there are no rows yet."""
-        return None
 
 
 class Supply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import keras
 from oe_runtime.client import Client
 from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import Table, TableLayer
+from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.keras.translate import needs_sums
 from oe_runtime.spec import TableSpec
 
@@ -47,6 +48,7 @@ class WithTables(_Model):  # type: ignore[misc]
     _pipelined = True
     _staleness = 0
     _micro_batches = 1
+    _in_worker: Sequence[str] | None = ()  # layers that are meant to stay; None when all was said
     _persisted = 0  # the batch of the last persist_server_model
     xla = False  # whether steps are compiled by XLA
 
@@ -61,6 +63,7 @@ class WithTables(_Model):  # type: ignore[misc]
         pipeline: bool,
         staleness: int,
         micro_batches: int,
+        in_worker: Sequence[str],
     ) -> None:
         """Takes what `distributed_model` was told; ValueError for two table layers of one name."""
         layers: dict[str, TableLayer] = {}
@@ -79,6 +82,14 @@ class WithTables(_Model):  # type: ignore[misc]
         self._table_seed = seed
         self._nonfinite_gradients = nonfinite_gradients
         self._table_layers = MappingProxyType(layers)
+        self._in_worker = tuple(in_worker)
+        self._warn_of_large_weights()
+
+    def _warn_of_large_weights(self) -> None:
+        """Once, as soon as the model has all of its weights: those of a size that belongs on servers."""
+        if self._in_worker is not None and all(layer.built for layer in self._flatten_layers()):
+            names, self._in_worker = self._in_worker, None
+            warn_of_weights(self, names)
 
     @property
     def client(self) -> Client:
@@ -147,6 +158,7 @@ class WithTables(_Model):  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> Any:
         """The function that `fit` calls with batches."""
+        self._warn_of_large_weights()
         if self.train_function is None or force:
             self.train_function = self._running().train_function()
         return self.train_function

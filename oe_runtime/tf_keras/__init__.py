@@ -38,6 +38,7 @@ from oe_runtime.keras.saving import (
     should_persist_server_model,
 )
 from oe_runtime.keras.servers import Flags, flags
+from oe_runtime.keras.tape import GradientTape
 from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.tf_keras.convert import distributed_model
 from oe_runtime.tf_keras.embedding import Embedding
@@ -51,6 +52,7 @@ __all__ = [
     "DistributedModel",
     "Embedding",
     "Flags",
+    "GradientTape",
     "TensorFlowWorkers",
     "Workers",
     "check_export",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,9 +13,9 @@ from oe_runtime.keras.convert import (
     in_place,
     server_embedding,
     together,
-    warn_of_hidden_embeddings,
     warn_of_regularizers,
 )
+from oe_runtime.keras.in_worker import check_names, warn_of_embeddings
 from oe_runtime.keras.servers import connect
 from oe_runtime.keras.workers import Workers
 from oe_runtime.tf_keras.clone import clone
@@ -37,6 +38,7 @@ def distributed_model(
     pipeline: bool = True,
     staleness: int = 0,
     micro_batches: int = 1,
+    in_worker: Sequence[str] = (),
 ) -> Distributed:
     """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
 
@@ -54,15 +56,18 @@ def distributed_model(
     workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
 
     def replace(layer: Any) -> Any:
+        if layer.name in in_worker:
+            return None
         if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            if getattr(layer, "_sparse", False) or layer.activity_regularizer is not None:
+            if getattr(layer, "sparse", False):
                 raise ValueError(
-                    f"layer '{layer.name}': sparse=True and activity_regularizer are not supported for rows "
-                    "on parameter servers"
+                    f"layer '{layer.name}': sparse=True is not supported for rows on parameter servers; "
+                    "leave it out"
                 )
             return server_embedding(Embedding, layer, explicit=explicit)
         return None
 
+    check_names(model, in_worker)
     new: Distributed
     if getattr(model, "inputs", None):
         new = DistributedModel(*clone(model, replace), name=model.name)
@@ -70,7 +75,7 @@ def distributed_model(
         raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
     else:
         new = in_place(model, replace, Distributed, tf_keras)
-    warn_of_hidden_embeddings(new, tf_keras.layers.Embedding, sparse_as_dense_size)
+    warn_of_embeddings(new, tf_keras, sparse_as_dense_size, in_worker)
     new._bind(
         client if client is not None else connect(workers),
         workers,
@@ -80,6 +85,7 @@ def distributed_model(
         pipeline=pipeline,
         staleness=staleness,
         micro_batches=micro_batches,
+        in_worker=in_worker,
     )
     warn_of_regularizers(new)
     return new

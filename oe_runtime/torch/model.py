@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from oe_runtime.checkpoint_tools import Saved
 from oe_runtime.client import Client
+from oe_runtime.large import is_large
 from oe_runtime.spec import TableSpec
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, _Layer
 
@@ -31,6 +33,9 @@ def distributed_model(
     processes of torch.distributed, with those of the first. Make the optimizer after this. Rows of this
     package's layers begin with their `initializer`, a function of `seed`, the table's name and the row.
 
+    A warning names subclasses of theirs, and other layers with weights of a size that belongs on servers,
+    which stay in this process.
+
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
     that another layer has too), with the model as it was.
     """
@@ -45,12 +50,36 @@ def distributed_model(
         for name, child in parent.named_children():
             if id(child) in replaced:  # a layer that is used twice stays one
                 setattr(parent, name, replaced[id(child)])
+    _warn_of_what_stays(model, sparse_as_dense_size)
     client = client if client is not None else Client.in_process()
     for name, layer in _layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
     return model
+
+
+def _warn_of_what_stays(model: Any, size: int) -> None:
+    """Warns of weights of a size that belongs on servers, which no layer that we replace holds."""
+    for name, layer in model.named_modules():
+        embedding = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+        shapes = [
+            f"{weight} {tuple(values.shape)}"
+            for weight, values in layer.named_parameters(recurse=False)
+            if (embedding and layer.num_embeddings >= size)
+            or (not embedding and is_large(values.shape, values.element_size()))
+        ]
+        if shapes:
+            kind = type(layer).__name__
+            why = (
+                "because a subclass may look rows up otherwise"
+                if embedding
+                else "because only nn.Embedding and nn.EmbeddingBag become tables"
+            )
+            warnings.warn(
+                f"layer '{name}' ({kind}): {', '.join(shapes)} stays in this process's memory, {why}",
+                stacklevel=3,
+            )
 
 
 def _layers(model: Any) -> dict[str, _Layer]:

@@ -60,8 +60,11 @@ class Backend(Protocol):
         """What a layer was called with, as a tensor of int32 or int64; uint64 by its bits."""
         ...
 
-    def pull(self, table: Any, ids: Any, dtype: str) -> Any:
-        """The rows of ids, pulled here and now: outside of a step. `dtype` is the rows'."""
+    def pull(self, layer: Any, ids: Any) -> Any:
+        """The rows of ids, pulled here and now: outside of a step.
+
+        Raises RuntimeError where gradients of rows that are to be trained would be lost.
+        """
         ...
 
 

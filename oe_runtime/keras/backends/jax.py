@@ -13,6 +13,7 @@ import jax
 import keras
 import numpy as np
 from jax import numpy as jnp
+from keras.src.backend.common.stateless_scope import get_stateless_scope  # it has no public name
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
@@ -318,9 +319,22 @@ def integer_ids(ids: Any, layer: str) -> Any:
     return ids if jnp.issubdtype(ids.dtype, jnp.integer) else ids.astype(int)
 
 
-def pull(table: Any, ids: Any, dtype: str) -> Any:
+def pull(layer: Any, ids: Any) -> Any:
     """See Backend."""
+    table = layer.table
+    if layer.trainable and _is_differentiated():
+        raise RuntimeError(
+            f"Embedding '{layer.name}' is called while JAX differentiates the model outside of fit and "
+            "train_on_batch, which alone train rows on parameter servers: train with those"
+        )
     if not isinstance(ids, jax.core.Tracer):
         return jnp.asarray(table.rows(np.asarray(ids)))
-    shape = jax.ShapeDtypeStruct((*ids.shape, table.spec.dim), dtype)
+    shape = jax.ShapeDtypeStruct((*ids.shape, table.spec.dim), layer.rows_dtype)
     return jax.pure_callback(lambda keys: table.rows(np.asarray(keys)), shape, ids, vmap_method="expand_dims")
+
+
+def _is_differentiated() -> bool:
+    """Whether the weights that a stateless call was given are those of a function under jax.grad."""
+    scope = get_stateless_scope()
+    values = () if scope is None else scope.state_mapping.values()
+    return any(type(value).__name__ in ("JVPTracer", "LinearizeTracer") for value in values)

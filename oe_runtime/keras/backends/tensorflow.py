@@ -8,10 +8,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import record  # whether a tape records has no public name
 
 from oe_runtime.client import Client
 from oe_runtime.keras import bodies, by_row, step
-from oe_runtime.keras.arrays import to_numpy, to_tensor
+from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
 from oe_runtime.keras.pipeline import Pipeline
 
 
@@ -95,15 +96,26 @@ class Steps(step.Steps):
 def integer_ids(ids: Any, layer: str) -> Any:
     """See Backend."""
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-        raise ValueError(f"layer '{layer}': sparse and ragged ids are not supported, pad them and mask")
+        raise not_dense(f"layer '{layer}': what it looks up is", ids)
     ids = tf.convert_to_tensor(ids)
     if ids.dtype == tf.uint64:
         return tf.bitcast(ids, tf.int64)
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
 
 
-def pull(table: Any, ids: Any, dtype: str) -> Any:
-    """See Backend."""
+def pull(layer: Any, ids: Any) -> Any:
+    """See Backend: under a tape that records, whatever it is for, because tapes do not say it."""
+    if layer.trainable and record.could_possibly_record():
+        raise RuntimeError(
+            f"Embedding '{layer.name}' is called under a tf.GradientTape, which does not train rows on "
+            "parameter servers: write `with embed.GradientTape(model) as tape:`; for a call that trains "
+            "nothing, `with tape.stop_recording():`"
+        )
+    return rows_of(layer.table, ids, layer.rows_dtype)
+
+
+def rows_of(table: Any, ids: Any, dtype: str) -> Any:
+    """The rows of ids as a tensor, now or when the graph runs."""
     if tf.executing_eagerly():
         return to_tensor(table.rows(to_numpy(ids)))
     rows = tf.numpy_function(table.rows, [ids], dtype, stateful=True)

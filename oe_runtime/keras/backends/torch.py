@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -184,8 +185,19 @@ def integer_ids(ids: Any, layer: str) -> Any:
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
 
 
-def pull(table: Any, ids: Any, dtype: str) -> Any:
-    """See Backend."""
+def pull(layer: Any, ids: Any) -> Any:
+    """See Backend. A backward pass through rows that are to be trained raises RuntimeError."""
     if ids.is_meta:  # Keras asks for shapes only
-        return ops.zeros((*ids.shape, table.spec.dim), dtype)
-    return ops.convert_to_tensor(table.rows(ids.detach().cpu().numpy()))
+        return ops.zeros((*ids.shape, layer.output_dim), layer.rows_dtype)
+    rows = ops.convert_to_tensor(layer.table.rows(ids.detach().cpu().numpy()))
+    if layer.trainable and torch.is_grad_enabled():
+        rows.requires_grad_()
+        rows.register_hook(partial(_refuse, layer.name))
+    return rows
+
+
+def _refuse(layer: str, _gradient: Any) -> None:
+    raise RuntimeError(
+        f"Embedding '{layer}' is in a backward pass outside of fit and train_on_batch, which alone train "
+        "rows on parameter servers: train with those, or call the model in `with torch.no_grad():`"
+    )

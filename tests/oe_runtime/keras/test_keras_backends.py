@@ -345,6 +345,49 @@ def test_what_is_not_offered(tmp_path):
             wide.compile("sgd", "mse")
 
 
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="GradientTape is there: test_keras_convert.py")
+def test_a_training_loop_of_ones_own_is_refused():
+    """It would train the dense weights only. A call that trains nothing is none."""
+    model, _ = pair()
+    x = [keras.ops.convert_to_tensor(a) for a in random_ids(8)[0]]
+    assert array(model(x)).shape == (8, 1)
+    if BACKEND == "torch":
+        with pytest.raises(RuntimeError, match=r"'table_.' is in a backward pass outside of fit"):
+            model(x).sum().backward()
+        model.trainable = False
+        assert not model.get_layer("table_a")(x[0]).requires_grad
+        return
+    import jax
+
+    weights = [[v.value for v in of] for of in (model.trainable_variables, model.non_trainable_variables)]
+
+    def loss(*weights):
+        return model.stateless_call(*weights, x, training=True)[0].sum()
+
+    assert np.isfinite(jax.jit(loss)(*weights))
+    for differentiated in (jax.grad(loss), jax.jit(jax.value_and_grad(loss))):
+        with pytest.raises(RuntimeError, match=r"'table_.' is called while JAX differentiates"):
+            differentiated(*weights)
+
+
+def test_activity_regularizer():
+    """It is about what the layer puts out, so that it means exactly what it does in Keras."""
+
+    def layer(*args, **options):
+        return keras.layers.Embedding(*args, activity_regularizer=keras.regularizers.L2(0.5), **options)
+
+    stock = two_fields(layer)
+    model = embed.distributed_model(embed.distributed_model(stock))  # the second time from our own layers
+    for one in (model, stock):
+        one.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    copy_rows(model, stock)
+    x, y = random_ids(100)
+    options = {"batch_size": 40, "shuffle": False, "verbose": 0}
+    losses = [one.fit(x, y, **options).history["loss"] for one in (model, stock)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    same(model, stock, x)
+
+
 _ON_TENSORFLOW = """
 import sys
 import keras, numpy as np

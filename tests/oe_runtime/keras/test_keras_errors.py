@@ -160,15 +160,25 @@ def test_models_that_cannot_be_copied():
         embed.distributed_model(keras.layers.Dense(1))
 
     class Odd(keras.layers.Layer):
-        def __init__(self, size, **kwargs):
+        def __init__(self, size, weight, **kwargs):
             super().__init__(**kwargs)
+            self.size, self.weight = size, weight
+
+        def build(self, input_shape):
+            if self.weight:
+                self.scale = self.add_weight(shape=(1,))
 
         def call(self, inputs):
             return inputs
 
     x = keras.Input((1,))
-    with pytest.raises(ValueError, match=r"layer 'odd' .* cannot be copied"):
-        embed.distributed_model(keras.Model(x, Odd(object(), name="odd")(x)))
+    with pytest.raises(ValueError, match=r"layer 'odd' .* cannot be copied, because it has weights"):
+        embed.distributed_model(keras.Model(x, Odd(object(), True, name="odd")(x)))
+    stock = keras.Model(x, Odd(object(), False, name="odd")(x))
+    old, new = (model.get_layer("odd") for model in (stock, embed.distributed_model(stock)))
+    assert new is not old
+    assert new.size is old.size
+    assert len(new._inbound_nodes) == len(old._inbound_nodes) == 1  # neither knows the other's graph
 
 
 def test_two_layers_of_one_name():

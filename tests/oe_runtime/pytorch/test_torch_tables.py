@@ -139,6 +139,21 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             embed.distributed_model(torch.nn.Sequential(stock))
+
+
+class Scaled(torch.nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * 100
+
+
+def test_what_stays_is_named():
+    for layer, message in (
+        (Scaled(99, 2), r"layer '0' \(Scaled\): weight \(99, 2\) stays in .*a subclass may look rows up"),
+        (torch.nn.Linear(2, 100_000), r"layer '0' \(Linear\): weight \(100000, 2\) stays in this process"),
+    ):
+        stock = torch.nn.Sequential(layer)
+        with pytest.warns(UserWarning, match=message):
+            assert embed.distributed_model(stock)[0] is layer
     small = embed.distributed_model(torch.nn.Sequential(torch.nn.Embedding(63, 2)))
     assert type(small[0]) is torch.nn.Embedding
 

@@ -197,7 +197,8 @@ for name in ("WDL", "DeepFM", "IFM", "DIFM", "MMOE", "PLE", "DCNMix"):
     assert len(model.tables) == (6 if labels is y else 3)
     for table, spec in model.tables.items():
         stock.get_layer(table).set_weights([model.get_layer(table).table.rows(np.arange(spec.input_dim))])
-    losses = [one.fit(x, labels, epochs=2, shuffle=False, verbose=0).history["loss"] for one in (model, stock)]
+    options = {"epochs": 2, "shuffle": False, "verbose": 0}
+    losses = [one.fit(x, labels, **options).history["loss"] for one in (model, stock)]
     np.testing.assert_allclose(*losses, atol=1e-5)
 """
 
