@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,15 @@ from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["TRANSFERS", "Assigned", "Client", "Group", "Pairs", "Pulled", "Rows"]
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
+# Of ``Client.keys``.
+PARTS = 16
 
 
 class Pairs(NamedTuple):
@@ -52,6 +57,11 @@ class Rows(NamedTuple):
     found: NDArray[np.bool_]  # whether the key has a row
     rows: NDArray[Any]  # (n, dim)
     slots: dict[str, NDArray[Any]]  # of the optimizer, (n, size) each
+
+    def of(self, which: NDArray[Any]) -> Rows:
+        """Those that ``which`` selects, an index of numpy's."""
+        slots = {name: values[which] for name, values in self.slots.items()}
+        return Rows(self.found[which], self.rows[which], slots)
 
 
 class Client:
@@ -116,6 +126,7 @@ class Client:
         )
         self._core = self._connect()
         self._tables = 0
+        self._dropped: set[int] = set()  # ids
         self._pending: Future[None] | None = None
         self.connection = 0  # counts reconnects
 
@@ -127,6 +138,7 @@ class Client:
         """
         self = cls.__new__(cls)
         self._connect = None
+        self._dropped = set()
         storage = storage or StorageSpec()
         self._core = _core.Client.in_process(storage.to_json(), servers, threads)
         is_pmem = json.loads(self._core.stats())[0]["is_pmem"]
@@ -156,11 +168,14 @@ class Client:
             raise SpecError("a client in one process has no servers to connect to")
         with contextlib.suppress(OeError):
             self.settle()
-        specs = [self._core.spec(table) for table in range(self._tables)]
+        specs = [None if table in self._dropped else self._core.spec(table) for table in range(self._tables)]
         self._core.close()
         core = self._connect()
         for spec in specs:
-            core.create_table(spec)
+            if spec is None:
+                core.skip_table()
+            else:
+                core.create_table(spec)
         self._core = core
         self.connection += 1
 
@@ -172,6 +187,46 @@ class Client:
         table = self._settled().create_table(spec.to_json())
         self._tables = max(self._tables, table + 1)
         return table
+
+    def drop_table(self, table: int | str, *, force: bool = False) -> None:
+        """Remove a table, by id or name, with its rows, counts and checkpoints, from all servers.
+
+        It need not have been created by this client: servers with ``StorageSpec.recover`` drop what their
+        storage holds of it, too. Files that ``save`` wrote stay. Ids of other tables stay valid; this one's
+        raise ``SpecError``, here and in other clients, until it is created again (here under a new id).
+        Refused with ``SpecError`` while other clients of the job are connected, unless ``force``, and for a
+        table that does not exist. Several workers all drop the same; it is done once, when the last has
+        asked.
+        """
+        name = table if isinstance(table, str) else self.spec(table).name
+        if self.drop_tables([name], force=force) == 0:
+            raise SpecError(f"table '{name}' is not dropped: it does not exist on the servers")
+
+    def drop_tables(self, names: Sequence[str], *, force: bool = False) -> int:
+        """As ``drop_table``, of those of several tables that exist; how many these were.
+
+        -1: of several workers, another one's request has dropped them.
+        """
+        if isinstance(names, str):
+            raise SpecError(f"the names of tables are a list, not '{names}'")
+        return self._drop(list(names), None, force) if names else 0
+
+    def drop_job(self, job: str, *, force: bool = False) -> int:
+        """As ``drop_table``, of all tables of a job, this client's or another; how many these were."""
+        return self._drop([], None if job == self._job else job, force)
+
+    def _drop(self, names: list[str], job: str | None, force: bool) -> int:
+        core = self._settled()
+        if job is None:
+            mine = {
+                table: self.spec(table).name for table in range(self._tables) if table not in self._dropped
+            }
+            gone = {table for table, name in mine.items() if name in names or not names}
+        else:
+            gone = set()
+        parts = core.drop(names, job, force)
+        self._dropped |= gone
+        return -1 if parts is None else -(-parts // self.servers)
 
     def spec(self, table: int) -> TableSpec:
         """The specification of a table, with every default filled in."""
@@ -326,13 +381,69 @@ class Client:
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
         found = Assigned(*core.assign(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state))
-        if found.evicted or found.no_room:
-            warnings.warn(
-                f"table '{self.spec(table).name}' is full: its cap evicted {found.evicted} rows for those "
-                f"assigned, of which {found.no_room} were not written; raise the cap, or assign fewer rows",
-                stacklevel=2,
-            )
+        warn_of_cap(self.spec(table).name, found, stacklevel=3)
         return found
+
+    def check_rows(
+        self,
+        table: int | str,
+        keys: NDArray[np.int64],
+        rows: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Raise what ``assign`` would raise before anything changes, but for keys that are there twice."""
+        core, table = self._settled(), self._id(table)
+        state = None if slots is None else self._state(table, slots)
+        core.check_rows(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state)
+
+    def most_rows(self, table: int | str) -> int:
+        """How many rows the eviction cap of a table keeps; 2^64 - 1 without a cap."""
+        return self._settled().most_rows(self._id(table))
+
+    def keys(self, table: int | str, part: int | None = None) -> NDArray[np.int64]:
+        """The keys of a table that have a row, in no order: all, or those of one of ``PARTS`` parts."""
+        return self._settled().keys(self._id(table), part)
+
+    def export(self, table: int | str, path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+        """Write all rows of a table into one Parquet file; returns how many.
+
+        Columns: ``key`` (int64), ``row`` (a list of ``dim`` float32, or float64), and one list for each of
+        the optimizer's slots, by its name; the file's metadata has the table's specification. Some rows are
+        in memory at a time. The file appears when it is whole; ``FileExistsError`` for one that is there,
+        without ``overwrite``. Meant for a table that nobody pushes to meanwhile. Raises ``CheckpointError``
+        naming the file. To keep all tables with the number of pushes and what policies know, use ``save``.
+        """
+        from oe_runtime import row_files
+
+        return row_files.export(self, self._id(table), Path(path), overwrite=overwrite)
+
+    def to_arrow(self, table: int | str) -> pa.Table:
+        """The same as a ``pyarrow.Table``, in memory."""
+        import pyarrow as pa
+
+        from oe_runtime import row_files
+
+        number = self._id(table)
+        return pa.Table.from_batches(row_files.batches(self, number), schema=row_files.schema(self, number))
+
+    def import_rows(
+        self, table: int | str, source: str | os.PathLike[str] | pa.Table, *, slots: bool = True
+    ) -> Assigned:
+        """``assign`` what ``export`` wrote, or any Parquet file or ``pyarrow.Table`` with such columns.
+
+        The optimizer's slots are taken where there are any; they must be of the same optimizer, unless
+        ``slots=False`` leaves them out. Rows that are there already and not in the source stay. Some rows are
+        in memory at a time, but all are checked before the first one changes. Warns where the optimizer goes
+        by the number of pushes, and the export's was another. Raises ``SpecError`` naming the column that
+        does not fit, and as ``assign`` does; ``CheckpointError`` for a file that cannot be read.
+        """
+        import pyarrow as pa
+
+        from oe_runtime import row_files
+
+        if not isinstance(source, pa.Table):
+            source = Path(source)
+        return row_files.import_rows(self, self._id(table), source, slots=slots)
 
     def erase(self, table: int | str, keys: NDArray[np.int64]) -> int:
         """Remove the rows of these keys; returns how many had one.
@@ -364,12 +475,14 @@ class Client:
     def _id(self, table: int | str) -> int:
         if not isinstance(table, str):
             return table
-        names = [self.spec(number).name for number in range(self._tables)]
+        names = {
+            self.spec(number).name: number for number in range(self._tables) if number not in self._dropped
+        }
         if table not in names:
             raise SpecError(
                 f"table '{table}' is not one of this client's: {', '.join(names) or 'it has none'}"
             )
-        return names.index(table)
+        return names[table]
 
     def _state(self, table: int, slots: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
         """The slots of each row, one after the other."""
@@ -521,6 +634,16 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
+
+
+def warn_of_cap(table: str, found: Assigned, *, stacklevel: int) -> None:
+    """Say which rows a cap has evicted for those assigned, or did not take."""
+    if found.evicted or found.no_room:
+        warnings.warn(
+            f"table '{table}' is full: its cap evicted {found.evicted} rows for those assigned, of which "
+            f"{found.no_room} were not written; raise the cap, or assign fewer rows",
+            stacklevel=stacklevel,
+        )
 
 
 def _rates(learning_rate: float | Sequence[float]) -> list[float]:

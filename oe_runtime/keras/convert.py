@@ -41,6 +41,7 @@ def distributed_model(
     staleness: int = 0,
     micro_batches: int = 1,
     in_worker: Sequence[str] = (),
+    fresh: bool | None = None,
 ) -> Distributed:
     """A model like `model`, with its large embeddings on parameter servers.
 
@@ -74,6 +75,10 @@ def distributed_model(
     With `micro_batches`, a training step computes its batch in so many parts, one after the other, and adds
     up their gradients before it updates dense weights and pushes, once. It needs less memory, and gives the
     same within floating point for losses that are means over the examples, without BatchNormalization.
+
+    Where the servers have rows of these tables already, compile() goes on from them, and a warning says so.
+    `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
+    other than these workers use them. `fresh=False` goes on without the warning.
 
     `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
     the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
@@ -120,6 +125,7 @@ def distributed_model(
         staleness=staleness,
         micro_batches=micro_batches,
         in_worker=in_worker,
+        fresh=fresh,
     )
     warn_of_regularizers(new)
     return new

@@ -15,6 +15,7 @@ from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.keras.translate import needs_sums
+from oe_runtime.present_rows import make_tables
 from oe_runtime.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class WithTables(_Model):  # type: ignore[misc]
     _staleness = 0
     _micro_batches = 1
     _in_worker: Sequence[str] | None = ()  # layers that are meant to stay; None when all was said
+    _fresh: bool | None = None
     _persisted = 0  # the batch of the last persist_server_model
     xla = False  # whether steps are compiled by XLA
 
@@ -64,6 +66,7 @@ class WithTables(_Model):  # type: ignore[misc]
         staleness: int,
         micro_batches: int,
         in_worker: Sequence[str],
+        fresh: bool | None,
     ) -> None:
         """Takes what `distributed_model` was told; ValueError for two table layers of one name."""
         layers: dict[str, TableLayer] = {}
@@ -79,6 +82,7 @@ class WithTables(_Model):  # type: ignore[misc]
         self._client = client
         self._workers = workers
         self._pipelined, self._staleness, self._micro_batches = pipeline, staleness, micro_batches
+        self._fresh = fresh
         self._table_seed = seed
         self._nonfinite_gradients = nonfinite_gradients
         self._table_layers = MappingProxyType(layers)
@@ -129,8 +133,15 @@ class WithTables(_Model):  # type: ignore[misc]
             name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
             for name, layer in self._table_layers.items()
         }
-        warm_start.choose_rows(self, getattr(self, "_fresh", None))
-        return {name: Table(client, client.create_table(spec), spec) for name, spec in specs.items()}
+        warm_start.choose_rows(self, self._fresh)
+        of_workers = getattr(self._workers, "tables", ())
+        first = self._workers is None or self._workers.rank == 0
+        numbers = make_tables(client, list(specs.values()), self._fresh, also=of_workers, first=first)
+        self._fresh = False  # compiled again, the model goes on with its own rows
+        return {
+            name: Table(client, number, spec)
+            for number, (name, spec) in zip(numbers, specs.items(), strict=True)
+        }
 
     def _take(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
         """The compiled model begins to work on its tables."""

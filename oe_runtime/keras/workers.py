@@ -157,6 +157,7 @@ class ServerWorkers:
     """
 
     NAME, _DIM = "dense_weights", 64
+    tables = (NAME,)
 
     def __init__(self, client: Client, rank: int, count: int) -> None:
         self.rank = rank

@@ -39,6 +39,7 @@ def distributed_model(
     staleness: int = 0,
     micro_batches: int = 1,
     in_worker: Sequence[str] = (),
+    fresh: bool | None = None,
 ) -> Distributed:
     """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
 
@@ -86,6 +87,7 @@ def distributed_model(
         staleness=staleness,
         micro_batches=micro_batches,
         in_worker=in_worker,
+        fresh=fresh,
     )
     warn_of_regularizers(new)
     return new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,9 +177,10 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.spec = spec
         self.first_rows: Any = None  # what the table begins with instead of the initializer's rows
         self.frozen = False
-        self.client: Client | None = None  # this and the next two are distributed_model's
+        self.client: Client | None = None  # this and the next three are distributed_model's
         self.default_name = ""
         self.seed = 0
+        self.fresh: bool | None = None
         self.table: Table | None = None  # distributed_optimizer's
         self.ahead: list[Lookup] = []  # what `pull` has asked for
         # Nothing is in it: an optimizer takes no model without parameters, and its group says which learning
@@ -248,15 +248,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
         if rows is None or (distributed and torch.distributed.get_rank() != 0):
             return
         table = self.bound()
-        there = rows_on_servers(table.client, table.spec.name)
-        if there:
-            warnings.warn(
-                f"table '{table.spec.name}' has {there} rows on the servers already: training goes on from "
-                "those; to begin with the layer's weights, use another job, name_prefix or servers",
-                stacklevel=4,
-            )
-            return
-        self._assign(rows)
+        if not rows_on_servers(table.client, table.spec.name):  # else it goes on from those: `fresh`
+            self._assign(rows)
 
     def _assign(self, rows: Any) -> None:
         table = self.bound()

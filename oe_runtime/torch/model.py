@@ -23,6 +23,7 @@ def distributed_model(
     sparse_as_dense_size: int = 64,
     seed: int = 0,
     name_prefix: str = "",
+    fresh: bool | None = None,
 ) -> Any:
     """`model`, in which large embeddings are on the parameter servers; changed in place, and returned.
 
@@ -35,6 +36,10 @@ def distributed_model(
 
     A warning names subclasses of theirs, and other layers with weights of a size that belongs on servers,
     which stay in this process.
+
+    Where the servers have rows of these tables already, the optimizer goes on from them, and a warning says
+    so. `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
+    other than these workers use them. `fresh=False` goes on without the warning.
 
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
     that another layer has too), with the model as it was.
@@ -56,6 +61,7 @@ def distributed_model(
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
+        layer.fresh = fresh
     return model
 
 

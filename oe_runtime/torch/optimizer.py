@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
+from oe_runtime.present_rows import make_tables
+from oe_runtime.spec import TableSpec
 from oe_runtime.torch.embedding import Lookup, Table, _Layer
 from oe_runtime.torch.model import _layers
 
@@ -68,13 +70,19 @@ class _Rows:
         names = [spec.name for *_, spec in self._specs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two layers have tables of the name '{twice[0]}'")
+        by_client: dict[int, list[tuple[_Layer, TableSpec]]] = {}
         for layer, _, _, spec in self._specs:
-            client = layer.client
+            by_client.setdefault(id(layer.client), []).append((layer, spec))
+        for layers in by_client.values():
+            client, fresh = layers[0][0].client, layers[0][0].fresh
             assert client is not None  # noqa: S101 - distributed_optimizer has asked
-            number = client.create_table(spec)
-            layer.table = Table(client, number, client.spec(number))
-            layer.bring_rows()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            first = not _several() or torch.distributed.get_rank() == 0
+            numbers = make_tables(client, [spec for _, spec in layers], fresh, first=first)
+            for number, (layer, _) in zip(numbers, layers, strict=True):
+                layer.table = Table(client, number, client.spec(number))
+                layer.fresh = False  # another optimizer goes on with these rows
+                layer.bring_rows()
+        if _several():
             torch.distributed.barrier()  # nobody pulls before the first one has brought all rows
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
@@ -87,11 +95,7 @@ class _Rows:
         self._optimizer.zero_grad = zero_grad
 
     def _push(self, *_: Any) -> None:
-        workers = self._workers or (
-            torch.distributed.get_world_size()
-            if torch.distributed.is_available() and torch.distributed.is_initialized()
-            else 1
-        )
+        workers = self._workers or (torch.distributed.get_world_size() if _several() else 1)
         by_client: dict[int, list[tuple[Table, float, bool]]] = {}
         for layer, group, rule, _ in self._specs:
             if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
@@ -103,6 +107,10 @@ class _Rows:
             by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
         for tables in by_client.values():
             _push_tables(tables, workers)
+
+
+def _several() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:

@@ -67,6 +67,7 @@ class KerasTrainee:
                 pipeline=options.pipeline,
                 staleness=0 if options.workqueue else options.staleness or 0,
                 micro_batches=options.micro_batch,
+                fresh=False,  # rows that are there are those of --resume; others were refused
             )
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(

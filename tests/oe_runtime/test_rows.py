@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from server_processes import Servers
 
-from oe_runtime import Client, KeyRangeError, SpecError, TableSpec
+from oe_runtime import CheckpointError, Client, KeyRangeError, SpecError, TableSpec, row_files
 
 ADAM = TableSpec("e", 4, optimizer={"name": "adam"})
 KEYS = np.arange(-500, 500, dtype=np.int64) * 7919
@@ -151,13 +156,174 @@ def test_more_rows_than_the_cap_keeps_are_said():
 
 
 def test_many_rows_go_out_in_pieces():
-    # 20 bytes a key: two and a half messages of 32 MiB; every server and every position gets its own.
+    # Two and a half messages; every server and every position gets its own.
     client = Client.in_process(servers=3)
     table = client.create_table(TableSpec("big", 1, optimizer={"name": "adam"}))
-    keys = np.arange(4_200_000, dtype=np.int64)
+    keys = np.arange(650_000, dtype=np.int64)
     rows = (keys % 65_521).astype(np.float32)[:, None]
     assert client.assign(table, keys, rows, {"momentum": rows, "velocity": rows + 1}).created == len(keys)
     read = client.read_rows(table, keys)
     assert read.found.all()
     assert (read.rows == rows).all()
     assert (read.slots["velocity"] == rows + 1).all()
+
+
+def test_an_exported_table_comes_back_as_it_was(servers, tmp_path):
+    file = tmp_path / "rows.parquet"
+    slots = {"momentum": random((1000, 4), 1), "velocity": abs(random((1000, 4), 2))}
+    with Client(servers.endpoints) as client:
+        client.create_table(ADAM)
+        client.assign("e", KEYS, random((1000, 4)), slots)
+        assert client.export("e", file) == 1000
+        before = client.to_arrow("e")
+        written = pq.read_table(file)
+        assert written.schema.names == ["key", "row", "momentum", "velocity"]
+        assert str(written.schema.field("row").type) == "fixed_size_list<element: float>[4]"
+        assert json.loads(written.schema.metadata[b"oe_runtime.table"])["dim"] == 4
+        assert written.sort_by("key") == before.sort_by("key")
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            client.export("e", file)
+        client.erase("e", KEYS)
+        assert client.import_rows("e", file) == (1000, 0, 0)
+        assert client.to_arrow("e").sort_by("key") == before.sort_by("key")
+        client.export("e", file, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rows.parquet"]
+    # Into tables of another number of servers, of this process, and without the slots.
+    other = Client.in_process(servers=3)
+    other.create_table(ADAM)
+    other.create_table(TableSpec("half", 4, dtype="bfloat16", optimizer={"name": "sgd"}))
+    other.import_rows("e", before)
+    read = other.read_rows("e", KEYS)
+    assert (read.rows == random((1000, 4))).all()
+    assert all((read.slots[name] == slots[name]).all() for name in slots)
+    other.import_rows("half", file, slots=False)
+    assert np.allclose(other.pull_rows(1, KEYS), random((1000, 4)), rtol=2**-8)
+
+
+def test_a_large_table_is_written_in_groups_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_files, "_PIECE", 4096)
+    monkeypatch.setattr(row_files, "_KEYS_AT_ONCE", 300)
+    client = Client.in_process(servers=2)
+    client.create_table(TableSpec("d", 2, dtype="float64", optimizer={"name": "sgd"}))
+    client.assign("d", KEYS, np.stack([KEYS, -KEYS], 1).astype(np.float64))
+    client.export("d", tmp_path / "rows.parquet")
+    file = pq.ParquetFile(tmp_path / "rows.parquet")
+    assert file.num_row_groups >= 16
+    assert max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)) <= 4096 // 24
+    other = Client.in_process()
+    other.create_table(TableSpec("d", 2, dtype="float64", optimizer={"name": "adagrad"}))
+    assert other.import_rows("d", tmp_path / "rows.parquet").created == 1000
+    assert (other.pull_rows(0, KEYS)[:, 0] == KEYS).all()
+
+
+def test_a_file_that_does_not_fit_changes_nothing(tmp_path):
+    client = Client.in_process()
+    client.create_table(ADAM)
+
+    def table(**columns: Any) -> pa.Table:
+        row = columns.pop("row", [[1.0] * 4] * 3)
+        kind = columns.pop("kind", pa.list_(pa.float32()))
+        key = columns.pop("key", [1, 2, 3])
+        return pa.table({"key": pa.array(key, pa.int64()), "row": pa.array(row, kind), **columns})
+
+    slots = {name: pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4)) for name in ("momentum", "velocity")}
+    for message, source in {
+        "it has no column 'row'": table().drop_columns("row"),
+        r"'row' has double, the table float32": table(kind=pa.list_(pa.float64())),
+        r"'row' has lists of 5, the table of 4": table(row=[[1.0] * 5] * 3, kind=pa.list_(pa.float32(), 5)),
+        r"'row' has a list of 3, the table of 4": table(row=[[1.0] * 4, [1.0] * 3, [1.0] * 4]),
+        r"'row' is float, not a list": table(row=[1.0] * 3, kind=pa.float32()),
+        r"'row' has 1 nulls": table(row=[[1.0] * 4, None, [1.0] * 4]),
+        r"'key' has 1 nulls": table(key=[1, None, 3]),
+        r"key 7 is there twice": table(key=[7, 2, 7]),
+        r"the row of key 2 is not finite": table(row=[[1.0] * 4, [1.0, float("nan"), 1.0, 1.0], [1.0] * 4]),
+        r"the slots velocity, but optimizer adam has momentum, velocity": table(velocity=slots["velocity"]),
+    }.items():
+        with pytest.raises(SpecError, match=message):
+            client.import_rows("e", source)
+    assert client.stats()["servers"][0]["tables"]["e"]["rows"] == 0
+    with pytest.raises(CheckpointError, match="cannot read rows from"):
+        client.import_rows("e", tmp_path / "missing.parquet")
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(CheckpointError, match="cannot read rows from"):
+        client.import_rows("e", tmp_path / "text.parquet")
+    # What others wrote needs no metadata; slots of another optimizer are not these.
+    assert client.import_rows("e", table(**slots)).created == 3
+    client.create_table(TableSpec("nadam", 4, optimizer={"name": "nadam"}))
+    with pytest.raises(SpecError, match=r'its slots are of optimizer .*"adam".*the table\'s is .*"nadam"'):
+        client.import_rows("nadam", client.to_arrow("e"))
+
+
+def test_an_import_says_that_pushes_are_counted_anew():
+    client = Client.in_process()
+    client.create_table(ADAM)
+    pulled = client.pull([KEYS], [(0, 0)])
+    client.push(pulled, [random((1000, 4))], 0.1)
+    exported = client.to_arrow("e")
+    other = Client.in_process()
+    other.create_table(ADAM)
+    with pytest.warns(UserWarning, match="optimizer adam goes by the number of pushes, which was 1 at the"):
+        other.import_rows("e", exported)
+
+
+def test_a_dropped_table_is_gone_for_all(servers):
+    with Client(servers.endpoints, job="x") as client, Client(servers.endpoints, job="x") as other:
+        client.create_table(ADAM)
+        client.create_table(TableSpec("a", 4, "array", 1000))
+        other.create_table(ADAM)
+        client.assign("e", KEYS, random((1000, 4)))
+        client.assign("a", np.arange(1000), random((1000, 4)))
+        with pytest.raises(SpecError, match=r"the job has 1 other client connected.*force=True"):
+            client.drop_table("e")
+        assert client.read_rows("e", KEYS).found.all()
+        client.drop_table("e", force=True)
+        with pytest.raises(SpecError, match="table 'e' was dropped from job 'x' by a client"):
+            other.pull_rows(0, KEYS)
+        for use in (lambda: client.pull_rows(0, KEYS), lambda: client.pull([KEYS], [(0, 0)])):
+            with pytest.raises(SpecError, match="table id 0 is of a table that this client has dropped"):
+                use()
+        with pytest.raises(SpecError, match="table 'e' is not one of this client's: a"):
+            client.assign("e", KEYS, random((1000, 4)))
+        with pytest.raises(SpecError, match="table 'e' is not dropped: it does not exist"):
+            client.drop_table("e", force=True)
+        client.reconnect()  # ids stay
+        assert (client.pull_rows(1, np.arange(1000)) == random((1000, 4))).all()
+        assert client.create_table(TableSpec("e", 2)) == 2
+        assert not client.read_rows("e", KEYS).found.any()
+    with Client(servers.endpoints) as client:
+        for _ in range(1000):  # until the servers have seen that the others are gone
+            try:
+                assert client.drop_job("x") == 2
+                break
+            except SpecError:
+                time.sleep(0.01)
+        assert client.drop_job("x") == 0
+        assert not any(s["jobs"].get("x") for s in client.stats()["servers"])
+
+
+def test_what_a_recovering_server_holds_is_dropped(tmp_path):
+    def run(work: Callable[[Client], None]) -> None:
+        servers = Servers(tmp_path, 2, "--storage-recover", storage="pmem_libpmem")
+        try:
+            with Client(servers.endpoints) as client:
+                work(client)
+        finally:
+            servers.end()
+            for server in servers.servers:
+                server.ready_file.unlink(missing_ok=True)
+
+    def make(client: Client) -> None:
+        for name in ("e", "kept"):
+            table = client.create_table(TableSpec(name, 4))
+            client.assign(table, KEYS, random((1000, 4)))
+        client.checkpoint(1, wait=True)
+
+    def look(client: Client) -> None:
+        assert [len(client.keys(client.create_table(TableSpec(name, 4)))) for name in ("e", "kept")] == [
+            0,
+            1000,
+        ]
+
+    run(make)
+    run(lambda client: client.drop_table("e"))  # which it never created
+    run(look)

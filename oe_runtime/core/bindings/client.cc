@@ -201,20 +201,28 @@ void RequireRows(const TableSpec& spec, const py::array& array, size_t n, size_t
                   std::to_string(of_key) + ")");
 }
 
-// `states` is None or the optimizer's state of each row.
-py::tuple Assign(Client& client, uint32_t table, const Ids& keys, const py::array& weights,
-                 const py::object& states) {
+// `states` is None or the optimizer's state of each row. Throws what Client::Assign would throw, but for keys
+// that are there twice.
+void CheckRows(const Client& client, uint32_t table, const Ids& keys, const py::array& weights,
+               const py::object& states) {
   const TableSpec spec = client.Spec(table);
   const auto n = static_cast<size_t>(keys.size());
   RequireRows(spec, weights, n, spec.dim, "rows");
   const void* of_states = nullptr;
   if (!states.is_none()) {
-    const auto array = states.cast<py::array>();
-    RequireRows(spec, array, n, client.StateValues(table), "slots");
-    of_states = array.data();
+    RequireRows(spec, states.cast<py::array>(), n, client.StateValues(table), "slots");
+    of_states = states.cast<py::array>().data();
   }
+  client.CheckRows(table, reinterpret_cast<const Key*>(keys.data()), n, weights.data(), of_states);
+}
+
+py::tuple Assign(Client& client, uint32_t table, const Ids& keys, const py::array& weights,
+                 const py::object& states) {
+  CheckRows(client, table, keys, weights, states);
+  const auto n = static_cast<size_t>(keys.size());
   const auto* data = reinterpret_cast<const Key*>(keys.data());
   const void* rows = weights.data();
+  const void* of_states = states.is_none() ? nullptr : states.cast<py::array>().data();
   Table::AssignCounts counts;
   {
     const py::gil_scoped_release release;
@@ -257,11 +265,12 @@ std::vector<std::pair<std::string, size_t>> SlotsOfTable(const Client& client, u
   return slots;
 }
 
-py::array KeysOf(Client& client, uint32_t table) {
+// Of one part, or without one, of all.
+py::array KeysOf(Client& client, uint32_t table, std::optional<uint32_t> part) {
   std::vector<Key> keys;
   {
     const py::gil_scoped_release release;
-    keys = client.Keys(table);
+    keys = part ? client.Keys(table, *part) : client.Keys(table);
   }
   return py::array_t<int64_t>(static_cast<py::ssize_t>(keys.size()),
                               reinterpret_cast<const int64_t*>(keys.data()));
@@ -340,6 +349,10 @@ void BindClient(py::module_& module) {
              const TableSpec parsed = TableSpecFromJsonText(spec);
              return Released([&] { return client.CreateTable(parsed); });
            })
+      .def("drop",
+           [](Client& client, const std::vector<std::string>& tables, const std::optional<std::string>& job,
+              bool force) { return Released([&] { return client.Drop(tables, job, force); }); })
+      .def("skip_table", &Client::SkipTable)
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
       .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))
@@ -350,10 +363,12 @@ void BindClient(py::module_& module) {
       .def("push", &Push, py::arg("pulled"), py::arg("of_ids"), py::arg("of_rows"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("assign", &Assign, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
+      .def("check_rows", &CheckRows, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
       .def("erase", &Erase, py::arg("table"), py::arg("keys"))
       .def("read_rows", &ReadRows, py::arg("table"), py::arg("keys"))
       .def("slots", &SlotsOfTable, py::arg("table"))
-      .def("keys", &KeysOf, py::arg("table"))
+      .def("keys", &KeysOf, py::arg("table"), py::arg("part") = py::none())
+      .def("most_rows", &Client::MostRows)
       .def("save",
            [](Client& client, const std::string& directory, const std::string& since) {
              return Released([&] { return client.Save(directory, since).dump(); });

@@ -64,6 +64,11 @@ class Backend {
   virtual void Checkpoint(uint64_t id, bool wait) = 0;
   virtual std::vector<uint64_t> Checkpoints() = 0;
   virtual void Recover(uint64_t id) = 0;
+  // Store::Drop of tables (none named: of all) of this client's job or of `job`, on every server; how many
+  // parts of tables there were, or nothing if other workers' request has dropped them. `force`: even if the
+  // job has other clients.
+  virtual std::optional<uint64_t> Drop(const std::vector<std::string>& tables,
+                                       const std::optional<std::string>& job, bool force) = 0;
   virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object a server
   virtual void Leave() = 0;            // this worker pushes no more: the others go on without it

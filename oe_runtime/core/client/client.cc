@@ -17,7 +17,9 @@ namespace oe {
 namespace {
 
 constexpr unsigned kMostThreads = 8;
-constexpr size_t kPieceBytes = size_t{32} << 20;  // of rows by key that go out at once
+// Of rows by key that go out at once, so that pushes of others never wait for long.
+constexpr size_t kPieceBytes = size_t{32} << 20;
+constexpr size_t kPieceKeys = size_t{256} << 10;
 
 unsigned ThreadsOr(unsigned threads) {
   if (threads != 0) return threads;
@@ -67,6 +69,11 @@ void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const Bat
   }
 }
 
+void RequireThere(const TableSpec& spec, uint32_t id) {
+  if (!spec.name.empty()) return;
+  throw SpecError("table id " + std::to_string(id) + " is of a table that this client has dropped");
+}
+
 void RequireInRange(const TableSpec& spec, const Key* keys, size_t n) {
   if (spec.index != "array") return;
   for (size_t i = 0; i < n; ++i) {
@@ -83,14 +90,6 @@ void RequireDistinct(const TableSpec& spec, const Key* keys, size_t n) {
   if (twice == sorted.end()) return;
   throw SpecError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(*twice)) +
                   " is there twice; give each key one row");
-}
-
-void RequireUnderCap(const TableSpec& spec, size_t n) {
-  const RowFormat format = FormatOf(spec);
-  const uint64_t most = Eviction(spec.eviction, format.dtype, format.dim, format.facts_at).most_rows();
-  if (n <= most) return;
-  throw SpecError("table '" + spec.name + "': " + std::to_string(n) + " rows are more than the " +
-                  std::to_string(most) + " of its 'eviction' cap; raise the cap, or assign fewer");
 }
 
 void Gather(const void* from, const std::vector<size_t>& positions, size_t bytes, std::byte* to) {
@@ -126,7 +125,10 @@ uint32_t Client::CreateTable(const TableSpec& spec) {
   std::vector<uint32_t> ids = backend_->CreateTable(wanted);
   const std::lock_guard<std::mutex> lock(tables_mutex_);
   for (uint32_t id = 0; id < tables_.size(); ++id) {
-    if (tables_[id].name == wanted.name) return id;
+    if (tables_[id].name != wanted.name) continue;
+    server_ids_[id] = std::move(ids);  // others, if another client has dropped the table since
+    tables_[id] = wanted;
+    return id;
   }
   tables_.push_back(wanted);
   server_ids_.push_back(std::move(ids));
@@ -139,7 +141,28 @@ TableSpec Client::Spec(uint32_t table) const {
     throw SpecError("table id " + std::to_string(table) + " does not exist; this client has " +
                     std::to_string(tables_.size()) + " tables");
   }
+  RequireThere(tables_[table], table);
   return tables_[table];
+}
+
+std::optional<uint64_t> Client::Drop(const std::vector<std::string>& tables,
+                                     const std::optional<std::string>& job, bool force) {
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  ++others_;
+  const std::optional<uint64_t> dropped = backend_->Drop(tables, job, force);
+  if (job) return dropped;
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  for (TableSpec& spec : tables_) {
+    if (tables.empty() || std::find(tables.begin(), tables.end(), spec.name) != tables.end())
+      spec.name.clear();
+  }
+  return dropped;
+}
+
+void Client::SkipTable() {
+  const std::lock_guard<std::mutex> lock(tables_mutex_);
+  tables_.emplace_back().name.clear();
+  server_ids_.emplace_back();
 }
 
 std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
@@ -203,6 +226,7 @@ std::shared_ptr<PulledBatch> Client::Plan(const std::vector<IdsView>& ids,
       throw SpecError("lookup " + std::to_string(i) + ": table id " + std::to_string(lookups[i].first) +
                       " does not exist; this client has " + std::to_string(tables.size()) + " tables");
     }
+    RequireThere(tables[lookups[i].first], lookups[i].first);
     if (lookups[i].second >= ids.size()) {
       throw SpecError("lookup " + std::to_string(i) + ": ids " + std::to_string(lookups[i].second) + " of " +
                       std::to_string(ids.size()) + " arrays");
@@ -408,7 +432,7 @@ void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t byte
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ids = server_ids_[table];
   }
-  const size_t most = std::max<size_t>(1, kPieceBytes / bytes_of_key);
+  const size_t most = std::clamp<size_t>(kPieceBytes / bytes_of_key, 1, kPieceKeys);
   for (size_t begin = 0; begin < n; begin += most) {
     const size_t end = std::min(n, begin + most);
     std::vector<ServerRows> parts(servers_);
@@ -423,15 +447,31 @@ void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t byte
   }
 }
 
+uint64_t Client::MostRows(uint32_t table) const {
+  const TableSpec spec = Spec(table);
+  const RowFormat format = FormatOf(spec);
+  return Eviction(spec.eviction, format.dtype, format.dim, format.facts_at).most_rows();
+}
+
+void Client::CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights,
+                       const void* states) const {
+  const TableSpec spec = Spec(table);
+  RequireInRange(spec, keys, n);
+  if (n > MostRows(table)) {
+    throw SpecError("table '" + spec.name + "': " + std::to_string(n) + " rows are more than the " +
+                    std::to_string(MostRows(table)) +
+                    " of its 'eviction' cap; raise the cap, or assign fewer");
+  }
+  RefuseNonfinite(spec, keys, n, weights, spec.dim, "row");
+  if (states != nullptr) RefuseNonfinite(spec, keys, n, states, StateValues(table), "optimizer's state");
+}
+
 Table::AssignCounts Client::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
                                    const void* states) {
   const TableSpec spec = Spec(table);
   const size_t state_values = states != nullptr ? StateValues(table) : 0;
-  RequireInRange(spec, keys, n);
+  CheckRows(table, keys, n, weights, states);
   RequireDistinct(spec, keys, n);
-  RequireUnderCap(spec, n);
-  RefuseNonfinite(spec, keys, n, weights, spec.dim, "row");
-  if (states != nullptr) RefuseNonfinite(spec, keys, n, states, state_values, "optimizer's state");
   const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
   const size_t state_bytes = state_values * ValueBytes(DtypeOf(spec));
   Table::AssignCounts sum;
@@ -523,19 +563,23 @@ void Client::ApplyIncrement(const std::string& directory) {
 }
 
 std::vector<Key> Client::Keys(uint32_t table) {
+  std::vector<Key> all;
+  for (uint32_t part = 0; part < Table::kParts; ++part) {
+    const std::vector<Key> keys = Keys(table, part);
+    all.insert(all.end(), keys.begin(), keys.end());
+  }
+  return all;
+}
+
+std::vector<Key> Client::Keys(uint32_t table, uint32_t part) {
   (void)Spec(table);  // the table exists
   std::vector<uint32_t> ids;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ids = server_ids_[table];
   }
-  std::vector<Key> all;
-  for (uint32_t part = 0; part < Table::kParts; ++part) {
-    const std::lock_guard<std::mutex> request(request_mutex_);
-    const std::vector<Key> keys = backend_->Keys(ids, part);
-    all.insert(all.end(), keys.begin(), keys.end());
-  }
-  return all;
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  return backend_->Keys(ids, part);
 }
 
 void Client::Checkpoint(uint64_t id, bool wait) {

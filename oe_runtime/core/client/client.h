@@ -51,6 +51,14 @@ class Client {
 
   // Idempotent. The id counts this client's tables from 0. Throws SpecError, SpecMismatch.
   uint32_t CreateTable(const TableSpec& spec);
+  // Removes tables from the servers, of this client's job or of `job`; without names all. Ids of others stay;
+  // this client's ids of those throw SpecError from then on. Refused while the job has other clients, unless
+  // `force`: they get SpecError. Several workers all ask for the same; it is done once, when the last has
+  // asked. How many parts of tables there were; nothing if another worker's request has dropped them.
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool force);
+  // Gives the next id to no table: what a client that connects anew does for one that was dropped.
+  void SkipTable();
   // The specification of a table, every default filled in. Throws SpecError for an id that does not exist.
   TableSpec Spec(uint32_t table) const;
 
@@ -87,6 +95,10 @@ class Client {
   // another error some of the rows may have been written, and the message says how many.
   Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
                              const void* states);
+  // What Assign() checks before anything changes, but for keys that are there twice; throws as it does.
+  void CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights, const void* states) const;
+  // The most rows that an eviction cap lets a table have.
+  uint64_t MostRows(uint32_t table) const;
   // Removes rows; how many of the keys had one.
   uint64_t Erase(uint32_t table, const Key* keys, size_t n);
   // See Table::ReadRows; duplicates allowed.
@@ -99,6 +111,8 @@ class Client {
 
   // All keys of a table that have a row, in no order.
   std::vector<Key> Keys(uint32_t table);
+  // Those of one of Table::kParts parts.
+  std::vector<Key> Keys(uint32_t table, uint32_t part);
 
   nlohmann::json Save(const std::string& directory, const std::string& since = "");
   void Restore(const std::vector<std::string>& directories);
@@ -147,7 +161,7 @@ class Client {
   std::atomic<uint64_t> others_{0};
 
   mutable std::mutex tables_mutex_;
-  std::vector<TableSpec> tables_;
+  std::vector<TableSpec> tables_;                  // by id; without a name: dropped, or skipped
   std::vector<std::vector<uint32_t>> server_ids_;  // per table, per server
 };
 

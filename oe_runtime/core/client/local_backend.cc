@@ -151,6 +151,19 @@ class LocalBackend : public Backend {
     for (const auto& store : stores_) store->Recover(id);
   }
 
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool /*force*/) override {
+    CheckOpen();
+    if (job && !job->empty())
+      throw SpecError("tables in one process are of no job; there is no '" + *job + "'");
+    uint64_t dropped = 0;
+    for (const auto& store : stores_) {
+      if (tables.empty()) dropped += store->Drop(std::nullopt);
+      for (const std::string& table : tables) dropped += store->Drop(table);
+    }
+    return dropped;
+  }
+
   uint64_t Evict() override {
     CheckOpen();
     uint64_t evicted = 0;

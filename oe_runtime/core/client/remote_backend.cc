@@ -50,6 +50,7 @@ class RemoteBackend : public Backend {
  public:
   RemoteBackend(const RemoteOptions& options, ThreadPool* pool)
       : timeout_(options.timeout),
+        job_(options.job),
         worker_(options.worker),
         patience_(timeout_ + (worker_.takes_part() ? worker_.wait : 0)),
         long_patience_(patience_ + std::max(0.0, kLongTimeout - timeout_)),
@@ -260,6 +261,30 @@ class RemoteBackend : public Backend {
   }
 
   void Recover(uint64_t id) override { AskAll(Op::kRecover, json{{"id", id}}.dump(), long_patience_); }
+
+  std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
+                               bool force) override {
+    json request = {{"tables", tables}, {"force", force}};
+    if (tables.empty()) request["tables"] = nullptr;
+    if (job && *job != job_) request["job"] = *job;
+    const std::string body = request.dump();
+    std::vector<Call> calls(peers_.size());
+    for (Call& call : calls) call.body = {View(body)};
+    Run(Op::kDropTables, &calls, long_patience_);
+    RaiseErrors(calls, "tables were dropped by");
+    if (!request.contains("job")) {
+      for (const std::string& table : tables) tables_.erase(table);
+      if (tables.empty()) tables_.clear();
+    }
+    uint64_t dropped = 0;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const json count = ParseReply(i, calls[i]);
+      if (count.is_null()) return std::nullopt;
+      if (!count.is_number_unsigned()) throw ProtocolError("the number of dropped tables is not a number");
+      dropped += count.get<uint64_t>();
+    }
+    return dropped;
+  }
 
   uint64_t Evict() override {
     uint64_t evicted = 0;
@@ -494,6 +519,7 @@ class RemoteBackend : public Backend {
   }
 
   const double timeout_;
+  const std::string job_;
   const WorkerSpec worker_;
   // Seconds for requests that may wait for other workers, and for those that move whole tables.
   const double patience_;

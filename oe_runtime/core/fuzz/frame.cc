@@ -41,6 +41,17 @@ void ParseBody(Op op, Bytes body) {
               text);
       return;
     }
+    case Op::kAssign:
+    case Op::kErase:
+    case Op::kReadRows: {
+      const RowsRequest request = ParseRowsRequest(body);
+      Buffer head;
+      EncodeRowsRequest(request, &head);
+      Require(TextOf(head) +
+                  std::string(reinterpret_cast<const char*>(request.rest.data), request.rest.size) ==
+              text);
+      return;
+    }
     default: {
       const BatchView batch = ParseBatch(body);
       Buffer head;
@@ -72,6 +83,8 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
   Buffer batch;
   EncodeBatch({{0, 0, 0.0}, {1, 1, 0.5}, {2, 0, 0.5, 4096}}, {{keys.data(), 3}, {keys.data(), 1}}, &batch);
   const std::string pull = TextOf(batch);
+  Buffer rows;
+  EncodeRowsRequest({1, true, {keys.data(), 3}, {}}, &rows);
   const std::vector<std::pair<Op, std::string>> frames = {
       {Op::kHello, EncodeHello({kProtocolVersion, "a token", "a-job", ToJsonText(WorkerSpec())})},
       {Op::kError, EncodeError({ErrorCode::kSpec, "the field 'dim' is missing"})},
@@ -81,6 +94,7 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
       {Op::kKeys, EncodeKeysRequest({1, 2})},
       {Op::kReadFile, EncodeFileChunk({"server-0-of-1.t.oet", 4096, 512})},
       {Op::kWriteFile, EncodeFileChunk({"server-0-of-1.t.oet", 0, 4}) + "data"},
+      {Op::kAssign, TextOf(rows) + std::string(3 * 4 * sizeof(float), '\1')},
   };
   std::vector<std::pair<std::string, std::string>> seeds;
   for (const auto& [op, body] : frames) {

@@ -12,9 +12,10 @@
 namespace oe {
 namespace {
 
-constexpr Op kOps[] = {Op::kCreateTable, Op::kPull,  Op::kPush,      Op::kRestore, Op::kReceive,
-                       Op::kReadFile,    Op::kKeys,  Op::kWriteFile, Op::kDrop,    Op::kHello,
-                       Op::kLeave,       Op::kEvict, Op::kRecover};
+constexpr Op kOps[] = {Op::kCreateTable, Op::kPull,     Op::kPush,  Op::kRestore,
+                       Op::kReceive,     Op::kReadFile, Op::kKeys,  Op::kWriteFile,
+                       Op::kDrop,        Op::kHello,    Op::kLeave, Op::kEvict,
+                       Op::kRecover,     Op::kAssign,   Op::kErase, Op::kReadRows};
 constexpr uint8_t kOther = 0x80;  // in the byte of the operation: the second client says it
 
 // What a fresh server has after a client made two tables.
@@ -89,7 +90,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
       const uint64_t expected = ReplyBytes(session, op, bytes);
       if (expected > uint64_t{1} << 24) continue;
       Serve(&session, op, &body, &reply);
-      Require(op != Op::kPull || reply.size() == expected);
+      Require((op != Op::kPull && op != Op::kReadRows) || reply.size() == expected);
     } catch (const std::exception&) {
       continue;
     }
@@ -125,6 +126,11 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
     EncodeBatch({{table, 0, rate, place}}, {{keys.data(), keys.size()}}, &head);
     return std::string(reinterpret_cast<const char*>(head.data()), head.size());
   };
+  const auto rows = [](uint32_t table, bool states, const std::vector<uint64_t>& keys) {
+    Buffer head;
+    EncodeRowsRequest({table, states, {keys.data(), keys.size()}, {}}, &head);
+    return std::string(reinterpret_cast<const char*>(head.data()), head.size());
+  };
   const std::string spec =
       R"({"name":"c","dim":2,"optimizer":{"name":"adam"},"initializer":{"name":"uniform","seed":1}})";
   const std::string receive =
@@ -148,6 +154,8 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
       {"asynchronous", request(Op::kHello, worker(1, false, true)) +
                            request(Op::kPush, batch(0, {1, 2}, 0.5) + std::string(8, '\1')) +
                            request(Op::kRecover, R"({"id":1})")},
+      {"rows", request(Op::kAssign, rows(1, false, {4, 5}) + std::string(24, '\1')) +
+                   request(Op::kReadRows, rows(1, true, {3, 4})) + request(Op::kErase, rows(1, false, {4}))},
       {"read", request(Op::kReadFile, EncodeFileChunk({"server-0-of-1.a.oet", 0, 4}))},
       {"restore", request(Op::kRestore, R"({"directory":"/nonexistent"})")}};
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <set>
 #include <type_traits>
 #include <vector>
 
@@ -373,6 +374,37 @@ TEST(OptimizerTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(message({"adagrad", {{"epsilon", std::nan("")}}}),
             "optimizer 'adagrad': 'epsilon' must be a finite number, not nan");
   EXPECT_NE(message({"adam", {{"beta_2", 1.0}}}).find("'beta_2' must be between 0 and"), std::string::npos);
+}
+
+TEST(OptimizerTest, SlotsAreTheWholeState) {
+  const std::vector<OptimizerSpec> specs = {
+      {"adadelta", {}},
+      {"adagrad", {}},
+      {"adagrad_decay", {}},
+      {"adam", {}},
+      {"adam", {{"amsgrad", 1}}},
+      {"adam_async", {}},
+      {"adamax", {}},
+      {"adamw", {{"amsgrad", 1}}},
+      {"ftrl", {}},
+      {"lion", {}},
+      {"nadam", {}},
+      {"rmsprop", {}},
+      {"rmsprop", {{"momentum", 0.5}}},
+      {"rmsprop", {{"centered", 1}}},
+      {"rmsprop", {{"momentum", 0.5}, {"centered", 1}}},
+      {"sgd", {}},
+      {"sgd", {{"momentum", 0.5}}},
+  };
+  for (const OptimizerSpec& spec : specs) {
+    size_t values = 0;
+    std::set<std::string> names;
+    for (const OptimizerSlot& slot : SlotsOf(Complete(spec), kDim)) {
+      values += slot.values;
+      EXPECT_TRUE(names.insert(slot.name).second) << spec.name << " has two of " << slot.name;
+    }
+    EXPECT_EQ(values, Optimizer<float>::Create(spec, kDim)->state_values()) << spec.name;
+  }
 }
 
 }  // namespace

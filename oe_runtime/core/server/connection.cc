@@ -47,10 +47,12 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
       deadline_(stream_.get_executor()),
       watch_(stream_.get_executor()) {
   session_.seen = session_.client;
+  session_.jobs = context->jobs;
   context_->open.fetch_add(1);
 }
 
 Connection::~Connection() {
+  if (greeted_) session_.job->clients.fetch_sub(1);
   if (session_.worker) session_.job->workers.End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   if (shared_ != nullptr) context_->sharing.fetch_sub(1);
@@ -364,6 +366,7 @@ void Connection::Hello() {
     worker_wait_ = std::chrono::duration<double>(spec.wait);
   }
   greeted_ = true;
+  session_.job->clients.fetch_add(1);
   deadline_.cancel();
   Watch();
   nlohmann::json reply = context_->hello;

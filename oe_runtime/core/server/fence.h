@@ -43,6 +43,13 @@ class Fence {
     go();
   }
 
+  // The same without going back: what the others pulled stays good.
+  void Alone(uint64_t seen, const std::function<void()>& go) const {
+    const std::lock_guard<FairSharedMutex> lock(mutex_);
+    RequireSeen(seen);
+    go();
+  }
+
  private:
   void RequireSeen(uint64_t seen) const {
     if (seen >= back_.load()) return;

@@ -1,6 +1,7 @@
 // The jobs of one server: each has tables of its own, under names of its own, in the storage that they share.
 #pragma once
 
+#include <atomic>
 #include <limits>
 #include <map>
 #include <memory>
@@ -28,6 +29,7 @@ struct Job {
   Store store;
   Fence fence;
   Workers workers;
+  std::atomic<uint32_t> clients{0};  // that are connected
 };
 
 // Thread-safe.

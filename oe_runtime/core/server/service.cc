@@ -266,6 +266,51 @@ void ServeRestore(Session* session, Bytes body, Buffer* reply) {
   Put("{}", reply);
 }
 
+// Whose tables a kDropTables is about.
+Job* JobOf(const Session& session, const json& request) {
+  if (!request.contains("job")) return session.job;
+  if (!request["job"].is_string()) throw ProtocolError("'job' is not a text");
+  return session.jobs == nullptr ? session.job : session.jobs->Get(request["job"].get<std::string>());
+}
+
+// Consent to take tables away from others must be said. The workers of one job ask for it together.
+void RequireUnused(const Session& session, const Job& job) {
+  const bool mine = &job == session.job;
+  const uint32_t known = !mine ? 0 : session.worker ? job.workers.connected() : 1;
+  const uint32_t clients = job.clients.load();
+  if (clients <= known) return;
+  throw SpecError("no table is dropped: the job has " + std::to_string(clients - known) + " other client" +
+                  (clients - known == 1 ? "" : "s") +
+                  " connected; end them first, or drop with force=True, and they get an error");
+}
+
+void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
+  const json request = ObjectOf(body);
+  const json tables = request.value("tables", json());  // null: all
+  if (!tables.is_null() && !tables.is_array()) throw ProtocolError("'tables' is neither a list nor null");
+  std::vector<std::string> names;
+  for (const json& name : tables) {
+    if (!name.is_string()) throw ProtocolError("the name of a table is not a text");
+    names.push_back(name.get<std::string>());
+  }
+  const json force = request.value("force", json(false));
+  if (!force.is_boolean()) throw ProtocolError("'force' is neither true nor false");
+  Job* const job = JobOf(*session, request);
+  json dropped;  // null: by another worker
+  const auto drop = [&] {
+    if (!force.get<bool>()) RequireUnused(*session, *job);
+    uint64_t count = tables.is_null() ? job->store.Drop(std::nullopt) : 0;
+    for (const std::string& name : names) count += job->store.Drop(name);
+    dropped = count;
+  };
+  if (session->worker && job == session->job) {
+    job->workers.GoBack(session->client, [&] { job->fence.Alone(session->seen, drop); });
+  } else {
+    job->fence.Alone(job == session->job ? session->seen : job->fence.seen(), drop);
+  }
+  Put(dropped.dump(), reply);
+}
+
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
   const json request = ObjectOf(body);
   ScratchOf(session)->Receive(session.client, request.value("files", json()), session.job->store);
@@ -329,6 +374,13 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
       request.kind = WorkerRequest::Kind::kGoBack;
       request.target = "checkpoint " + std::to_string(IdOf(ObjectOf(body)));
       break;
+    case Op::kDropTables: {
+      const json wanted = ObjectOf(body);
+      if (JobOf(session, wanted) != session.job) return true;
+      request.kind = WorkerRequest::Kind::kGoBack;
+      request.target = "no rows of the tables " + wanted.value("tables", json()).dump();
+      break;
+    }
     case Op::kRestore:
       request.kind = WorkerRequest::Kind::kGoBack;
       request.target = ObjectOf(body).value("directories", json("the files that worker 0 sends")).dump();
@@ -401,6 +453,8 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
       return ServeErase(session, body, reply);
     case Op::kReadRows:
       return ServeReadRows(session, body, reply);
+    case Op::kDropTables:
+      return ServeDropTables(of_client, body, reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);
@@ -409,7 +463,6 @@ void Serve(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kStats:
     case Op::kShutdown:
     case Op::kShare:
-    case Op::kDropTables:
       break;
   }
   throw ProtocolError("operation " + std::to_string(static_cast<int>(op)) + " is not expected here");

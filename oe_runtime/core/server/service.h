@@ -16,6 +16,7 @@ struct Session {
   uint64_t seen = 0;           // Fence::Change; at first the same number
   bool worker = false;         // whether the client is one of the job's workers
   bool reads_only = false;     // whether it said so in its hello
+  Jobs* jobs = nullptr;        // all of the server's
   // What the client shares (wire/shared_memory.h), which it may change at any time.
   std::byte* shared = nullptr;
   size_t shared_size = 0;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/params.h"
@@ -102,7 +103,7 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   }
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (const auto id = FindTable(wanted)) return *id;
-  tables_.push_back(Table::Create(wanted, storage_, shard_, job_));
+  tables_.push_back({wanted.name, Table::Create(wanted, storage_, shard_, job_)});
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -117,7 +118,8 @@ uint32_t Store::OpenTable(const TableSpec& spec) const {
 
 std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
   for (uint32_t id = 0; id < tables_.size(); ++id) {
-    const TableSpec& present = tables_[id]->spec();
+    if (tables_[id].table == nullptr) continue;
+    const TableSpec& present = tables_[id].table->spec();
     if (present.name != complete.name) continue;
     if (const auto difference = Difference(present, complete)) {
       throw SpecMismatch("table '" + complete.name + "' exists already with " + difference->field + " " +
@@ -128,57 +130,78 @@ std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
   return std::nullopt;
 }
 
-Table& Store::Get(uint32_t id) const {
+uint64_t Store::Drop(const std::optional<std::string>& name) {
+  std::vector<std::shared_ptr<Table>> dropped;
+  {
+    const std::lock_guard<std::shared_mutex> lock(mutex_);
+    for (Entry& entry : tables_) {
+      if (entry.table == nullptr || (name && entry.name != *name)) continue;
+      dropped.push_back(std::exchange(entry.table, nullptr));
+    }
+  }
+  for (const auto& table : dropped) table->Drop();
+  return dropped.size() + storage_->DropUnopened(job_, name);
+}
+
+std::shared_ptr<Table> Store::Get(uint32_t id) const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   if (id >= tables_.size()) {
     throw ProtocolError("table " + std::to_string(id) + " does not exist on this server; it has " +
                         std::to_string(tables_.size()));
   }
-  return *tables_[id];
+  const Entry& entry = tables_[id];
+  if (entry.table != nullptr) return entry.table;
+  throw SpecError("table '" + entry.name + "' was dropped" +
+                  (job_.empty() ? "" : " from job '" + job_ + "'") +
+                  " by a client: its rows are gone; create it again to go on with a new one");
 }
 
-std::vector<Table*> Store::Tables() const {
+std::vector<std::shared_ptr<Table>> Store::Tables() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
-  std::vector<Table*> tables;
+  std::vector<std::shared_ptr<Table>> tables;
   tables.reserve(tables_.size());
-  for (const auto& table : tables_) tables.push_back(table.get());
+  for (const Entry& entry : tables_) {
+    if (entry.table != nullptr) tables.push_back(entry.table);
+  }
   return tables;
 }
 
 std::vector<std::string> Store::TableNames() const {
   std::vector<std::string> names;
-  for (const Table* table : Tables()) names.push_back(table->spec().name);
+  for (const auto& table : Tables()) names.push_back(table->spec().name);
   return names;
 }
 
 size_t Store::WireBytes(uint32_t table) const {
-  const TableSpec& spec = Get(table).spec();
+  const std::shared_ptr<Table> of = Get(table);
+  const TableSpec& spec = of->spec();
   return spec.dim * ValueBytes(DtypeOf(spec));
 }
 
 size_t Store::StateBytes(uint32_t table) const {
-  const Table& of = Get(table);
-  return of.state_values() * ValueBytes(DtypeOf(of.spec()));
+  const std::shared_ptr<Table> of = Get(table);
+  return of->state_values() * ValueBytes(DtypeOf(of->spec()));
 }
 
-bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table).spec()) == Dtype::kFloat64; }
+bool Store::IsFloat64(uint32_t table) const { return DtypeOf(Get(table)->spec()) == Dtype::kFloat64; }
 
 bool Store::Counts(uint32_t table) const {
-  const TableSpec& spec = Get(table).spec();
+  const std::shared_ptr<Table> of = Get(table);
+  const TableSpec& spec = of->spec();
   return CountsKeys(spec.admission, spec.eviction);
 }
 
 uint64_t Store::Evict() {
   uint64_t evicted = 0;
-  for (Table* table : Tables()) evicted += table->Evict();
+  for (const auto& table : Tables()) evicted += table->Evict();
   return evicted;
 }
 
 void Store::Pull(const std::vector<PullPart>& parts) {
-  std::vector<const Table*> tables(parts.size());
+  std::vector<std::shared_ptr<Table>> tables(parts.size());
   uint64_t keys = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    tables[i] = &Get(parts[i].table);
+    tables[i] = Get(parts[i].table);
     keys += parts[i].size;
   }
   pool_->ParallelFor(
@@ -189,8 +212,8 @@ void Store::Pull(const std::vector<PullPart>& parts) {
 
 void Store::Push(const std::vector<PushPart>& parts) {
   Check(parts);
-  std::vector<Table*> tables(parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) tables[i] = &Get(parts[i].table);
+  std::vector<std::shared_ptr<Table>> tables(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) tables[i] = Get(parts[i].table);
   std::atomic<size_t> pushed{0};
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
@@ -210,7 +233,7 @@ void Store::Push(const std::vector<PushPart>& parts) {
 
 void Store::Check(const std::vector<PushPart>& parts) const {
   pool_->ParallelFor(parts.size(),
-                     [&](size_t i) { CheckPush(Get(parts[i].table), parts[i], shard_, pool_); });
+                     [&](size_t i) { CheckPush(*Get(parts[i].table), parts[i], shard_, pool_); });
 }
 
 void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
@@ -218,27 +241,27 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
   std::vector<PushPart> parts(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     const uint32_t table = tables[i].front().table;
-    parts[i] = sums[i].Sum(tables[i], Get(table).spec().dim, IsFloat64(table), Counts(table));
+    parts[i] = sums[i].Sum(tables[i], Get(table)->spec().dim, IsFloat64(table), Counts(table));
   });
   Push(parts);
 }
 
 Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
                                   const void* states) {
-  return Get(table).Assign(keys, n, weights, states, pool_);
+  return Get(table)->Assign(keys, n, weights, states, pool_);
 }
 
-uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n) { return Get(table).Erase(keys, n, pool_); }
+uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n) { return Get(table)->Erase(keys, n, pool_); }
 
 void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
                      uint8_t* found) const {
-  Get(table).ReadRows(keys, n, weights, states, found, pool_);
+  Get(table)->ReadRows(keys, n, weights, states, found, pool_);
 }
 
 void Store::Upkeep() noexcept {
   if (storage_->spec().cache_bytes == 0) return;
   try {
-    const std::vector<Table*> tables = Tables();
+    const std::vector<std::shared_ptr<Table>> tables = Tables();
     pool_->ParallelFor(tables.size(), [&](size_t i) { tables[i]->Upkeep(pool_); });
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next push does it
   }
@@ -246,12 +269,12 @@ void Store::Upkeep() noexcept {
 
 std::vector<Key> Store::Keys(uint32_t table, uint32_t part) const {
   CheckPart(part);
-  return Get(table).Keys(part);
+  return Get(table)->Keys(part);
 }
 
 uint64_t Store::CountKeys(uint32_t table, uint32_t part) const {
   CheckPart(part);
-  return Get(table).CountKeys(part);
+  return Get(table)->CountKeys(part);
 }
 
 // The checksum that `since` has for the table's part of this server; nothing for a table or a number of
@@ -266,7 +289,7 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
 
 nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   nlohmann::json saved = nlohmann::json::array();
-  for (Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);
     const TableFileInfo info = table->Save(directory + "/" + name, SinceOf(since, table->spec().name));
     saved.push_back({{"file", name},
@@ -291,9 +314,9 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
 }
 
 void Store::Restore(const std::vector<std::string>& directories) {
-  const std::vector<Table*> tables = Tables();
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<std::vector<TableChain>> chains;
-  for (const Table* table : tables) {
+  for (const auto& table : tables) {
     const TableSpec& spec = table->spec();
     chains.push_back(FindTableChains(directories, spec.name));
     const auto infos = CheckChains(spec, table->row_bytes(), chains.back());
@@ -313,7 +336,7 @@ void Store::Restore(const std::vector<std::string>& directories) {
 }
 
 void Store::ApplyIncrement(const std::string& directory) {
-  const std::vector<Table*> tables = Tables();
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<TableFileInfo> infos(tables.size());
   pool_->ParallelFor(tables.size(), [&](size_t i) {
     infos[i] = VerifyTableFile(directory + "/" + TableFileName(tables[i]->spec().name, shard_));
@@ -329,19 +352,19 @@ void Store::ApplyIncrement(const std::string& directory) {
 }
 
 void Store::Checkpoint(uint64_t id, bool wait) {
-  const std::vector<Table*> tables = Tables();
-  for (Table* table : tables) table->Checkpoint(id);
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
+  for (const auto& table : tables) table->Checkpoint(id);
   if (wait) WaitDurable();
 }
 
 void Store::WaitDurable() const {
-  for (const Table* table : Tables()) table->WaitDurable();
+  for (const auto& table : Tables()) table->WaitDurable();
 }
 
 std::vector<uint64_t> Store::Checkpoints() const {
   std::vector<uint64_t> common;
   bool first = true;
-  for (const Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     std::vector<uint64_t> ids;
     for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
       if (first || std::binary_search(common.begin(), common.end(), checkpoint.id)) {
@@ -355,8 +378,8 @@ std::vector<uint64_t> Store::Checkpoints() const {
 }
 
 void Store::Recover(uint64_t id) {
-  const std::vector<Table*> tables = Tables();
-  for (const Table* table : tables) {
+  const std::vector<std::shared_ptr<Table>> tables = Tables();
+  for (const auto& table : tables) {
     std::string ids;
     bool has = false;
     for (const CheckpointInfo& checkpoint : table->Checkpoints()) {
@@ -369,7 +392,7 @@ void Store::Recover(uint64_t id) {
                           (ids.empty() ? "; it has none" : "; it has " + ids));
   }
   // Each is read by several threads; the memory of one at a time.
-  for (Table* table : tables) table->Recover(id);
+  for (const auto& table : tables) table->Recover(id);
 }
 
 nlohmann::json Store::Stats() const {
@@ -378,7 +401,7 @@ nlohmann::json Store::Stats() const {
   uint64_t cache_bytes = 0;
   uint64_t index_bytes = 0;
   int64_t durable_at = std::numeric_limits<int64_t>::max();
-  for (const Table* table : Tables()) {
+  for (const auto& table : Tables()) {
     const uint64_t of_rows = table->bytes();
     const uint64_t of_index = table->index_bytes();
     const CacheStats cache = table->cache();

@@ -39,7 +39,10 @@ class Store {
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
-  // The same, but SpecError for a table that does not exist.
+  // Removes the table of that name, or without one all tables, from memory and storage; how many there were.
+  // Ids of others stay; this one's throw SpecError. Who uses it right now goes on with what was there.
+  uint64_t Drop(const std::optional<std::string>& name);
+  // The same as CreateTable, but SpecError for a table that does not exist.
   uint32_t OpenTable(const TableSpec& spec) const;
   std::vector<std::string> TableNames() const;
   // Bytes of the weights or the gradient of a key, as pulls and pushes have them. Here and below, throws
@@ -112,9 +115,14 @@ class Store {
   unsigned threads() const { return pool_->threads(); }
 
  private:
-  Table& Get(uint32_t id) const;
+  struct Entry {
+    std::string name;
+    std::shared_ptr<Table> table;  // nullptr: it was dropped
+  };
+
+  std::shared_ptr<Table> Get(uint32_t id) const;
   std::optional<uint32_t> FindTable(const TableSpec& complete) const;
-  std::vector<Table*> Tables() const;
+  std::vector<std::shared_ptr<Table>> Tables() const;
   std::optional<uint64_t> SinceOf(const nlohmann::json& since, const std::string& table) const;
 
   const std::shared_ptr<Storage> storage_;
@@ -122,9 +130,8 @@ class Store {
   ThreadPool* const pool_;
   const std::string job_;
 
-  mutable std::shared_mutex
-      mutex_;  // guards the vector, not the tables, which stay for the life of the store
-  std::vector<std::unique_ptr<Table>> tables_;
+  mutable std::shared_mutex mutex_;  // guards the vector, not the tables
+  std::vector<Entry> tables_;        // by id
 
   std::atomic<uint64_t> pulls_{0};
   std::atomic<uint64_t> pulled_keys_{0};

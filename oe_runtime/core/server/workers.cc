@@ -377,6 +377,12 @@ void Workers::Stop() {
   }
 }
 
+uint32_t Workers::connected() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<uint32_t>(
+      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.client != 0; }));
+}
+
 nlohmann::json Workers::Stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (seats_.empty()) return nullptr;

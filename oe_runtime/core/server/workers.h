@@ -96,6 +96,9 @@ class Workers {
   // Forgets those who wait. Nothing happens any more after this.
   void Stop();
 
+  // How many are connected.
+  uint32_t connected() const;
+
   // null without workers; oe_runtime/server.py documents it.
   nlohmann::json Stats() const;
 

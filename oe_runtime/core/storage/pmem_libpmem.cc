@@ -43,7 +43,7 @@ class Mappings {
     ForgetMapping(region.data);
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_.erase(region.data);
-    names_.erase(region.name);
+    names_.erase(names_.find(region.name));
   }
   bool Has(const std::string& name) const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -58,7 +58,7 @@ class Mappings {
  private:
   mutable std::mutex mutex_;
   std::map<const std::byte*, size_t> sizes_;
-  std::set<std::string> names_;
+  std::multiset<std::string> names_;  // one that is only looked at may be open already
 };
 
 // CLWB (or what the processor has) and SFENCE.
@@ -132,12 +132,52 @@ class PmemLibpmem final : public Storage, public Medium {
     spec.cache = spec.led() ? nullptr : cache_.get();
     *opened = false;
     if (!fresh && this->spec().recover) {
+      const std::lock_guard<std::mutex> lock(find_mutex_);
       if (const auto uuid = FindPool(spec)) {
         *opened = true;
         return Pool::Open(this, *uuid, spec);
       }
     }
     return Pool::Create(this, spec);
+  }
+
+  uint64_t DropUnopened(const std::string& job, const std::optional<std::string>& table) override {
+    const std::lock_guard<std::mutex> lock(find_mutex_);
+    std::set<uint64_t> pools;
+    uint64_t dropped = 0;
+    const std::vector<std::string> names = List();
+    for (const std::string& name : names) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (!ParsePoolName(name, &uuid, &super) || !super || mappings_.Has(name)) continue;
+      const Region region = Open(name);
+      std::string text;
+      uint64_t in_header = 0;
+      bool readable = false;
+      try {
+        readable = ReadSuperHeader(region, &in_header, &text);
+      } catch (...) {
+        Close(region);
+        throw;
+      }
+      Close(region);
+      if (!readable || mappings_.Has(name)) continue;  // by now it may be a new table's
+      const nlohmann::json there = nlohmann::json::parse(text);
+      if (there.value("job", "") != job) continue;
+      const bool rows = there.contains("table");
+      const nlohmann::json of = there.value(rows ? "table" : "counts", nlohmann::json::object());
+      if (table && of.value("name", "") != *table) continue;
+      pools.insert(uuid);
+      dropped += rows ? 1 : 0;
+    }
+    for (const bool supers : {true, false}) {  // a pool is whole or not there
+      for (const std::string& name : names) {
+        uint64_t uuid = 0;
+        bool super = false;
+        if (ParsePoolName(name, &uuid, &super) && super == supers && pools.count(uuid) > 0) Remove(name);
+      }
+    }
+    return dropped;
   }
 
   Region Create(const std::string& name, size_t least, size_t wanted, const std::string& owner) override {
@@ -361,6 +401,7 @@ class PmemLibpmem final : public Storage, public Medium {
   const fs::path directory_;
   const DirectoryLock lock_;  // before any use of the directory, after the last
   Mappings mappings_;
+  std::mutex find_mutex_;  // held while pools are looked at that may not be open yet
   std::atomic<bool> is_pmem_{false};
 };
 

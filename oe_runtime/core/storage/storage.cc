@@ -81,6 +81,10 @@ std::unique_ptr<Pool> Storage::NewPool(const PoolSpec& /*spec*/, bool /*fresh*/,
   return nullptr;
 }
 
+uint64_t Storage::DropUnopened(const std::string& /*job*/, const std::optional<std::string>& /*table*/) {
+  return 0;
+}
+
 uint64_t Storage::bytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return bytes_;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // (*opened): Pool::Recover() must follow. Throws StorageError for a pool that is damaged or of other rows,
   // naming the file and the field. The storage must outlive the pool.
   virtual std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened);
+
+  // Removes what a recovering storage still holds of the tables of a job that nobody has opened: of all, or
+  // of the one of that name. How many pools of rows. Throws StorageError.
+  virtual uint64_t DropUnopened(const std::string& job, const std::optional<std::string>& table);
 
   const StorageSpec& spec() const { return spec_; }
   // Bytes that all tables hold now, pool headers included.

@@ -177,6 +177,8 @@ class Table {
   int64_t durable_at() const;
   // Pushes that are in no such checkpoint and in no file: what would be lost with this process.
   uint64_t pushes_at_risk() const;
+  // The table is nobody's any more: what its storage would keep of it beyond this object is gone, at once.
+  void Drop();
   // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
   // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
   // their files were taken away or an earlier version made it, they begin at zero. Everything waits

@@ -272,6 +272,13 @@ uint64_t Table::pushes_at_risk() const {
   return version - std::min(kept, version);
 }
 
+void Table::Drop() {
+  const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
+  const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);
+  if (content_->pool) content_->pool->Remove();
+  if (content_->counts) content_->counts->Remove();
+}
+
 void Table::Recover(std::optional<uint64_t> id) {
   const std::unique_lock<std::shared_mutex> push_lock(push_mutex_);
   const std::unique_lock<std::shared_mutex> content_lock(content_mutex_);

@@ -93,7 +93,8 @@ class TableRowsTest : public testing::TestWithParam<std::tuple<const char*, cons
       Row& row = (*oracle)[key];
       row.resize(kDim + kState);  // of zeros, as Adam's new rows
       for (size_t d = 0; d < row.size(); ++d) {
-        if (d < kDim || with_states) row[d] = Number();
+        if (d < kDim) row[d] = Number();
+        if (d >= kDim && with_states) row[d] = std::abs(Number());  // Adam's velocity is never negative
       }
       weights.insert(weights.end(), row.begin(), row.begin() + kDim);
       states.insert(states.end(), row.begin() + kDim, row.end());
@@ -150,7 +151,7 @@ TEST_P(TableRowsTest, IsWhatAMapIs) {
   Oracle oracle;
   for (int round = 0; round < 8; ++round) {
     Change(table.get(), &oracle);
-    ASSERT_EQ(RowsOf(*table), oracle) << "round " << round;
+    ASSERT_TRUE(RowsOf(*table) == oracle) << "round " << round;
     ASSERT_EQ(table->rows(), oracle.size());
   }
 }
@@ -169,7 +170,7 @@ TEST_P(TableRowsTest, IsPartOfSavesAndIncrements) {
     last = info.checksum;
     const auto copy = New(StorageSpec{});
     copy->RestoreChains({chain});
-    ASSERT_EQ(RowsOf(*copy), oracle) << "increment " << i;
+    ASSERT_TRUE(RowsOf(*copy) == oracle) << "increment " << i;
   }
 }
 
@@ -189,20 +190,20 @@ TEST_P(TableRowsTest, IsPartOfCheckpoints) {
   table->WaitDurable();
   Change(table.get(), &oracle);
   table->Recover(4);
-  EXPECT_EQ(RowsOf(*table), kept[4]);
+  EXPECT_TRUE(RowsOf(*table) == kept[4]);
   oracle = kept[4];
   Change(table.get(), &oracle);
   table.reset();  // what follows the checkpoint is lost
   table = New(recovering);
-  EXPECT_EQ(RowsOf(*table), kept[4]);
+  EXPECT_TRUE(RowsOf(*table) == kept[4]);
   table->Recover(3);
-  EXPECT_EQ(RowsOf(*table), kept[3]);
+  EXPECT_TRUE(RowsOf(*table) == kept[3]);
   // An assignment alone is a change that a recovery takes back.
   const Key key = 5;
   const Row row = {1, 2, 3};
   table->Assign(&key, 1, row.data(), nullptr);
   table->Recover(3);
-  EXPECT_EQ(RowsOf(*table), kept[3]);
+  EXPECT_TRUE(RowsOf(*table) == kept[3]);
 }
 
 TEST_P(TableRowsTest, ReadsWhatANewRowWouldHave) {

@@ -52,6 +52,9 @@ enum class Op : uint16_t {
   kAssign = 20,    // Store::Assign; the reply is JSON
   kErase = 21,     // Store::Erase, a JSON number
   kReadRows = 22,  // Store::ReadRows
+  // {"tables": names or null for all, "force", "job" if it is not the client's}: Store::Drop. Refused while
+  // the job has other clients, unless "force"; the workers of a job all ask for the same. The reply is how
+  // many tables there were, or null if another worker's request has dropped them.
   kDropTables = 23,
 };
 constexpr uint16_t kLastOp = 23;

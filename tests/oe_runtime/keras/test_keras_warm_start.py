@@ -338,8 +338,9 @@ def test_rows_on_servers_are_not_overwritten():
             second.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
         np.testing.assert_array_equal(rows(first, "table_a"), kept)
         converted(stock, client, name_prefix="second/")
-        untrained = converted(two_fields(), client)  # goes on with the servers' rows
-        np.testing.assert_array_equal(rows(untrained, "table_a"), kept)
+        for model in (two_fields(), stock):  # goes on with the servers' rows
+            np.testing.assert_array_equal(rows(converted(model, client, fresh=False), "table_a"), kept)
+        assert_rows_of(converted(stock, client, fresh=True), stock)
 
 
 def test_over_servers_checkpoints_and_increments(tmp_path):

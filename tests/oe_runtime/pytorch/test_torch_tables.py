@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -241,3 +243,24 @@ def test_a_table_goes_on_from_keras_to_torch_and_back(tmp_path):
     for step in range(4, 6):
         model.train_on_batch(ids[step], y[step])
     np.testing.assert_allclose(rows(third), rows(whole), atol=1e-6)
+
+
+def test_a_second_run_says_that_rows_are_there():
+    client = Client.in_process()
+
+    def run(fresh=None):
+        layer = embed.distributed_model(embed.Embedding(-1, 4, name="e"), client, fresh=fresh)
+        optimizer = embed.distributed_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer)
+        layer(torch.arange(5)).sum().backward()
+        optimizer.step()
+        return len(client.keys("e"))
+
+    assert run() == 5
+    with pytest.warns(UserWarning, match="table e exists with 5 rows, going on") as said:
+        run()
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(fresh=False)
+        client.assign("e", np.arange(100, 110), np.ones((10, 4), np.float32))
+        assert run(fresh=True) == 5

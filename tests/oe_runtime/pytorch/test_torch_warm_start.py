@@ -118,8 +118,12 @@ def test_rows_on_servers_stay():
         kept = client.pull_rows(first.users.table.number, np.arange(ROWS))
         again = Net()
         again = embed.distributed_model(again, client)
-        with pytest.warns(
-            UserWarning, match="table 'users' has 70 rows on the servers already: training goes on"
-        ):
+        with pytest.warns(UserWarning, match="table users exists with 70 rows, going on"):
             embed.distributed_optimizer(sgd(again), again)
         np.testing.assert_array_equal(client.pull_rows(again.users.table.number, np.arange(ROWS)), kept)
+        anew = Net()
+        matrix = anew.users.weight.detach()
+        anew = embed.distributed_model(anew, client, fresh=True)
+        embed.distributed_optimizer(sgd(anew), anew)
+        found = client.pull_rows(anew.users.table.number, np.arange(ROWS))
+        np.testing.assert_array_equal(found, matrix.numpy())
