@@ -78,7 +78,8 @@ def distributed_model(
 
     Where the servers have rows of these tables already, compile() goes on from them, and a warning says so.
     `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
-    other than these workers use them. `fresh=False` goes on without the warning.
+    other than these workers use them. `fresh=False` goes on without the warning. A model that brings rows
+    over is refused without one of the two.
 
     `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
     the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
