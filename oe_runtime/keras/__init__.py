@@ -21,6 +21,7 @@ from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
 from oe_runtime.keras.saving import (
+    check_export,
     load_server_model,
     persist_server_model,
     restore_server_model,
@@ -42,6 +43,7 @@ __all__ = [
     "Flags",
     "Ftrl",
     "accept_keras2_layers",
+    "check_export",
     "distributed_model",
     "distributed_optimizer",
     "flags",

@@ -100,6 +100,7 @@ def _twin(layer: Any) -> Any:
     vars(new).update({name: make() for name, make in _OWN.items() if name in vars(new)})
     if isinstance(new, TableLayer):
         new.table = None
+        new.take_first_rows(layer)
     return new
 
 

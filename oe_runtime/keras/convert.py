@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
+from oe_runtime.keras import warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
@@ -50,9 +51,10 @@ def distributed_model(
     stays as it is. A subclassed model, whose graph is not known, is changed itself and returned; in it the
     layers are replaced that are its attributes, or those of its layers, in lists too.
 
-    The rows begin with what the layer's initializer means: a pure function of its seed
-    (`seed` if it has none), the table's name and the row, so not with the values that the original layer
-    drew.
+    Rows are brought over from a layer whose weights differ anywhere from what its initializer gives again,
+    because training, a file or set_weights wrote them; the servers get them when the result is compiled. Of
+    any other layer the rows begin with what its initializer means: a pure function of its seed (`seed` if
+    it has none), the table's name and the row, so not with the values that the original layer drew.
 
     The tables are made when the result is compiled, because their rows keep the optimizer's state.
     `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
@@ -76,7 +78,8 @@ def distributed_model(
 
     Where the servers have rows of these tables already, compile() goes on from them, and a warning says so.
     `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
-    other than these workers use them. `fresh=False` goes on without the warning.
+    other than these workers use them. `fresh=False` goes on without the warning. A model that brings rows
+    over is refused without one of the two.
 
     `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
     the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
@@ -189,6 +192,10 @@ def _replace_attributes(
             return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
         return value
 
+    tracker: Any = getattr(owner, "_tracker", None)  # of Keras 3: it takes no new layers where all is built
+    locked = tracker is not None and tracker.locked
+    if locked:
+        tracker.unlock()
     # On PyTorch, layers are not among the attributes but in its modules.
     for name, value in [*vars(owner).items(), *vars(owner).get("_modules", {}).items()]:
         if name.startswith("_"):  # what Keras itself keeps track of
@@ -196,6 +203,8 @@ def _replace_attributes(
         changed = new(value)
         if changed is not value:
             setattr(owner, name, changed)
+    if locked:
+        tracker.lock()
     if library is not keras:  # which forgets them by itself
         return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
@@ -220,7 +229,7 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
     check_class(layer, kind._library.layers.Embedding)
-    return kind(
+    new = kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
@@ -231,6 +240,10 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
+    written = warm_start.written_rows(layer)
+    if written is not None:
+        new.set_weights([written])
+    return new
 
 
 def warn_of_regularizers(model: WithTables) -> None:

@@ -21,6 +21,7 @@ def named_variables(model: Any) -> dict[str, Any]:
     """Every variable by a name that is the same in another process: model/… and optimizer/…."""
     if not model.compiled:
         raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
+    check_built(model)
     build_optimizer(model)
     named: dict[str, Any] = {}
 
@@ -39,6 +40,15 @@ def named_variables(model: Any) -> dict[str, Any]:
         path = _path(variable)
         add(f"optimizer/{path.partition('/')[2] or path}", variable)
     return named
+
+
+def check_built(model: Any) -> None:
+    """Raises RuntimeError for a subclassed model that has not made its weights yet."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        raise RuntimeError(
+            f"the model '{model.name}' makes its weights with its first batch: call it once, model(batch), "
+            "before its weights are loaded or saved"
+        )
 
 
 def build_optimizer(model: Any) -> None:

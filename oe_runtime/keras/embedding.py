@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.keras import feed
+from oe_runtime.first_rows import assign_all
+from oe_runtime.keras import feed, warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import DTYPES, TableSpec
@@ -30,6 +31,10 @@ class Table:
         keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
         return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
 
+    def assign(self, matrix: Any) -> None:
+        """Writes the row of every id of a table with an input_dim; the optimizer's state stays."""
+        assign_all(self.client, self.number, self.spec, matrix, keras.ops.convert_to_numpy)
+
 
 _Layer: Any = keras.layers.Layer if TYPE_CHECKING else object
 
@@ -42,9 +47,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
     the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. `admission` and
     `eviction` say which ids get a row and which rows go, as in `oe_runtime.TableSpec`. The layer has no
     variables. Use it in a model and give that to `distributed_model`, which binds it to the
-    servers; the table has the layer's name. Of OpenEmbedding's arguments, `num_shards` has no meaning,
-    because keys are shared among all servers; `sparse_as_dense` must be False where there is an
-    `input_dim`; without `explicit` an `embeddings_constraint` is left out, else it is refused.
+    servers; the table has the layer's name. `weights=[matrix]`, `Constant(matrix)` as the initializer, and
+    `set_weights([matrix])` at any time give a table with an input_dim all of its rows. Of OpenEmbedding's
+    arguments, `num_shards` has no meaning, because keys are shared among all servers; `sparse_as_dense`
+    must be False where there is an `input_dim`; without `explicit` an `embeddings_constraint` is left out,
+    else it is refused.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
     (output_dim,). Rows have the policy's variable dtype, float32, float64, bfloat16 or float16, the last two
@@ -62,6 +69,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         mask_zero: bool = False,
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
+        weights: Any = None,
         num_shards: int | None = None,
         sparse_as_dense: bool = False,
         explicit: bool = True,
@@ -104,9 +112,15 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.input_dim = input_dim
         self.output_dim = output_dim
         self.embeddings_initializer = self._library.initializers.get(embeddings_initializer)
-        self.initializer_spec(0)
         self.admission = dict(admission) if admission is not None else None
         self.eviction = [dict(policy) for policy in eviction]
+        self.initializer_spec(0)
+        # What the table begins with instead of the initializer's rows.
+        self.first_rows: Any = warm_start.matrix_of(self.embeddings_initializer, self)
+        if weights is not None:
+            self.first_rows = warm_start.one_matrix(
+                weights if isinstance(weights, (list, tuple)) else [weights], self
+            )
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False  # ids must not become float16
@@ -125,9 +139,10 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     def initializer_spec(self, seed: int) -> dict[str, Any]:
         """How rows begin; `seed` is for an initializer without one of its own."""
-        return table_initializer(
-            self._keras3(self.embeddings_initializer), seed, self.name, self.input_dim, self.output_dim
-        )
+        initializer = self._keras3(self.embeddings_initializer)
+        if warm_start.matrix_of(initializer, self) is not None:
+            initializer = keras.initializers.Zeros()  # every row is assigned
+        return table_initializer(initializer, seed, self.name, self.input_dim, self.output_dim)
 
     def table_spec(
         self, name: str, optimizer: dict[str, Any], seed: int, nonfinite_gradients: str
@@ -146,6 +161,54 @@ class TableLayer(_Layer):  # type: ignore[misc]
             eviction=self.eviction,
         )
 
+    def set_weights(self, weights: Any) -> None:
+        """[matrix] of all rows of a table with an input_dim: at once, or as soon as there is the table.
+
+        The optimizer's state of the rows stays. Of several workers each calls it. For a table of any id:
+        `model.client.assign(layer.table.number, keys, rows)`.
+        """
+        matrix = warm_start.one_matrix(weights, self)
+        if self.table is None:
+            self.first_rows = matrix
+        else:
+            self.table.assign(matrix)
+
+    def get_weights(self) -> list[Any]:
+        """[matrix] of all rows of a table with an input_dim, pulled from the servers."""
+        if self.input_dim == -1:
+            raise ValueError(
+                f"layer '{self.name}' takes any id, so that no matrix has all of its rows: "
+                "model.client.export_rows(layer.table.number) returns keys and rows"
+            )
+        if self.table is None and self.first_rows is not None:
+            return [keras.ops.convert_to_numpy(self.first_rows)]
+        return [self.bound().rows(np.arange(self.input_dim))]
+
+    def count_params(self) -> int:
+        """Those on the servers: rows × output_dim of a table with an input_dim, 0 for one of any id."""
+        return max(self.input_dim, 0) * self.output_dim
+
+    def take_first_rows(self, other: TableLayer) -> None:
+        """Begins with the rows that the layer which this is a copy of would begin with."""
+        if other.table is not None:
+            raise ValueError(
+                f"layer '{other.name}' has rows on servers already, which a copy of it would not have: "
+                "convert a model with new layers, and load_weights what this one's save_weights wrote"
+            )
+        self.first_rows = other.first_rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "embeddings":
+            raise AttributeError(
+                f"layer '{self.name}' has no `embeddings`, because its rows are on parameter servers: "
+                "layer.get_weights()[0] is a copy of all of them, for keras_rs retrieval for example, and "
+                f"distributed_model(…, in_worker=['{self.name}']) keeps the matrix in the worker"
+            )
+        more = getattr(super(), "__getattr__", None)
+        if more is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return more(name)
+
     def build(self, input_shape: Any = None) -> None:
         """There is nothing to build: the layer has no variables."""
 
@@ -156,12 +219,17 @@ class TableLayer(_Layer):  # type: ignore[misc]
         rows = self._pull(ids) if step is None else step.lookup(self, ids)
         return keras.ops.cast(rows, self.compute_dtype)
 
-    def _pull(self, ids: Any) -> Any:
+    def bound(self) -> Table:
+        """The layer's table. RuntimeError if there is none yet."""
         if self.table is None:
             raise RuntimeError(
                 f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, "
                 "client) and compile that with an optimizer (the rows keep the optimizer's state)"
             )
+        return self.table
+
+    def _pull(self, ids: Any) -> Any:
+        self.bound()
         return backend.pull(self, ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
@@ -194,3 +262,16 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
     """keras.layers.Embedding with its rows on parameter servers; TableLayer says what its arguments mean."""
 
     _library = keras
+
+    def add_stock_variable(self) -> Any:
+        """The variable that keras.layers.Embedding has, of zeros."""
+        self._tracker.unlock()
+        variable = self.add_weight(
+            name="embeddings", shape=(self.input_dim, self.output_dim), initializer="zeros"
+        )
+        self._tracker.lock()
+        return variable
+
+    def remove_stock_variable(self, variable: Any) -> None:
+        """Ends what `add_stock_variable` began."""
+        self._untrack_variable(variable)

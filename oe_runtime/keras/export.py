@@ -20,6 +20,7 @@ from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.saving import check_export
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
@@ -40,9 +41,8 @@ def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> P
 
 def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
     """Has `write` make a SavedModel beside `path`, which it then becomes; FileExistsError if it is there."""
-    replaces = overwrite and (path / "saved_model.pb").is_file()
-    if os.path.lexists(path) and not replaces:
-        raise FileExistsError(f"{path} exists already; choose another path or remove it")
+    check_export(path, overwrite)
+    replaces = os.path.lexists(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that one rename publishes it.
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

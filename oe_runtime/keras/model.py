@@ -16,6 +16,23 @@ from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.keras.with_tables import WithTables
 
 
+@keras.saving.register_keras_serializable(package="oe_runtime")
+class WeightsOnly:
+    """What config.json in a directory of `save_weights` calls the model, for keras.models.load_model."""
+
+    def get_config(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: Any) -> Any:
+        """Refused: the layers are not in the directory."""
+        raise ValueError(
+            "this directory has the weights and rows of a distributed model, but not its layers: make the "
+            "model as it was made before, compile it, and model.load_weights(directory)"
+        )
+
+
 class Distributed(WithTables):
     """What `distributed_model` adds to a Keras model: its embeddings are on parameter servers.
 

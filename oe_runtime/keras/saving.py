@@ -23,6 +23,13 @@ from oe_runtime.keras import dense
 _Path = str | os.PathLike[str]
 
 _PERSISTED = "persisted.json"
+# Has keras.models.load_model of such a directory say what it is; see `oe_runtime.keras.model.WeightsOnly`.
+_CONFIG = {
+    "class_name": "WeightsOnly",
+    "config": {},
+    "module": "oe_runtime.keras.model",
+    "registered_name": "oe_runtime>WeightsOnly",
+}
 # Batches between two checkpoints in storage that cost about 2 % of training (benchmarks/results/pmem.md).
 _PERSIST_EVERY = 1000
 
@@ -35,6 +42,7 @@ def save_weights(model: Any, filepath: _Path, overwrite: bool = True, include_op
     with _published(Path(filepath), overwrite=overwrite, ours=dense.FILE) as directory:
         dense.write(arrays, directory)
         model.client.save(directory)
+        (directory / "config.json").write_text(json.dumps(_CONFIG))
 
 
 def load_weights(model: Any, filepath: _Path) -> None:
@@ -42,6 +50,17 @@ def load_weights(model: Any, filepath: _Path) -> None:
     arrays = dense.read(model, Path(filepath))
     model.client.restore(filepath)
     dense.assign(model, arrays)
+
+
+def check_export(filepath: _Path, overwrite: bool = False) -> None:
+    """Raises FileExistsError where `save_as_original_model` would: before training, not after it."""
+    path = Path(filepath)
+    if os.path.lexists(path) and not (overwrite and (path / "saved_model.pb").is_file()):
+        what = "is not a SavedModel" if overwrite else "exists already"
+        raise FileExistsError(
+            f"{path} {what}: nothing was written; choose another path, or replace a SavedModel by "
+            "overwrite=True (check_export(path) says so before training)"
+        )
 
 
 def save_server_model(model: Any, filepath: _Path, include_optimizer: bool = True) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
@@ -150,7 +151,7 @@ def table_initializer(
         spec = {"name": "zeros"}
     elif kind is keras.initializers.Ones:
         spec = {"name": "constant", "value": 1.0}
-    elif kind is keras.initializers.Constant and isinstance(initializer.value, (int, float)):
+    elif kind is keras.initializers.Constant and np.ndim(initializer.value) == 0:
         spec = {"name": "constant", "value": float(initializer.value)}
     elif kind is keras.initializers.RandomUniform:
         spec = {"name": "uniform", "minval": float(config["minval"]), "maxval": float(config["maxval"])}

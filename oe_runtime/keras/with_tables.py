@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
-from oe_runtime.keras import backends, best_rows, dense, saving
+from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.keras.translate import needs_sums
@@ -133,6 +133,7 @@ class WithTables(_Model):  # type: ignore[misc]
             name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
             for name, layer in self._table_layers.items()
         }
+        warm_start.choose_rows(self, self._fresh)
         of_workers = getattr(self._workers, "tables", ())
         first = self._workers is None or self._workers.rank == 0
         numbers = make_tables(client, list(specs.values()), self._fresh, also=of_workers, first=first)
@@ -147,6 +148,7 @@ class WithTables(_Model):  # type: ignore[misc]
         for name, layer in self._table_layers.items():
             layer.table = tables[name]
         self._steps = steps
+        warm_start.assign(self)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Model.fit. All is pushed when it returns.
@@ -251,9 +253,30 @@ class WithTables(_Model):  # type: ignore[misc]
         """
         saving.save_weights(self, filepath, overwrite)
 
-    def load_weights(self, filepath: str | os.PathLike[str]) -> None:
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False) -> None:
         """Reads what `save_weights` or `save` wrote, into a compiled model; all workers call it together.
 
-        Raises CheckpointError naming the file and the variable or table that does not fit.
+        Also what the stock model, before `distributed_model`, wrote: `.weights.h5`, `.keras`, `.h5`, or a
+        SavedModel. Its matrices go into the tables and all else into this model, but no optimizer's state of
+        rows; meanwhile the worker has the matrices in its memory.
+
+        Raises CheckpointError naming the file and the variable or table that does not fit; ValueError for
+        `skip_mismatch`: all of it fits, or nothing is loaded.
         """
-        saving.load_weights(self, filepath)
+        if skip_mismatch:
+            raise ValueError("skip_mismatch=True is not offered: all of the checkpoint is loaded, or nothing")
+        path = Path(filepath)
+        if warm_start.is_stock(path):
+            warm_start.load(self, path, super().load_weights)
+        else:
+            saving.load_weights(self, path)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Model.summary, and after it the parameters on the servers, which its totals leave out."""
+        super().summary(*args, **kwargs)
+        say = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
+        layers = self._table_layers
+        say(f" Params on the servers: {sum(layer.count_params() for layer in layers.values()):,}")
+        for name, layer in layers.items():
+            rows = "rows made on demand" if layer.input_dim == -1 else f"{layer.input_dim:,} rows"
+            say(f"   table {name}: {rows} × {layer.output_dim}, {layer.variable_dtype}")

@@ -20,7 +20,7 @@ from oe_runtime.spec import TableSpec
 
 # The same in all workers: which sum of theirs belongs to which.
 _GROUP = 1
-GRADIENTS, WEIGHTS = 1, 2
+GRADIENTS, WEIGHTS, MEETING = 1, 2, 3
 
 
 class Workers(Protocol):
@@ -209,6 +209,12 @@ class ServerWorkers:
 
     def _rows(self, rows: Any) -> Any:
         return np.asarray(rows, np.float32).reshape(-1)[: self._size]
+
+
+def meet(workers: Workers) -> None:
+    """Returns when all workers have come here; asynchronous ones do not wait."""
+    if not isinstance(workers, ServerWorkers):
+        workers.sum(tf.zeros([1]), MEETING)
 
 
 def weighted_mean(

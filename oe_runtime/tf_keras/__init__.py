@@ -29,6 +29,7 @@ if _keras3.backend.backend() != "tensorflow":
 
 from oe_runtime.keras.pipeline import pulling
 from oe_runtime.keras.saving import (
+    check_export,
     load_server_model,
     persist_server_model,
     restore_server_model,
@@ -54,6 +55,7 @@ __all__ = [
     "GradientTape",
     "TensorFlowWorkers",
     "Workers",
+    "check_export",
     "distributed_model",
     "distributed_optimizer",
     "flags",

@@ -20,7 +20,7 @@ from oe_runtime.keras.servers import connect
 from oe_runtime.keras.workers import Workers
 from oe_runtime.tf_keras.clone import clone
 from oe_runtime.tf_keras.embedding import Embedding
-from oe_runtime.tf_keras.model import Distributed, DistributedModel
+from oe_runtime.tf_keras.model import Distributed, DistributedModel, refuse_strategy
 
 
 def distributed_model(
@@ -53,6 +53,7 @@ def distributed_model(
         raise ValueError(f"{type(model).__name__} is of Keras 3: write `import oe_runtime.keras as embed`")
     if not isinstance(model, tf_keras.Model):
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
+    refuse_strategy()
     workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
 
     def replace(layer: Any) -> Any:

@@ -34,6 +34,16 @@ class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
             return rows
         return super()._pull(ids)
 
+    def add_stock_variable(self) -> Any:
+        """The variable that tf_keras.layers.Embedding has, of zeros."""
+        return self.add_weight("embeddings", (self.input_dim, self.output_dim), initializer="zeros")
+
+    def remove_stock_variable(self, variable: Any) -> None:
+        """Ends what `add_stock_variable` began."""
+        for kind in ("_trainable_weights", "_non_trainable_weights"):
+            setattr(self, kind, [one for one in getattr(self, kind) if one is not variable])
+        self._delete_tracking("embeddings")
+
     @staticmethod
     def _keras3(part: Any) -> Any:
         return keras3(part)

@@ -22,6 +22,16 @@ def _call(call: Any, args: Any, kwargs: Any) -> Any:
 _with_autograph = tf.autograph.to_graph(_call)
 
 
+def refuse_strategy() -> None:
+    """Raises ValueError inside of a strategy of TensorFlow's: its variables take no step of ours."""
+    if tf.distribute.has_strategy():
+        raise ValueError(
+            "models of tf-keras with distributed embeddings do not train inside a "
+            f"{type(tf.distribute.get_strategy()).__name__}: make and compile them outside of its scope, and "
+            "run one process per device with workers=TensorFlowWorkers(endpoints, rank)"
+        )
+
+
 class Distributed(WithTables):
     """What `distributed_model` adds to a model of tf-keras: its embeddings are on parameter servers.
 
@@ -46,6 +56,7 @@ class Distributed(WithTables):
         the same name but, say, another dim or optimizer.
         """
         del experimental_run_tf_function
+        refuse_strategy()
         policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
         for name in sorted(policies & {"mixed_bfloat16", "mixed_float16"}):
             raise ValueError(
@@ -146,15 +157,15 @@ class Distributed(WithTables):
         by_name: bool = False,
         options: Any = None,
     ) -> None:
-        """Reads what `save_weights` or `save` wrote, into a compiled model.
+        """As `oe_runtime.keras`'s; of stock tf-keras also a checkpoint of TensorFlow's, by its prefix.
 
         Raises CheckpointError naming the file and the variable or table that does not fit, and ValueError for
-        `skip_mismatch`: all of it fits or nothing is loaded.
+        `skip_mismatch` and `by_name`: all of it fits or nothing is loaded.
         """
-        del by_name, options
-        if skip_mismatch:
-            raise ValueError("skip_mismatch=True is not offered: all of the checkpoint is loaded, or nothing")
-        super().load_weights(filepath)
+        if by_name:
+            raise ValueError("by_name=True is not offered: all of the checkpoint is loaded, or nothing")
+        del options
+        super().load_weights(filepath, skip_mismatch)
 
 
 class DistributedModel(Distributed, tf_keras.Model):  # type: ignore[misc]

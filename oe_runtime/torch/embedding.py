@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
+from oe_runtime.first_rows import assign_all, rows_on_servers
 from oe_runtime.spec import TableSpec
 
 _DTYPES = {
@@ -124,6 +125,11 @@ def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[n
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[numbers]
 
 
+def _to_numpy(rows: Any) -> NDArray[Any]:
+    array: NDArray[Any] = rows.to("cpu", torch.promote_types(rows.dtype, torch.float32)).numpy()
+    return array
+
+
 class _Layer(nn.Module):  # type: ignore[misc]
     """What both layers share: the table's description, and looking up."""
 
@@ -169,6 +175,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.admission = admission
         self.eviction = eviction
         self.spec = spec
+        self.first_rows: Any = None  # what the table begins with instead of the initializer's rows
         self.frozen = False
         self.client: Client | None = None  # this and the next three are distributed_model's
         self.default_name = ""
@@ -204,6 +211,49 @@ class _Layer(nn.Module):  # type: ignore[misc]
                 "optimizer to distributed_optimizer(optimizer, model) (the rows keep the optimizer's state)"
             )
         return self.table
+
+    def set_rows(self, rows: Any) -> None:
+        """All rows of a table with a `num_embeddings`, as a tensor: at once, or once there is the table.
+
+        The optimizer's state of the rows stays. Of several processes each calls it. Rows of a table of any
+        id: `layer.table.client.assign(layer.table.number, keys, rows)`.
+        """
+        shape = (self.num_embeddings, self.embedding_dim)
+        if self.num_embeddings == -1 or tuple(rows.shape) != shape:
+            raise ValueError(
+                f"{self}: the rows given have shape {tuple(rows.shape)}, but the table's "
+                + ("have any id: assign them by key" if self.num_embeddings == -1 else f"are {shape}")
+            )
+        if self.table is None:
+            self.first_rows = rows.detach()
+        else:
+            self._assign(rows.detach())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Of PyTorch's load_state_dict: a stock layer's `weight` becomes the rows."""
+        weight = state_dict.get(prefix + "weight")
+        if weight is None:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            return
+        try:
+            self.set_rows(weight)
+        except ValueError as error:
+            errors: list[str] = args[-1]
+            errors.append(f"{prefix}weight: {error}")
+
+    def bring_rows(self) -> None:
+        """Gives the table, which is there now, its first rows; of several processes only the first does."""
+        rows, self.first_rows = self.first_rows, None
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if rows is None or (distributed and torch.distributed.get_rank() != 0):
+            return
+        table = self.bound()
+        if not rows_on_servers(table.client, table.spec.name):  # else it goes on from those: `fresh`
+            self._assign(rows)
+
+    def _assign(self, rows: Any) -> None:
+        table = self.bound()
+        assign_all(table.client, table.number, table.spec, rows, _to_numpy)
 
     def trains(self) -> bool:
         """Whether gradients of what is looked up now are wanted."""

@@ -29,22 +29,25 @@ def distributed_model(
 
     Every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` is replaced by the
     layer of this package, and those of this package are bound to `client`, or to tables in this process. A
-    table has the name `name_prefix` + the layer's place in the model. Rows begin with N(0, 1), a function of
-    `seed`, the table's name and the row: what the replaced layers had drawn is gone, so do this before
-    training, and make the optimizer after it.
+    table has the name `name_prefix` + the layer's place in the model. Its rows begin with the weights of the
+    layer that it replaces, trained or not, which `distributed_optimizer` sends to the servers; of several
+    processes of torch.distributed, with those of the first. Make the optimizer after this. Rows of this
+    package's layers begin with their `initializer`, a function of `seed`, the table's name and the row.
 
     A warning names subclasses of theirs, and other layers with weights of a size that belongs on servers,
     which stay in this process.
+
     Where the servers have rows of these tables already, the optimizer goes on from them, and a warning says
     so. `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
     other than these workers use them. `fresh=False` goes on without the warning.
 
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
-    that are frozen), with the model as it was.
+    that another layer has too), with the model as it was.
     """
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
         if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
+            _refuse_shared(model, name, layer)
             replaced[id(layer)] = _replacement(name, layer)
     if id(model) in replaced:
         model = replaced[id(model)]
@@ -98,7 +101,6 @@ def _replacement(name: str, layer: Any) -> _Layer:
     refused = {
         "max_norm": layer.max_norm is not None,
         "scale_grad_by_freq": layer.scale_grad_by_freq,
-        "weights that are frozen": not layer.weight.requires_grad,
     }
     for option, there in refused.items():
         if there:
@@ -115,8 +117,22 @@ def _replacement(name: str, layer: Any) -> _Layer:
             include_last_offset=layer.include_last_offset,
             **shared,
         )
+    new.frozen = not layer.weight.requires_grad
+    new.set_rows(layer.weight)
     new.to(layer.weight.device).train(layer.training)
     return new
+
+
+def _refuse_shared(model: Any, name: str, layer: Any) -> None:
+    """Weights that are tied to another layer's would not be, once they are rows."""
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        owner = model.get_submodule(path.rpartition(".")[0])
+        if parameter is layer.weight and owner is not layer:
+            raise ValueError(
+                f"layer '{name}': its weights are also '{path}', but rows on parameter servers are not "
+                "shared with other layers: untie them, or keep the layer in the worker by "
+                "sparse_as_dense_size above its num_embeddings"
+            )
 
 
 def saved_tables(path: str | os.PathLike[str]) -> dict[str, TableSpec]:

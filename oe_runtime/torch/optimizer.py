@@ -81,6 +81,9 @@ class _Rows:
             for number, (layer, _) in zip(numbers, layers, strict=True):
                 layer.table = Table(client, number, client.spec(number))
                 layer.fresh = False  # another optimizer goes on with these rows
+                layer.bring_rows()
+        if _several():
+            torch.distributed.barrier()  # nobody pulls before the first one has brought all rows
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
 
@@ -107,7 +110,7 @@ class _Rows:
 
 
 def _several() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:

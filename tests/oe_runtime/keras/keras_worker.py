@@ -45,11 +45,16 @@ def train(model, rank, of):
 
 
 def model_of_mine(*where, **options):
-    """`two_fields` with its second field in an embedding that stays in the model."""
+    """`two_fields` with its second field in an embedding that stays in the model.
+
+    One of the tables begins with a matrix of each worker's own: worker 0's counts.
+    """
 
     def layer(rows, dim, initializer="uniform", *, name):
-        kind = keras.layers.Embedding if name == "table_b" else embed.Embedding
-        return kind(rows, dim, initializer, name=name)
+        if name == "table_b":
+            return keras.layers.Embedding(rows, dim, initializer, name=name)
+        weights = [np.random.random((rows, dim)) / 20] if name == "table_a" else None
+        return embed.Embedding(rows, dim, initializer, name=name, weights=weights)
 
     return embed.distributed_model(two_fields(layer), *where, sparse_as_dense_size=1000, **options)
 

@@ -49,10 +49,6 @@ def _one_table(**options):
         ({"embeddings_initializer": "orthogonal"}, "Orthogonal makes the rows .* depend"),
         ({"embeddings_initializer": "identity"}, "Identity makes the rows .* depend"),
         (
-            {"embeddings_initializer": keras.initializers.Constant(np.ones((100, 2)))},
-            "Constant has no counterpart",
-        ),
-        (
             {"embeddings_initializer": keras.initializers.RandomUniform(seed=-1)},
             "seed must be an integer ≥ 0",
         ),

@@ -95,6 +95,12 @@ def test_existing_path_is_refused_and_a_failure_leaves_nothing(tmp_path, monkeyp
     (tmp_path / "there").mkdir()
     with pytest.raises(FileExistsError, match="there exists already"):
         model.save_as_original_model(tmp_path / "there")
+    # The same before training.
+    embed.check_export(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="there exists already"):
+        embed.check_export(tmp_path / "there")
+    with pytest.raises(FileExistsError, match="there is not a SavedModel"):
+        embed.check_export(tmp_path / "there", overwrite=True)
 
     def fail(*_args):
         raise RuntimeError("no server")

@@ -255,6 +255,10 @@ def test_saves_take_the_place_of_their_like_only(tmp_path):
     model.save(tmp_path / "w")
     with pytest.raises(FileExistsError, match="w "):
         model.save_weights(tmp_path / "w", overwrite=False)
+    with pytest.raises(
+        ValueError, match=r"not its layers: make the model .* model\.load_weights\(directory\)"
+    ):
+        keras.models.load_model(tmp_path / "w")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "w"]
     other = _compiled(embed.distributed_model(_network()))
     with pytest.raises(CheckpointError, match=r"dense\.npz: variable model/.* (is missing|has shape)"):

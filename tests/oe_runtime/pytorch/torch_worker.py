@@ -34,6 +34,8 @@ def train(client, rank, workers):
     torch.manual_seed(3)
     torch.set_num_threads(1)
     net = embed.distributed_model(Net(), client)
+    # Each worker has rows of its own to begin with: the first's count.
+    net.items.set_rows(torch.rand(ROWS, 3, generator=torch.Generator().manual_seed(rank)))
     model = torch.nn.parallel.DistributedDataParallel(net) if workers > 1 else net
     optimizer = torch.optim.Adagrad(model.parameters(), 0.1, initial_accumulator_value=0.1)
     optimizer = embed.distributed_optimizer(optimizer, model)

@@ -8,6 +8,7 @@ import sys
 import keras as keras3
 import numpy as np
 import pytest
+import tensorflow as tf
 from tf_keras_models import ROWS, any_ids, keras, random_ids, rows, trained, two_fields
 
 import oe_runtime.keras as keras3_embed
@@ -156,6 +157,10 @@ def test_models_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Own has a train_step"):
         embed.distributed_model(Own())
     model = embed.distributed_model(two_fields())
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        for call in (lambda: embed.distributed_model(two_fields()), lambda: model.compile("sgd", "mse")):
+            with pytest.raises(ValueError, match="do not train inside a MirroredStrategy: make and compile"):
+                call()
     with pytest.raises(RuntimeError, match="compile the model first"):
         model.save_as_original_model(tmp_path / "model")
     with pytest.raises(ValueError, match="jit_compile=True is not offered"):

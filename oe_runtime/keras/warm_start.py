@@ -1,0 +1,249 @@
+"""Rows that a model brings along: trained, loaded from a file, or given as a matrix.
+
+Rows that only an initializer gives are not here: the servers make those by themselves. The matrices here are
+held until there is a table, and then assigned to it piece by piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from oe_runtime.errors import CheckpointError
+from oe_runtime.first_rows import rows_on_servers
+from oe_runtime.keras import dense
+
+_MODEL_FILES = (".h5", ".hdf5", ".keras", ".weights.json")
+
+
+def matrix_of(initializer: Any, layer: Any) -> Any:
+    """The matrix of Constant(matrix) for all rows of a layer, or None for any other initializer.
+
+    ValueError naming the layer where a table cannot begin with it.
+    """
+    value: Any = getattr(initializer, "value", None)
+    if type(initializer).__name__ != "Constant" or np.ndim(value) == 0:
+        return None
+    if layer.input_dim == -1:
+        raise ValueError(
+            f"layer '{layer.name}': Constant(matrix) needs an input_dim, but this table takes any id: assign "
+            "the rows by key after compile, model.client.assign(layer.table.number, keys, rows)"
+        )
+    if layer.eviction:
+        raise ValueError(
+            f"layer '{layer.name}': Constant(matrix) is not supported with eviction: a row that comes "
+            "back begins with the initializer's rule: use another initializer, and set_weights([matrix])"
+        )
+    try:
+        return np.broadcast_to(np.asarray(value), (layer.input_dim, layer.output_dim))
+    except ValueError as error:
+        raise ValueError(
+            f"layer '{layer.name}': Constant(matrix) has shape {np.shape(value)}, but the rows are "
+            f"{(layer.input_dim, layer.output_dim)}"
+        ) from error
+
+
+def one_matrix(weights: Any, layer: Any) -> Any:
+    """The matrix in what `set_weights` takes. ValueError naming the layer where it does not fit."""
+    if layer.input_dim == -1:
+        raise ValueError(
+            f"layer '{layer.name}' takes any id, so that no matrix has all of its rows: assign them by key, "
+            "model.client.assign(layer.table.number, keys, rows)"
+        )
+    if not isinstance(weights, (list, tuple)) or len(weights) != 1:
+        what = f"{len(weights)} of them" if isinstance(weights, (list, tuple)) else type(weights).__name__
+        raise ValueError(f"layer '{layer.name}': weights must be a list of one matrix, not {what}")
+    matrix = weights[0] if hasattr(weights[0], "shape") else np.asarray(weights[0])
+    shape, found = (layer.input_dim, layer.output_dim), tuple(matrix.shape)
+    if found != shape:
+        raise ValueError(f"layer '{layer.name}': the matrix has shape {found}, but the rows are {shape}")
+    return matrix
+
+
+def written_rows(layer: Any) -> Any:
+    """The matrix of a stock Embedding, if it is not what the layer's initializer gives again; else None.
+
+    Whatever training, a file or `set_weights` wrote differs from that. An initializer without a seed gives
+    the same values again too; one with a SeedGenerator does not, so that its matrix counts as written.
+    """
+    if not layer.built:
+        given = getattr(layer, "_initial_weights", None)  # of tf-keras: weights=[…]
+        return None if given is None else given[0]
+    matrix, initializer = layer.embeddings, layer.embeddings_initializer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tf-keras warns of the second call of one without a seed
+        again = initializer(tuple(matrix.shape), dtype=layer.variable_dtype)
+    if bool(keras.ops.all(keras.ops.equal(matrix, again))):
+        return None
+    return snapshot(matrix)
+
+
+def snapshot(variable: Any) -> Any:
+    """The values of a variable as they are now."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(variable)  # not a copy before the variable changes
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def choose_rows(model: Any, fresh: bool | None) -> None:
+    """Before the tables are made: where servers have rows of one already, those or the model's count.
+
+    `fresh` is what `distributed_model` was told. ValueError where that does not decide it.
+    """
+    if fresh or (model._workers is not None and model._workers.rank != 0):
+        return
+    for name, layer in model._table_layers.items():
+        rows = 0 if layer.first_rows is None else rows_on_servers(model.client, name)
+        if rows and fresh is None:
+            raise ValueError(
+                f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones: "
+                "distributed_model(…, fresh=True) drops those of the servers, fresh=False goes on with them, "
+                "another job or name_prefix keeps both"
+            )
+        if rows:
+            layer.first_rows = None
+
+
+def assign(model: Any) -> None:
+    """Gives the tables of a model, which are there now, the rows that its layers have brought along.
+
+    Of several workers only worker 0 does: all begin with its weights.
+    """
+    for layer in model._table_layers.values():
+        matrix, layer.first_rows = layer.first_rows, None
+        if matrix is not None and (model._workers is None or model._workers.rank == 0):
+            layer.table.assign(matrix)
+
+
+def is_stock(path: Path) -> bool:
+    """Whether `path` is something that stock Keras or tf-keras wrote, a checkpoint of TensorFlow included."""
+    if path.is_dir():
+        return (path / "saved_model.pb").is_file()
+    return path.name.endswith(_MODEL_FILES) or path.with_name(path.name + ".index").is_file()
+
+
+def load(model: Any, path: Path, read: Callable[[str], Any]) -> None:
+    """Loads a stock file or SavedModel: rows into tables, all other weights into the model.
+
+    `read` is the library's own load_weights. All of it fits, or nothing has changed; CheckpointError then.
+    """
+    dense.check_built(model)
+    variables = [*model.variables, *(model.optimizer.variables if model.compiled else ())]
+    before = [(variable, snapshot(variable)) for variable in variables]
+    by_key: dict[Any, tuple[Any, Any]] = {}
+    try:
+        with _stock_variables(model) as matrices:
+            wanted = [v for v in model.weights if "float" in keras.backend.standardize_dtype(v.dtype)]
+            for variable in wanted:  # where nothing is loaded, NaN stays
+                dtype = keras.backend.standardize_dtype(variable.dtype)
+                variable.assign(keras.ops.full(tuple(variable.shape), np.nan, dtype))
+            if path.is_dir() and model._library is keras:
+                by_key = _read_saved_model(model, path)
+            else:
+                read(str(path))
+            for variable in wanted:
+                if math.prod(variable.shape) and bool(keras.ops.all(keras.ops.isnan(variable))):
+                    name = getattr(variable, "path", None) or variable.name
+                    raise CheckpointError(f"{path}: has no weights '{name}', which the model has")
+            found = {layer: snapshot(variable) for layer, variable in matrices.items()}
+    except Exception as error:
+        for variable, value in before:
+            variable.assign(value)
+        if isinstance(error, CheckpointError):
+            raise
+        # Keras writes the values of the variable down, too.
+        what = " ".join(re.sub(r", value=[^>]*>", ">", str(error)).split())
+        raise CheckpointError(f"{path}: cannot be loaded into this model: {what}") from error
+    first = model._workers is None or model._workers.rank == 0
+    for layer, matrix in found.items():
+        if layer.table is None:
+            layer.first_rows = matrix
+        elif first:
+            layer.table.assign(matrix)
+    for layer, (keys, rows) in by_key.items():
+        if first:
+            layer.table.client.assign(layer.table.number, keys, rows)
+    if model._workers is not None:
+        from oe_runtime.keras.workers import meet  # TensorFlow, which not every backend needs
+
+        meet(model._workers)
+
+
+@contextlib.contextmanager
+def _stock_variables(model: Any) -> Iterator[Mapping[Any, Any]]:
+    """Meanwhile, layers of tables with an input_dim have the variable of a stock Embedding."""
+    matrices: dict[Any, Any] = {}
+    try:
+        for layer in model._table_layers.values():
+            if layer.input_dim != -1:
+                matrices[layer] = layer.add_stock_variable()
+        yield matrices
+    finally:
+        for layer, variable in matrices.items():
+            layer.remove_stock_variable(variable)
+
+
+def _read_saved_model(model: Any, path: Path) -> dict[Any, tuple[Any, Any]]:
+    """Assigns the variables of a SavedModel by their names.
+
+    Returns the (keys, rows) of tables for any id, which `save_as_original_model` writes.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise CheckpointError(f"{path}: reading a SavedModel needs TensorFlow: {error}") from error
+    loaded = tf.saved_model.load(str(path)).variables
+    saved = _by_name((v.name.partition(":")[0], v) for v in loaded)
+    by_key = {}
+    for layer in model._table_layers.values():
+        if layer.input_dim == -1 and f"{layer.name}/keys" in saved:
+            if layer.table is None:
+                raise CheckpointError(f"{path}: compile the model first: table '{layer.name}' takes any id")
+            by_key[layer] = tuple(saved.pop(f"{layer.name}/{part}").numpy() for part in ("keys", "rows"))
+    wanted = _by_name((v.path, v) for v in model.weights)
+    if saved.keys() != wanted.keys():
+        # Keras numbers layers without a name through all models of a process.
+        saved, wanted = _numbered_anew(saved), _numbered_anew(wanted)
+    for name, variable in wanted.items():
+        if name not in saved:
+            raise CheckpointError(
+                f"{path}: has no weights '{name}', which the model has; it has {', '.join(saved) or 'none'}"
+            )
+        have, want = tuple(saved[name].shape), tuple(variable.shape)
+        if have != want:
+            raise CheckpointError(f"{path}: weights '{name}' have shape {have}, but the model's {want}")
+        variable.assign(saved.pop(name).numpy())
+    if saved:
+        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model has not")
+    return by_key
+
+
+def _numbered_anew(named: Mapping[str, Any]) -> dict[str, Any]:
+    """dense_7/kernel and dense_9/kernel as dense/kernel and dense/kernel#2, in the order that they come."""
+    return _by_name(
+        (re.sub(r"(_\d+)?(#\d+)?(?=/|$)", "", name), variable) for name, variable in named.items()
+    )
+
+
+def _by_name(variables: Any) -> dict[str, Any]:
+    """By unique names: layers of models inside the model may have equal ones. Random states are left out."""
+    named: dict[str, Any] = {}
+    for name, variable in variables:
+        if "seed_generator" in name:
+            continue
+        unique, n = name, 1
+        while unique in named:
+            n += 1
+            unique = f"{name}#{n}"
+        named[unique] = variable
+    return named
