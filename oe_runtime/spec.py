@@ -89,9 +89,9 @@ class TableSpec:
     clock jumps by more than an hour, or the newest row is 30 days old when rows are loaded, all rows count as
     pushed at that moment). They are looked for before a save, by ``Client.evict`` and, with ``"every_steps":
     k``, in a sixteenth of the table during every k pushes, a little after each. ``{"name": "cap", "max_rows":
-    n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds each server to its share of n: a new row makes
-    another one go that is not in the batch, and a key for which there is no place has no row. Servers count
-    all of it. An evicted key is as one that never came, but for what a cbf has counted.
+    n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds each server to its share of n: a new row
+    makes another one go that is not in the batch, and a key for which there is no place has no row. Servers
+    count all of it. An evicted key is as one that never came, but for what a cbf has counted.
     """
 
     name: str

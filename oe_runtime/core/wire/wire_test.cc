@@ -52,7 +52,9 @@ TEST(BufferTest, LargeBlocksAreUsedAgain) {
   EXPECT_EQ(again.data(), block);
   EXPECT_EQ(Buffer::Spare(), 0U);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(again.data()) % Buffer::kAlignment, 0U);
-  { const Buffer small(1000); }
+  {
+    const Buffer small(1000);
+  }
   EXPECT_EQ(Buffer::Spare(), 0U);
 }
 
@@ -116,9 +118,7 @@ TEST(FrameTest, UnknownOperation) {
 
 TEST(FrameTest, LengthIsBounded) {
   EXPECT_NO_THROW(DecodeHeader(EncodeHeader({Op::kHello, 1, 4096}), 4096));
-  EXPECT_EQ(MessageOf([] {
-              DecodeHeader(EncodeHeader({Op::kHello, 1, 4097}), 4096);
-            }),
+  EXPECT_EQ(MessageOf([] { DecodeHeader(EncodeHeader({Op::kHello, 1, 4097}), 4096); }),
             "a body of 4097 bytes; at most 4096 are allowed here");
   EXPECT_THROW(DecodeHeader(EncodeHeader({Op::kPush, 1, std::numeric_limits<uint64_t>::max()}), kMaxBody),
                ProtocolError);
