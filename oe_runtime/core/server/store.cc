@@ -81,7 +81,7 @@ std::optional<uint64_t> ParseHex(const std::string& text) {
 // Whether a push that failed has changed something: tables took it, or have policies, which count keys and
 // evict rows before the rest is refused.
 bool Changed(const std::vector<std::shared_ptr<Table>>& tables, size_t pushed) {
-  return pushed > 0 || std::any_of(tables.begin(), tables.end(), [](const Table* table) {
+  return pushed > 0 || std::any_of(tables.begin(), tables.end(), [](const auto& table) {
            return !table->spec().admission.name.empty() || !table->spec().eviction.empty();
          });
 }

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 
 namespace oe {
 
@@ -49,16 +48,18 @@ class HostWatch {
     const bool unanswered = info.tcpi_retransmits > 0 || info.tcpi_probes > 0;
     // Acknowledgements of a window that stays full may be a minute apart.
     const auto heard = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
-    if (!known || info.tcpi_state != TCP_ESTABLISHED || !unanswered || (since_ && heard > *since_)) {
-      since_.reset();
+    if (!known || info.tcpi_state != TCP_ESTABLISHED || !unanswered || (waits_ && heard > since_)) {
+      waits_ = false;
       return false;
     }
-    if (!since_) since_ = now;
-    return now - *since_ >= silence;
+    if (!waits_) since_ = now;
+    waits_ = true;
+    return now - since_ >= silence;
   }
 
  private:
-  std::optional<std::chrono::steady_clock::time_point> since_;  // when the first that is unanswered was seen
+  bool waits_ = false;
+  std::chrono::steady_clock::time_point since_{};  // when the first that is unanswered was seen
 };
 
 }  // namespace oe
