@@ -285,7 +285,10 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _open(file: Path) -> BinaryIO:
     """A regular file, to read; OSError for a pipe or a device in its place, for which it does not wait."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:  # somebody has a lease (NFS, Samba), which only regular files have
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(file))

@@ -18,6 +18,9 @@ namespace oe {
 inline File OpenToRead(const std::string& path) {
   File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status{};
+  if (!file.ok() && errno == EWOULDBLOCK && ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
+    file = File(::open(path.c_str(), O_RDONLY | O_CLOEXEC));  // somebody has a lease: NFS, Samba
+  }
   if (!file.ok() || ::fstat(file.get(), &status) != 0) {
     throw CheckpointError("cannot read " + path + ": " + std::strerror(errno));
   }

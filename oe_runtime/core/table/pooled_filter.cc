@@ -26,6 +26,13 @@ class PooledCounter final : public CounterFilter {
   uint64_t bytes(uint32_t part) const noexcept override { return maps_[part]->index_bytes(); }
 
  protected:
+  uint32_t GetToPut(uint32_t part, Key key) override {
+    RowMap& map = *maps_[part];
+    uint32_t word = kNoRow;
+    map.FindWritable(&key, 1, &word);
+    if (word != kNoRow) std::memcpy(&word, map.row(word), sizeof(word));
+    return word;
+  }
   uint32_t Get(uint32_t part, Key key) const noexcept override {
     const std::byte* row = nullptr;
     maps_[part]->Find(&key, 1, &row);
