@@ -127,7 +127,8 @@ def _refuse_gradients(layer: str, rows: Any) -> Any:
             raise RuntimeError(
                 f"Embedding '{layer}' is called in a tf.function under a GradientTape that was entered "
                 "outside of it, which does not train rows on parameter servers: write "
-                "`with embed.GradientTape(model) as tape:` in the tf.function"
+                "`with embed.GradientTape(model) as tape:` in the tf.function; for a call that trains "
+                "nothing, `with tape.stop_recording():`"
             )
 
         return tf.identity(rows), gradient

@@ -227,6 +227,45 @@ def test_a_model_inside_that_is_meant_to_stay():
     np.testing.assert_array_equal(model(ids), stock(ids))
 
 
+def test_layers_that_models_inside_share_stay_shared():
+    x = keras.Input((1,), dtype="int64")
+    lookup, dense = Stock(100, 2, name="here"), keras.layers.Dense(2, name="shared")
+    inner = keras.Model(x, dense(lookup(x)), name="inner")
+    other = keras.Model(x, keras.layers.Dense(2)(dense(lookup(x))), name="other")
+    stock = keras.Model(x, keras.layers.Add()([inner(x), other(x), dense(lookup(x))]))
+    model = embed.distributed_model(stock)
+    assert list(model._table_layers) == ["here"]
+    assert len(model.trainable_variables) == len(stock.trainable_variables) - 1
+    assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Tied(keras.layers.Layer):
+    """A product with the matrix of another layer."""
+
+    def __init__(self, lookup, **kwargs):
+        super().__init__(**kwargs)
+        self.lookup = lookup
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.lookup.embeddings))
+
+    def get_config(self):
+        return {**super().get_config(), "lookup": keras.saving.serialize_keras_object(self.lookup)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("lookup")), **config)
+
+
+def test_tied_weights_are_refused():
+    x = keras.Input((1,), dtype="int64")
+    lookup = Stock(100, 2, name="here")
+    stock = keras.Model(x, Tied(lookup, name="tied")(lookup(x)))
+    with pytest.raises(ValueError, match="layers 'here' and 'tied' share the weight embeddings, which their"):
+        embed.distributed_model(stock)
+
+
 def test_names_of_no_layer():
     with pytest.raises(ValueError, match=r"in_worker: the model has no layer 'there'; it has here, .*out"):
         embed.distributed_model(_model(Stock), in_worker=["there"])

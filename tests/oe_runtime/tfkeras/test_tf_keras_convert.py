@@ -116,6 +116,20 @@ def test_a_model_with_a_graph_and_more_than_that_is_refused():
             embed.distributed_model(stock)
 
 
+def test_layers_that_models_inside_share_stay_shared():
+    x = keras.Input((1,), dtype="int64")
+    lookup, dense = Stock(100, 2, name="here"), keras.layers.Dense(2, name="shared")
+    inner = keras.Model(x, dense(lookup(x)), name="inner")
+    stock = keras.Model(x, keras.layers.Add()([inner(x), dense(lookup(x))]))
+    model = embed.distributed_model(stock)
+    assert list(model._table_layers) == ["here"]
+    assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
+    wrapped = keras.layers.TimeDistributed(dense, name="wrapped")
+    stock = keras.Model(x, keras.layers.Add()([dense(lookup(x)), wrapped(lookup(x))]))
+    with pytest.raises(ValueError, match=r"'\w+' and '\w+' share the weight .*kernel"):
+        embed.distributed_model(stock)
+
+
 def test_a_model_inside_that_is_meant_to_stay():
     x = keras.Input((1,), dtype="int64")
     tower = keras.Sequential([keras.Input((1,), dtype="int64"), Stock(100, 2)], name="tower")
