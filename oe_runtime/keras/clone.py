@@ -26,16 +26,19 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
             f"{type(model).__name__}: the graph of a subclassed model is not known"
         )
     copies: list[tuple[Any, Any]] = []
+    originals: list[Any] = []
+    made: dict[int, Any] = {}  # by the id of the layer: models inside may share layers
 
     def copy_of(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
             return _copy_operation(layer)
-        replacement = replace(layer)
-        if replacement is not None:
-            return replacement
-        new = remade(layer)
-        copies.append((layer, new))
-        return new
+        if id(layer) not in made:
+            originals.append(layer)
+            made[id(layer)] = replace(layer)
+            if made[id(layer)] is None:
+                made[id(layer)] = remade(layer)
+                copies.append((layer, made[id(layer)]))
+        return made[id(layer)]
 
     # A fresh model over the same graph is not compiled, so that its clone is not either.
     if isinstance(model, keras.Sequential):
@@ -43,6 +46,7 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     else:
         source = keras.Model(model.input, model.output, name=model.name)
     cloned = keras.models.clone_model(source, clone_function=copy_of, recursive=True)
+    check_ties(originals)
     copy_weights(copies)
     return cloned.input, cloned.output
 
@@ -102,6 +106,19 @@ def _twin(layer: Any) -> Any:
         new.table = None
         new.take_first_rows(layer)
     return new
+
+
+def check_ties(layers: Sequence[Any]) -> None:
+    """Raises ValueError naming layers that share a weight, of which their copies would have one each."""
+    owners: dict[int, Any] = {}
+    for layer in layers:
+        for weight in layer.weights:
+            owner = owners.setdefault(id(weight), layer)
+            if owner is not layer:
+                raise ValueError(
+                    f"layers '{owner.name}' and '{layer.name}' share the weight {weight.name}, which their "
+                    "copies would not: make it a subclassed model, or train without servers"
+                )
 
 
 def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:

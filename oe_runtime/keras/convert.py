@@ -13,12 +13,12 @@ from oe_runtime.keras import warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
-from oe_runtime.keras.in_worker import check_names, warn_of_embeddings
+from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
-from oe_runtime.keras.unchanged import check_class
+from oe_runtime.keras.unchanged import check_class, check_graph
 from oe_runtime.keras.with_tables import WithTables
 
 if TYPE_CHECKING:
@@ -87,19 +87,20 @@ def distributed_model(
 
     An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
 
-    Layers whose names are in `in_worker` stay as they are. A warning names other layers whose weights stay in
-    the worker's memory though their size belongs on servers.
+    Layers whose names are in `in_worker` stay as they are, with all that is inside of them. A warning names
+    other layers whose weights stay in the worker's memory though their size belongs on servers.
 
     Raises ValueError naming the layer for what tables do not support: other regularizers, LoRA,
     quantization, other initializers, dtypes that are no floats, two layers of one name, a subclass of
-    Embedding that overrides more than its constructor and configuration; and compile() with
+    Embedding that overrides more than its constructor and configuration; naming the model for a functional
+    or Sequential one whose class overrides its call, its steps or its loss; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
     workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
     del num_shards, override_method
 
     def replace(layer: Any) -> Any:
-        if layer.name in in_worker:
+        if id(layer) in stays:
             return None
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
             return server_embedding(Embedding, layer, explicit=explicit)
@@ -109,8 +110,11 @@ def distributed_model(
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
     check_names(model, in_worker)
+    stays = kept(model, in_worker)
     new: Distributed
     if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
+        if not isinstance(model, WithTables):
+            check_graph(model)
         new = DistributedModel(*clone(model, replace), name=model.name)
     else:
         new = in_place(model, replace, Distributed, keras)
@@ -154,13 +158,23 @@ def together(
     return workers if several else None
 
 
+_STEPS = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
+
+
 def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: Any) -> Any:
     """The subclassed model itself, with its layers replaced and `methods`; `library` is keras or tf_keras."""
     kind = type(model)
-    if kind.train_step is not library.Model.train_step or kind.test_step is not library.Model.test_step:
+    if own := [name for name in _STEPS if getattr(kind, name) is not getattr(library.Model, name)]:
         raise ValueError(
-            f"{kind.__name__} has a train_step or test_step of its own, but a step with distributed "
-            "embeddings pulls and pushes rows around the model's call; override compute_loss or "
+            f"{kind.__name__} has a {' and a '.join(own)} of its own, but a step with distributed "
+            "embeddings pulls and pushes rows around the model's call; override call, compute_loss or "
             "compute_metrics instead"
         )
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):

@@ -20,10 +20,17 @@ def check_names(model: Any, names: Sequence[str]) -> None:
             raise ValueError(f"in_worker: the model has no layer '{name}'; it has {', '.join(sorted(known))}")
 
 
+def kept(model: Any, names: Sequence[str]) -> set[int]:
+    """By id, the layers of these names, and all layers inside of them."""
+    named = [layer for layer in _layers(model) if layer.name in names]
+    return {id(one) for layer in named for one in layer._flatten_layers()}
+
+
 def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]) -> None:
     """Warns of embeddings of `library` that were not replaced, but for those in `names`."""
+    meant = kept(model, names)
     for layer in _layers(model):
-        if layer.name in names:
+        if id(layer) in meant:
             continue
         if isinstance(layer, library.layers.Embedding) and layer.input_dim >= size:
             warnings.warn(
@@ -43,8 +50,9 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
 
 def warn_of_weights(model: Any, names: Sequence[str]) -> None:
     """Warns of other layers with weights of a size that belongs on servers, but for those in `names`."""
+    meant = kept(model, names)
     for layer in model._flatten_layers(include_self=True, recursive=True):
-        if layer.name in names or isinstance(layer, model._library.layers.Embedding):
+        if id(layer) in meant or isinstance(layer, model._library.layers.Embedding):
             continue
         if any(_embedding_columns(layer)):  # it was named when the model was converted
             continue

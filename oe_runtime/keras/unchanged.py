@@ -1,4 +1,7 @@
-"""Whether a layer that we replace does what ours does: what subclasses change, of Keras 3 and tf-keras."""
+"""Whether a layer that we replace does what ours does, and a model that we copy what its copy does.
+
+What subclasses change, of Keras 3 and tf-keras.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,51 @@ def check_class(layer: Any, stock: type) -> None:
             f"layer '{layer.name}': {kind.__module__}.{kind.__qualname__} {what}, which rows on parameter "
             f"servers would lose; use {stock.__name__} itself with layers around it, or leave the layer in "
             f"the worker's memory: distributed_model(…, in_worker=['{layer.name}'])"
+        )
+
+
+# What a copy of a model's graph has from Keras, whatever the class of the model says.
+_OF_GRAPHS = (
+    "__call__",
+    "add_loss",
+    "call",
+    "compile",
+    "compute_loss",
+    "compute_mask",
+    "compute_metrics",
+    "evaluate",
+    "fit",
+    "get_metrics_result",
+    "losses",
+    "make_predict_function",
+    "make_test_function",
+    "make_train_function",
+    "metrics",
+    "predict",
+    "predict_on_batch",
+    "predict_step",
+    "test_on_batch",
+    "test_step",
+    "train_on_batch",
+    "train_step",
+)
+
+
+def check_graph(model: Any) -> None:
+    """Raises ValueError naming what the class of a model with a graph changes of its library's."""
+    kind = type(model)
+    stock = next((k for k in kind.__mro__ if k.__module__.startswith(("keras.", "tf_keras."))), kind)
+    changed = [
+        name
+        for name in _OF_GRAPHS
+        if name in vars(model)
+        or inspect.getattr_static(kind, name, None) is not inspect.getattr_static(stock, name, None)
+    ]
+    if changed:
+        raise ValueError(
+            f"model '{model.name}': {kind.__module__}.{kind.__qualname__} overrides {', '.join(changed)}, "
+            "which a copy of its graph would lose; make it of keras.Model itself, or a subclassed model: "
+            "layers as attributes, and a call that uses them"
         )
 
 

@@ -29,6 +29,7 @@ _HEAD = 10.0  # seconds for the headers of a request, and for its body besides w
 _SLOWEST = 1 << 20  # bytes a second of a body
 _SMALL = 64 << 10  # bytes of a body that need not wait for others
 _PATIENCE = 10.0  # seconds that a larger one waits
+_LINGER = 5.0  # seconds for a client to take an error, whose body was not read
 
 
 class RestServer(ThreadingHTTPServer):
@@ -92,7 +93,11 @@ class RestServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own, if there is a place: rather than none, that of who waited longest."""
         if self._places.acquire(blocking=False) or (self._close_oldest() and self._places.acquire(timeout=1)):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # there is no thread to give the place back
+                self._places.release()
+                raise
             return
         try:
             request.settimeout(1)
@@ -151,7 +156,7 @@ class RestServer(ThreadingHTTPServer):
             if not self._body_is_done.wait_for(
                 lambda: self._body_bytes + size <= self.max_body_bytes, _PATIENCE
             ):
-                handler.close_connection = True  # the body is unread
+                handler.body_is_unread()
                 raise _Refusal(
                     HTTPStatus.SERVICE_UNAVAILABLE,
                     f"the server is busy with {self._body_bytes} bytes of other requests; send smaller ones, "
@@ -184,6 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE
     disable_nagle_algorithm = True  # head and body are two writes
+    _body_is_unread = False
 
     def handle_one_request(self) -> None:
         self.server.waits(self, _IDLE)
@@ -232,6 +238,22 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             reply = {"error": f"internal error ({type(error).__name__}); the server's log has more"}
         self._reply(status, reply)
+        if self._body_is_unread:
+            self._discard()
+
+    def body_is_unread(self) -> None:
+        """The answer is an error, and the last on this connection."""
+        self.close_connection = self._body_is_unread = True
+
+    def _discard(self) -> None:
+        """Reads for a while what the client still sends: TCP would throw the answer away with it."""
+        self.server.waits(self, _LINGER)
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.rfile.read1(1 << 16):
+                pass
+        finally:
+            self.server.goes_on(self)
 
     def _reply(self, status: int, reply: Any) -> None:
         body = json.dumps(reply, allow_nan=False).encode()
@@ -303,14 +325,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Of the body."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]+", length):
-            self.close_connection = True
+            self.body_is_unread()
             raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
         if len(length) > _LONGEST_NUMBER or int(length) > self.server.max_body_bytes:
-            self.close_connection = True
+            self.body_is_unread()
             size = length if len(length) <= _LONGEST_NUMBER else f"a number of {len(length)} digits of"
             raise _Refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has {size} bytes; this server takes {self.server.max_body_bytes}",
+                f"the body has {size} bytes; this server takes {self.server.max_body_bytes}: send fewer "
+                "examples at a time, or start it with a larger --max-body-bytes",
             )
         return int(length)
 

@@ -7,19 +7,27 @@ from typing import Any
 
 import tf_keras
 
-from oe_runtime.keras.clone import copy_weights, remade
+from oe_runtime.keras.clone import check_ties, copy_weights, remade
 
 
 def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     """As `oe_runtime.keras.clone.clone`, for tf-keras: symbolic (inputs, outputs) of a copy of the graph."""
     copies: list[tuple[Any, Any]] = []
+    originals: list[Any] = []
+    made: dict[int, Any] = {}  # by the id of the layer: models inside may share layers
 
     def copy(layer: Any) -> Any:
+        if id(layer) not in made:
+            made[id(layer)] = copy_once(layer)
+        return made[id(layer)]
+
+    def copy_once(layer: Any) -> Any:
         replacement = replace(layer)
+        if replacement is None and isinstance(layer, tf_keras.Model) and getattr(layer, "inputs", None):
+            return tf_keras.models.clone_model(layer, clone_function=copy)
+        originals.append(layer)
         if replacement is not None:
             return replacement
-        if isinstance(layer, tf_keras.Model) and getattr(layer, "inputs", None):
-            return tf_keras.models.clone_model(layer, clone_function=copy)
         new = remade(layer)
         copies.append((layer, new))
         return new
@@ -28,5 +36,6 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     sequential = isinstance(model, tf_keras.Sequential)
     ends = (model.inputs, model.outputs) if sequential else (model.input, model.output)
     cloned = tf_keras.models.clone_model(tf_keras.Model(*ends, name=model.name), clone_function=copy)
+    check_ties(originals)
     copy_weights(copies)
     return cloned.input, cloned.output

@@ -15,8 +15,10 @@ from oe_runtime.keras.convert import (
     together,
     warn_of_regularizers,
 )
-from oe_runtime.keras.in_worker import check_names, warn_of_embeddings
+from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
 from oe_runtime.keras.servers import connect
+from oe_runtime.keras.unchanged import check_graph
+from oe_runtime.keras.with_tables import WithTables
 from oe_runtime.keras.workers import Workers
 from oe_runtime.tf_keras.clone import clone
 from oe_runtime.tf_keras.embedding import Embedding
@@ -57,7 +59,7 @@ def distributed_model(
     workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
 
     def replace(layer: Any) -> Any:
-        if layer.name in in_worker:
+        if id(layer) in stays:
             return None
         if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
             if getattr(layer, "sparse", False):
@@ -69,8 +71,12 @@ def distributed_model(
         return None
 
     check_names(model, in_worker)
+    stays = kept(model, in_worker)
     new: Distributed
     if getattr(model, "inputs", None):
+        if not isinstance(model, WithTables):
+            check_graph(model)
+        _check_additions(model)
         new = DistributedModel(*clone(model, replace), name=model.name)
     elif isinstance(model, tf_keras.Sequential):
         raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
@@ -91,3 +97,14 @@ def distributed_model(
     )
     warn_of_regularizers(new)
     return new
+
+
+def _check_additions(model: Any) -> None:
+    """Raises ValueError for losses and metrics of a model's tensors, which no copy of its graph has."""
+    names = {"AddLoss": "add_loss", "AddMetric": "add_metric"}
+    added = sorted({names[kind] for one in model.layers if (kind := type(one).__name__) in names})
+    if added:
+        raise ValueError(
+            f"model '{model.name}': {' and '.join(added)} of a model is not supported here: call it in the "
+            "call of a layer of your own, self.add_loss(…), or pass the loss to compile"
+        )

@@ -193,7 +193,8 @@ class Loop:
         # A checkpoint ends a window, so that a resumed run reports the same means.
         if due or stop or position.step % self._options.log_every == 0:
             self._log(position)
-        self._publish(lambda _: self._checkpoints.settle(), position, again=position.step + every)
+        again = position.step + every - (position.step % every if every else 0)
+        self._publish(lambda _: self._checkpoints.settle(), position, again)
         if stop:
             self._take(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
@@ -201,7 +202,7 @@ class Loop:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
             take = self._checkpoints.take_files if export else self._checkpoints.take
-            self._take(take, position, again=position.step + every)
+            self._take(take, position, again)
         self._ended = time.monotonic()
         return position
 

@@ -91,15 +91,16 @@ class QueueLoop(Loop):
         due = self._first and bool(every) and position.step // every > before.step // every
         if due or position.step // log > before.step // log:
             self._log(position)
+        again = position.step + every - (position.step % every if every else 0)
         if self._first:
-            self._publish(lambda _: self._checkpoints.settle(), position, position.step + every)
+            self._publish(lambda _: self._checkpoints.settle(), position, again)
         if self._shared.asked():
             raise self._stopped(position)
         if due:
             nth = self._options.export_checkpoints
             export = bool(nth) and position.step // every % nth == 0
             take = self._checkpoints.take_files if export else self._checkpoints.take
-            self._save(take, position, again=position.step + every)
+            self._save(take, position, again=again)
         return position
 
     def _stopped(self, position: Position) -> Interrupted:

@@ -129,7 +129,7 @@ void CounterFilter::MakeRoom(uint32_t number) {
   size_t found = Scan(number, &part.hand, kSample, keys.data(), words.data());
   if (found == 0) {
     part.hand = 0;
-    part.period ^= kPeriod;
+    EndPeriod(&part);
     found = Scan(number, &part.hand, kSample, keys.data(), words.data());
   }
   if (found == 0) return;
@@ -151,7 +151,7 @@ bool CounterFilter::Sweep(uint32_t number, uint64_t* position, size_t most) {
     const uint64_t start = *position;
     const size_t found = Scan(number, position, kSample, keys.data(), words.data());
     if (found == 0) {
-      part.period ^= kPeriod;
+      EndPeriod(&part);
       return false;
     }
     seen += found;

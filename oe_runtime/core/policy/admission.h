@@ -42,6 +42,8 @@ class AdmissionFilter {
   // counted last before the period began; false when there are no more, and the next period begins. A Bloom
   // filter forgets nothing. Throws StorageError.
   virtual bool Sweep(uint32_t part, uint64_t* position, size_t most) = 0;
+  // Periods of a part that have ended, by sweeps and for want of room.
+  virtual uint64_t periods(uint32_t /*part*/) const noexcept { return 0; }
   uint32_t filter_freq() const { return filter_freq_; }
   // Keys whose counts went without a row, since the filter was made.
   virtual uint64_t forgotten(uint32_t part) const noexcept = 0;
@@ -73,6 +75,7 @@ class CounterFilter : public AdmissionFilter {
   uint32_t Count(uint32_t part, Key key, uint32_t times) final;
   void Forget(uint32_t part, Key key) final;
   bool Sweep(uint32_t part, uint64_t* position, size_t most) final;
+  uint64_t periods(uint32_t part) const noexcept final { return parts_[part].periods; }
   uint64_t forgotten(uint32_t part) const noexcept final { return parts_[part].forgotten; }
   uint64_t WrittenBytes() const noexcept final;
   void Write(const Sink& sink) const final;
@@ -97,11 +100,16 @@ class CounterFilter : public AdmissionFilter {
   static constexpr uint32_t kMostCount = kPeriod - 2;  // with the bit, the word is still not kNoRow
   struct Part {
     uint32_t period = 0;  // kPeriod or 0
-    uint64_t hand = 0;    // where the search for a key to forget goes on
+    uint64_t periods = 0;
+    uint64_t hand = 0;  // where the search for a key to forget goes on
     uint64_t forgotten = 0;
   };
 
   void MakeRoom(uint32_t part);
+  static void EndPeriod(Part* part) {
+    part->period ^= kPeriod;
+    ++part->periods;
+  }
 
   const uint64_t most_keys_;  // of a part
   std::vector<Part> parts_;

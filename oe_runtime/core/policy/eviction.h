@@ -45,6 +45,7 @@ class Eviction {
   Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, TtlClock::Reading time) const noexcept;
 
   bool has_ttl() const { return (sweeps_ & (1U << kTtl)) != 0; }
+  uint32_t seconds() const { return seconds_; }  // of ttl
   // How long rows live without a push, by the policies of `reasons`: whether as much has gone by.
   bool Expired(uint32_t reasons, uint64_t steps, uint64_t seconds) const noexcept {
     return ((reasons & (1U << kGlobalStep)) != 0 && steps > steps_to_live_) ||

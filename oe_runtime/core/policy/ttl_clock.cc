@@ -48,11 +48,19 @@ TtlClock::Reading TtlClock::Read() {
   return reading_;
 }
 
-void TtlClock::Loaded(uint32_t newest) {
+void TtlClock::Loaded(std::vector<uint32_t> pushed, uint32_t lifetime) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Look();
-  if (newest >= reading_.now || reading_.now - newest <= kGap) return;
-  reading_.floor = reading_.now;
+  std::sort(pushed.begin(), pushed.end());
+  pushed.erase(std::upper_bound(pushed.begin(), pushed.end(), reading_.now), pushed.end());
+  if (pushed.empty()) return;
+  uint32_t floor = 0;
+  if (reading_.now - pushed.back() > kGap) floor = reading_.now;
+  for (size_t i = pushed.size() - 1; floor == 0 && i > 0; --i) {
+    if (pushed[i] - pushed[i - 1] > uint64_t{kGap} + lifetime) floor = pushed[i];
+  }
+  if (floor <= reading_.floor) return;
+  reading_.floor = floor;
   ++jumps_;
 }
 

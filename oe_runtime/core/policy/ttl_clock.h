@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 namespace oe {
 
@@ -12,7 +13,8 @@ namespace oe {
 // Where that clock goes ahead by more than kJump beyond what the monotonic one says, or a table is loaded
 // whose newest row is older than kGap, somebody has set a clock, or the machine was away: rows then count as
 // pushed at that moment, so that what ttl evicts, it evicts at most one ttl too late. Stamps from the future
-// are set to the present when a sweep sees them.
+// are set to the present when a sweep sees them. Where a clock was set before the rows were loaded, their
+// stamps have a hole that is longer than kGap and their lifetime: older rows count as pushed at its end.
 class TtlClock {
  public:
   static constexpr uint32_t kJump = 3600;           // seconds
@@ -30,8 +32,8 @@ class TtlClock {
   void Use(Seconds wall, Seconds steady);
 
   Reading Read();
-  // Rows were loaded of which the newest was pushed then.
-  void Loaded(uint32_t newest);
+  // Rows that live for `lifetime` seconds were loaded, of which some were pushed then.
+  void Loaded(std::vector<uint32_t> pushed, uint32_t lifetime);
   // How often rows were made to count as pushed now.
   uint64_t jumps();
 

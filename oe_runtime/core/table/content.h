@@ -34,12 +34,13 @@ struct Table::Content {
   std::array<std::unique_ptr<RowMap>, kShards> shards;
   std::unique_ptr<AdmissionFilter> filter;  // if there is admission; its parts are under the shards' locks
   std::array<uint64_t, kShards> hands{};    // where the search for rows to evict goes on; of pushes
-  // When the last sweep of the filter's parts ended; 0: none did, or the rows were loaded since.
+  // When the present period of the filter's parts began, as far as is known.
   struct Swept {
     uint64_t step = 0;
     uint32_t seconds = 0;
     bool known = false;
-    uint64_t position = 0;  // of one that is under way
+    uint64_t position = 0;  // of a sweep that is under way
+    uint64_t period = 0;    // AdmissionFilter::periods
   };
   std::array<Swept, kShards> swept{};  // under the shards' locks
   std::atomic<uint64_t> version{0};

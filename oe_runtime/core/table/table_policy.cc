@@ -264,20 +264,24 @@ bool Table::SweepFilter(uint32_t shard, uint32_t reasons) {
   const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
   Content::Swept& swept = content_->swept[shard];
   const uint64_t step = content_->version.load();
-  const uint32_t seconds = eviction_.has_ttl() ? clock_.Read().now : 0;
-  if (!swept.known) swept = {step, seconds, true, 0};
-  const uint64_t gone = seconds > swept.seconds ? seconds - swept.seconds : 0;
-  if (swept.position == 0 && !eviction_.Expired(reasons, step - swept.step, gone)) return false;
+  const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
+  const uint64_t period = content_->filter->periods(shard);
+  // A want of room may have ended the period: its keys are no older than that.
+  if (!swept.known || swept.period != period) swept = {step, time.now, true, 0, period};
+  // The clock makes no key old either, and if it was set back, time begins anew.
+  swept.seconds = std::min(std::max(swept.seconds, time.floor), time.now);
+  if (swept.position == 0 && !eviction_.Expired(reasons, step - swept.step, time.now - swept.seconds)) {
+    return false;
+  }
   if (content_->filter->Sweep(shard, &swept.position, kSwept)) return true;
-  swept = {step, seconds, true, 0};
+  swept = {step, time.now, true, 0, content_->filter->periods(shard)};
   return false;
 }
 
 // Of rows that came from a checkpoint: whether the clock can be right (TtlClock).
 void Table::NoteLoaded(const Content& content) {
   if (!eviction_.has_ttl() || kept_bytes_ != row_bytes_) return;
-  const uint32_t now = clock_.Read().now;
-  std::optional<uint32_t> newest;
+  std::vector<uint32_t> pushed;
   std::array<Key, kSample> keys{};
   std::array<uint32_t, kSample> numbers{};
   for (const auto& map : content.shards) {
@@ -286,13 +290,10 @@ void Table::NoteLoaded(const Content& content) {
       const size_t found = map->Scan(&position, kSample, keys.data(), numbers.data());
       if (found == 0) break;
       seen += found;
-      for (size_t i = 0; i < found; ++i) {
-        const uint32_t seconds = eviction_.facts().seconds(map->row(numbers[i]));
-        if (seconds <= now) newest = std::max(newest.value_or(0), seconds);
-      }
+      for (size_t i = 0; i < found; ++i) pushed.push_back(eviction_.facts().seconds(map->row(numbers[i])));
     }
   }
-  if (newest) clock_.Loaded(*newest);
+  clock_.Loaded(std::move(pushed), eviction_.seconds());
 }
 
 // All of a range of an internal shard, as far as the storage lets rows go: what stays is seen again the next

@@ -233,6 +233,70 @@ TEST_P(TablePolicyTest, RowsOfLongAgoCountAsPushedWhenTheyAreLoaded) {
   EXPECT_EQ(table->Evict(), 1000U);
 }
 
+// A machine without a clock of its own starts in 1970, trains, learns the time, and starts again.
+TEST_P(TablePolicyTest, AClockThatWasSetBeforeARestartMakesNoRowOld) {
+  const TableSpec spec = Evicting({{"ttl", {{"seconds", 100}}, ""}});
+  int64_t now = 5000;
+  int64_t steady = 0;
+  const auto clock = [&now] { return now; };
+  const auto before = New(spec);
+  before->UseClock(clock, [&steady] { return steady; });
+  Push(before.get(), Range(0, 1000));
+  now = 1800000000;
+  Push(before.get(), Range(0, 10));
+  const std::string file = files_.file("a.oet");
+  EXPECT_EQ(before->Save(file).rows, 1000U);
+  const auto table = New(spec);
+  table->UseClock(clock, clock);
+  now += 10;
+  table->Restore({file});
+  EXPECT_EQ(table->Evict(), 0U) << "pushed when the clock was set, as far as is known";
+  EXPECT_EQ(table->policy_counts().clock_jumps, 1U);
+  Push(table.get(), Range(0, 10));
+  now += 91;
+  EXPECT_EQ(table->Evict(), 990U);
+}
+
+TEST_P(TablePolicyTest, ACounterForgetsByTimeAsRowsGo) {
+  TableSpec spec = Counter(3);
+  spec.eviction = {{"ttl", {{"seconds", 100}}, ""}};
+  const auto table = New(spec);
+  const int64_t start = 1800000000;
+  const int64_t years = int64_t{3} * 365 * 24 * 3600;
+  int64_t steady = 0;
+  int64_t wrong = 0;
+  table->UseClock([&] { return start + steady + wrong; }, [&] { return steady; });
+  Push(table.get(), Range(0, 100));
+  for (int i = 0; i < 3; ++i) {
+    (void)table->Evict();
+    wrong += years;
+  }
+  EXPECT_EQ(table->policy_counts().forgotten, 0U) << "a clock that jumps makes no count old";
+  wrong = 0;
+  for (int i = 0; i < 3; ++i) {
+    (void)table->Evict();
+    steady += 101;
+  }
+  (void)table->Evict();
+  EXPECT_EQ(table->policy_counts().forgotten, 100U) << "nor does one that was set back keep it";
+}
+
+// A want of room ends periods too: what was counted before that is not as old as a sweep takes it for.
+TEST_P(TablePolicyTest, ASweepAfterAWantOfRoomForgetsNothingNew) {
+  TableSpec spec = Counter(1000);
+  spec.admission.params["max_keys"] = 1600;
+  spec.eviction = {{"global_step", {{"steps_to_live", 10}}, ""}};
+  const auto table = New(spec);
+  for (Key step = 0; step < 10; ++step) {
+    Push(table.get(), Range(0, 1400));
+    Push(table.get(), Range(10000 + step * 250, 250));
+    const uint64_t forgotten = table->policy_counts().forgotten;
+    (void)table->Evict();
+    EXPECT_EQ(table->policy_counts().forgotten, forgotten) << step;
+  }
+  EXPECT_GT(table->policy_counts().forgotten, 1000U) << "for others";
+}
+
 TEST_P(TablePolicyTest, ACounterForgetsWithTheEvictions) {
   TableSpec spec = Counter(3);
   spec.eviction = {{"global_step", {{"steps_to_live", 10}}, ""}};

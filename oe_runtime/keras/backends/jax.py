@@ -322,19 +322,33 @@ def integer_ids(ids: Any, layer: str) -> Any:
 def pull(layer: Any, ids: Any) -> Any:
     """See Backend."""
     table = layer.table
-    if layer.trainable and _is_differentiated():
+    if isinstance(ids, jax.core.Tracer):
+        shape = jax.ShapeDtypeStruct((*ids.shape, table.spec.dim), layer.rows_dtype)
+        rows = jax.pure_callback(
+            lambda keys: table.rows(np.asarray(keys)), shape, ids, vmap_method="expand_dims"
+        )
+    else:
+        rows = jnp.asarray(table.rows(np.asarray(ids)))
+    return _refuse_gradients(layer.name, rows) if layer.trainable else rows
+
+
+def _refuse_gradients(layer: str, rows: Any) -> Any:
+    """`rows`: an error where the weights that a stateless call was given are differentiated, now or later."""
+    scope = get_stateless_scope()
+    values = [] if scope is None else list(scope.state_mapping.values())
+    weights = [v for v in values if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]
+    if not any(isinstance(v, jax.core.Tracer) for v in weights):
+        return rows
+
+    @jax.custom_jvp  # type: ignore[untyped-decorator]
+    def refusing(rows: Any, _weights: Any) -> Any:
+        return rows
+
+    @refusing.defjvp  # type: ignore[untyped-decorator]
+    def _(_primals: Any, _tangents: Any) -> Any:
         raise RuntimeError(
-            f"Embedding '{layer.name}' is called while JAX differentiates the model outside of fit and "
+            f"Embedding '{layer}' is called while JAX differentiates the model outside of fit and "
             "train_on_batch, which alone train rows on parameter servers: train with those"
         )
-    if not isinstance(ids, jax.core.Tracer):
-        return jnp.asarray(table.rows(np.asarray(ids)))
-    shape = jax.ShapeDtypeStruct((*ids.shape, table.spec.dim), layer.rows_dtype)
-    return jax.pure_callback(lambda keys: table.rows(np.asarray(keys)), shape, ids, vmap_method="expand_dims")
 
-
-def _is_differentiated() -> bool:
-    """Whether the weights that a stateless call was given are those of a function under jax.grad."""
-    scope = get_stateless_scope()
-    values = () if scope is None else scope.state_mapping.values()
-    return any(type(value).__name__ in ("JVPTracer", "LinearizeTracer") for value in values)
+    return refusing(rows, weights)

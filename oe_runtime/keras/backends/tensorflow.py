@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -111,7 +112,35 @@ def pull(layer: Any, ids: Any) -> Any:
             "parameter servers: write `with embed.GradientTape(model) as tape:`; for a call that trains "
             "nothing, `with tape.stop_recording():`"
         )
-    return rows_of(layer.table, ids, layer.rows_dtype)
+    rows = rows_of(layer.table, ids, layer.rows_dtype)
+    if layer.trainable and not tf.executing_eagerly():
+        return _refuse_gradients(layer.name, rows)
+    return rows
+
+
+def _refuse_gradients(layer: str, rows: Any) -> Any:
+    """`rows` in a tf.function: an error where it is called under a tape after it was traced without one."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def refusing(rows: Any, _trigger: Any) -> Any:
+        def gradient(*_: Any) -> Any:
+            raise RuntimeError(
+                f"Embedding '{layer}' is called in a tf.function under a GradientTape that was entered "
+                "outside of it, which does not train rows on parameter servers: write "
+                "`with embed.GradientTape(model) as tape:` in the tf.function; for a call that trains "
+                "nothing, `with tape.stop_recording():`"
+            )
+
+        return tf.identity(rows), gradient
+
+    return refusing(rows, _trigger().read_value())
+
+
+@functools.cache
+def _trigger() -> Any:
+    """A variable, because a tape that is entered later asks only for gradients of those."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0.0)
 
 
 def rows_of(table: Any, ids: Any, dtype: str) -> Any:

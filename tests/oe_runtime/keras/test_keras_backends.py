@@ -365,7 +365,9 @@ def test_a_training_loop_of_ones_own_is_refused():
         return model.stateless_call(*weights, x, training=True)[0].sum()
 
     assert np.isfinite(jax.jit(loss)(*weights))
-    for differentiated in (jax.grad(loss), jax.jit(jax.value_and_grad(loss))):
+    jitted = jax.jit(loss)
+    jitted(*weights)
+    for differentiated in (jax.grad(loss), jax.jit(jax.value_and_grad(loss)), jax.grad(jitted)):
         with pytest.raises(RuntimeError, match=r"'table_.' is called while JAX differentiates"):
             differentiated(*weights)
 

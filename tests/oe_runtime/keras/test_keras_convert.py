@@ -122,6 +122,150 @@ def test_harmless_subclasses_are_converted():
     assert type(embed.distributed_model(_model(Named)).get_layer("here")) is embed.Embedding
 
 
+class Trains(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Weighs(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return 100 * super().compute_loss(*args, **kwargs)
+
+
+class Multiplies(keras.Model):
+    def call(self, *args, **kwargs):
+        return 100 * super().call(*args, **kwargs)
+
+
+class Steps(keras.Sequential):
+    train_step = Trains.train_step
+
+
+class Built(keras.Model):
+    """Which only builds its graph and describes itself."""
+
+    def __init__(self):
+        x = keras.Input((1,), dtype="int64")
+        super().__init__(x, keras.layers.Dense(1)(Stock(100, 2, name="here")(x)))
+
+    def summary(self, *args, **kwargs):
+        return super().summary(*args, **kwargs)
+
+
+def _layers():
+    return [keras.Input((1,), dtype="int64"), Stock(100, 2, name="here"), keras.layers.Dense(1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Trains, "Trains overrides train_step,"),
+        (Weighs, "Weighs overrides compute_loss,"),
+        (Multiplies, "Multiplies overrides call,"),
+        (Steps, "Steps overrides train_step,"),
+    ],
+)
+def test_a_model_with_a_graph_and_methods_of_its_own_is_refused(kind, message):
+    """Its copy would be trained with Keras's."""
+    if kind is Steps:
+        stock = Steps(_layers())
+    else:
+        plain = _model(Stock)
+        stock = kind(plain.input, plain.output)
+    with pytest.raises(ValueError, match=message):
+        embed.distributed_model(stock)
+
+
+@pytest.mark.parametrize("step", ["train_step", "predict_step", "make_train_function"])
+def test_a_subclassed_model_with_steps_of_its_own_is_refused(step):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.here = Stock(100, 2)
+
+        def call(self, x):
+            return self.here(x)
+
+    embed.distributed_model(Model())
+    setattr(Model, step, lambda self, *args, **kwargs: getattr(keras.Model, step)(self, *args, **kwargs))
+    with pytest.raises(ValueError, match=f"Model has a {step} of its own"):
+        embed.distributed_model(Model())
+
+
+def test_a_method_of_one_model_is_refused():
+    stock = _model(Stock)
+    stock.compute_loss = lambda *args, **kwargs: 0.0
+    with pytest.raises(ValueError, match="overrides compute_loss,"):
+        embed.distributed_model(stock)
+
+
+def test_harmless_models_are_converted():
+    assert list(embed.distributed_model(Built())._table_layers) == ["here"]
+    inner = _model(Stock)
+    inner = Multiplies(inner.input, inner.output)  # inside of another it stays of its class
+    x = keras.Input((1,), dtype="int64")
+    stock = keras.Model(x, inner(x))
+    model = embed.distributed_model(stock)
+    model.compile("sgd", "mse")
+    stock.get_layer(inner.name).get_layer("here").set_weights(
+        [model._table_layers["here"].table.rows(np.arange(100))]
+    )
+    ids = np.arange(8)[:, None]
+    np.testing.assert_allclose(model(ids), stock(ids), rtol=1e-6)
+
+
+def test_a_model_inside_that_is_meant_to_stay():
+    tower = keras.Sequential(_layers(), name="tower")
+    x = keras.Input((1,), dtype="int64")
+    stock = keras.Model(x, tower(x))
+    assert embed.distributed_model(stock)._table_layers
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = embed.distributed_model(stock, in_worker=["tower"])
+    assert not model._table_layers
+    ids = np.arange(8)[:, None]
+    np.testing.assert_array_equal(model(ids), stock(ids))
+
+
+def test_layers_that_models_inside_share_stay_shared():
+    x = keras.Input((1,), dtype="int64")
+    lookup, dense = Stock(100, 2, name="here"), keras.layers.Dense(2, name="shared")
+    inner = keras.Model(x, dense(lookup(x)), name="inner")
+    other = keras.Model(x, keras.layers.Dense(2)(dense(lookup(x))), name="other")
+    stock = keras.Model(x, keras.layers.Add()([inner(x), other(x), dense(lookup(x))]))
+    model = embed.distributed_model(stock)
+    assert list(model._table_layers) == ["here"]
+    assert len(model.trainable_variables) == len(stock.trainable_variables) - 1
+    assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Tied(keras.layers.Layer):
+    """A product with the matrix of another layer."""
+
+    def __init__(self, lookup, **kwargs):
+        super().__init__(**kwargs)
+        self.lookup = lookup
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.lookup.embeddings))
+
+    def get_config(self):
+        return {**super().get_config(), "lookup": keras.saving.serialize_keras_object(self.lookup)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("lookup")), **config)
+
+
+def test_tied_weights_are_refused():
+    x = keras.Input((1,), dtype="int64")
+    lookup = Stock(100, 2, name="here")
+    stock = keras.Model(x, Tied(lookup, name="tied")(lookup(x)))
+    with pytest.raises(ValueError, match="layers 'here' and 'tied' share the weight embeddings, which their"):
+        embed.distributed_model(stock)
+
+
 def test_names_of_no_layer():
     with pytest.raises(ValueError, match=r"in_worker: the model has no layer 'there'; it has here, .*out"):
         embed.distributed_model(_model(Stock), in_worker=["there"])
@@ -232,6 +376,22 @@ def test_other_tapes_are_refused_in_the_first_call():
     model.trainable = False
     with tf.GradientTape():
         model(x)
+
+
+@pytest.mark.parametrize("tape", [tf.GradientTape, embed.GradientTape])
+def test_a_function_that_was_traced_before_a_tape(tape):
+    """Its pulls are in the graph already, so that no call of a layer can refuse."""
+    model, _ = pair()
+    x = [tf.constant(a) for a in random_ids(8)[0]]
+    call = tf.function(lambda x: model(x, training=True))
+    call(x)
+    given = [model] if tape is embed.GradientTape else []
+    with (
+        tape(*given),
+        pytest.raises(RuntimeError, match=r"'.*_[ab]' is called in a tf.function under a GradientTape"),
+    ):
+        call(x)
+    np.testing.assert_allclose(call(x), model(x))
 
 
 def test_what_our_tape_does_not_offer():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import socketserver
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -235,6 +236,29 @@ def test_long_numbers_are_refused_in_a_sentence(echo, capfd):
             connection.sendall(f"POST {ECHO} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
             assert connection.makefile("rb").readline().split()[1] == str(status).encode()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_sends_too_much_reads_why(echo):
+    """Clients send all of a body before they read; closed at once, they saw a broken pipe."""
+    server, _ = echo
+    for _ in range(4):
+        status, reply = _ask(server, "POST", ECHO, bytes(8 << 20))
+        assert (status, "the body has 8388608 bytes" in reply["error"]) == (413, True)
+
+
+def test_no_place_is_lost_where_there_is_no_thread(echo, monkeypatch, capfd):
+    server, _ = echo
+    with monkeypatch.context() as patch:
+
+        def no_thread(*_):
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(socketserver.ThreadingMixIn, "process_request", no_thread)
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+                assert connection.recv(100) == b""
+    assert _ask(server, "POST", ECHO, {"inputs": [2.0]}) == (200, {"outputs": [2.0]})
+    assert "can't start new thread" in capfd.readouterr().err
 
 
 def test_half_requests_do_not_keep_others_out(echo):

@@ -96,6 +96,50 @@ def test_a_loop_with_our_tape_trains_as_one_with_tf(graph):
         train(model, tf.GradientTape)
 
 
+class Multiplies(keras.Model):
+    def call(self, *args, **kwargs):
+        return 100 * super().call(*args, **kwargs)
+
+
+def test_a_model_with_a_graph_and_more_than_that_is_refused():
+    """Its copy would be trained without."""
+    plain = _model(Stock)
+    with pytest.raises(ValueError, match="Multiplies overrides call,"):
+        embed.distributed_model(Multiplies(plain.input, plain.output))
+    for addition, add in {
+        "add_loss": lambda model: model.add_loss(tf.reduce_mean(model.output)),
+        "add_metric": lambda model: model.add_metric(tf.reduce_mean(model.output), "mean"),
+    }.items():
+        stock = _model(Stock)
+        add(stock)
+        with pytest.raises(ValueError, match=f"{addition} of a model is not supported here"):
+            embed.distributed_model(stock)
+
+
+def test_layers_that_models_inside_share_stay_shared():
+    x = keras.Input((1,), dtype="int64")
+    lookup, dense = Stock(100, 2, name="here"), keras.layers.Dense(2, name="shared")
+    inner = keras.Model(x, dense(lookup(x)), name="inner")
+    stock = keras.Model(x, keras.layers.Add()([inner(x), dense(lookup(x))]))
+    model = embed.distributed_model(stock)
+    assert list(model._table_layers) == ["here"]
+    assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
+    wrapped = keras.layers.TimeDistributed(dense, name="wrapped")
+    stock = keras.Model(x, keras.layers.Add()([dense(lookup(x)), wrapped(lookup(x))]))
+    with pytest.raises(ValueError, match=r"'\w+' and '\w+' share the weight .*kernel"):
+        embed.distributed_model(stock)
+
+
+def test_a_model_inside_that_is_meant_to_stay():
+    x = keras.Input((1,), dtype="int64")
+    tower = keras.Sequential([keras.Input((1,), dtype="int64"), Stock(100, 2)], name="tower")
+    stock = keras.Model(x, keras.layers.Dense(1)(tower(x)))
+    assert embed.distributed_model(stock)._table_layers
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not embed.distributed_model(stock, in_worker=["tower"])._table_layers
+
+
 def test_feature_columns_are_named():
     known = tf.feature_column.categorical_column_with_hash_bucket("tag", 5000)
     columns = [tf.feature_column.embedding_column(known, 4), tf.feature_column.numeric_column("number")]
