@@ -75,7 +75,14 @@ class RowMap {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, n - begin);
       index_->Find(keys + begin, size, numbers + begin);
-      if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
+      if (slots_ != nullptr) {
+        try {
+          MakeWritable(keys + begin, size, numbers + begin);
+        } catch (...) {
+          Changed(numbers + begin, size);  // some have other numbers now
+          throw;
+        }
+      }
       Changed(numbers + begin, size);
     }
   }
