@@ -39,7 +39,7 @@ class DramCounter final : public CounterFilter {
   uint64_t bytes(uint32_t part) const noexcept override { return words_[part]->bytes(); }
 
  protected:
-  uint32_t Get(uint32_t part, Key key) const noexcept override {
+  uint32_t Get(uint32_t part, Key key) override {
     uint32_t word = kNoRow;
     words_[part]->Find(&key, 1, &word);
     return word;
