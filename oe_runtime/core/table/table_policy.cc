@@ -253,7 +253,10 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
   std::vector<uint32_t> numbers(from_the_future.size());
   map.FindWritable(from_the_future.data(), numbers.size(), numbers.data());
   const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
-  for (const uint32_t number : numbers) eviction_.facts().SetSeconds(map.row(number), time.now);
+  for (const uint32_t number : numbers) {
+    if (number == kNoRow) continue;  // it was damaged
+    eviction_.facts().SetSeconds(map.row(number), time.now);
+  }
   return more;
 }
 
