@@ -9,6 +9,7 @@
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
@@ -110,6 +111,22 @@ TEST_P(TableFullTest, AfterARecoveryKnownRowsArePushedAsBefore) {
       table->WaitDurable();
     }
   }
+}
+
+// What finds no slot to be noted as evicted is not counted as such.
+TEST_P(TableFullTest, EvictionsThatFailAreNotCounted) {
+  TableSpec spec = Spec();
+  spec.eviction = {{"global_step", {{"steps_to_live", 1}}, ""}};
+  const auto table = New(spec);
+  (void)Fill(table.get(), 0);
+  table->Checkpoint(1);
+  table->WaitDurable();
+  const uint64_t rows = table->rows();
+  for (int push = 0; push < 3; ++push) Push(table.get(), {0}, 1);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  EXPECT_GT(rows, table->rows());
+  EXPECT_EQ(table->policy_counts().evicted[Eviction::kGlobalStep], rows - table->rows());
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),
