@@ -39,7 +39,7 @@ class DramCounter final : public CounterFilter {
   uint64_t bytes(uint32_t part) const noexcept override { return words_[part]->bytes(); }
 
  protected:
-  uint32_t Get(uint32_t part, Key key) const noexcept override {
+  uint32_t Get(uint32_t part, Key key) override {
     uint32_t word = kNoRow;
     words_[part]->Find(&key, 1, &word);
     return word;
@@ -107,7 +107,7 @@ CounterFilter::CounterFilter(const AdmissionSpec& spec, uint32_t parts, ShardInf
       parts_(parts) {}
 
 uint32_t CounterFilter::Count(uint32_t part, Key key, uint32_t times) {
-  const uint32_t word = GetToPut(part, key);
+  const uint32_t word = Get(part, key);
   const bool added = word == kNoRow;
   if (added && keys(part) >= most_keys_) MakeRoom(part);
   const uint32_t before = added ? 0 : word & ~kPeriod;

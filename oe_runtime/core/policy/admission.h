@@ -84,10 +84,9 @@ class CounterFilter : public AdmissionFilter {
  protected:
   CounterFilter(const AdmissionSpec& spec, uint32_t parts, ShardInfo shard);
 
-  // A word per key, never kNoRow, which stands for none. The first is of a key whose word is put next: a pool
-  // makes it writable, and forgets one that is damaged. Throws StorageError.
-  virtual uint32_t GetToPut(uint32_t part, Key key) { return Get(part, key); }
-  virtual uint32_t Get(uint32_t part, Key key) const noexcept = 0;
+  // A word per key, never kNoRow, which stands for none. Get() is for what Put() or Erase() changes next.
+  // They throw StorageError.
+  virtual uint32_t Get(uint32_t part, Key key) = 0;
   virtual void Put(uint32_t part, Key key, uint32_t word, bool added) = 0;
   virtual void Erase(uint32_t part, Key key) = 0;
   virtual uint64_t keys(uint32_t part) const noexcept = 0;

@@ -181,6 +181,15 @@ PoolRoom SlotStore::room() const {
 void SlotStore::ReserveErase(uint32_t number) {
   ReserveLists();
   if (!Writable(number)) ReserveTombstone();
+  ReserveTombstoneLists();
+}
+
+void SlotStore::ReserveQuarantine() {
+  ReserveCopy();
+  ReserveTombstoneLists();
+}
+
+void SlotStore::ReserveTombstoneLists() {
   ReserveOne(&dropped_);
   const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
   if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);

@@ -107,6 +107,8 @@ class SlotStore final : public RowStore {
   // recovery; the caller takes the key out of the index. A row that came in the open epoch hides none, and
   // the next row takes its slot.
   void ReserveErase(uint32_t number) override;
+  // The same for a row of an earlier epoch that is damaged.
+  void ReserveQuarantine();
   void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
@@ -174,6 +176,7 @@ class SlotStore final : public RowStore {
   uint64_t SpareSlots() const;
   void MakeRoom();
   void ReserveTombstone();
+  void ReserveTombstoneLists();
   void TakeBlock();
   uint32_t Take(Key key, bool added) noexcept;
   bool TakeGiven();

@@ -26,18 +26,12 @@ class PooledCounter final : public CounterFilter {
   uint64_t bytes(uint32_t part) const noexcept override { return maps_[part]->index_bytes(); }
 
  protected:
-  uint32_t GetToPut(uint32_t part, Key key) override {
-    RowMap& map = *maps_[part];
+  // Of a count that is damaged there is none: what is written next has a right checksum.
+  uint32_t Get(uint32_t part, Key key) override {
+    uint32_t number = kNoRow;
+    maps_[part]->FindWritable(&key, 1, &number);
     uint32_t word = kNoRow;
-    map.FindWritable(&key, 1, &word);
-    if (word != kNoRow) std::memcpy(&word, map.row(word), sizeof(word));
-    return word;
-  }
-  uint32_t Get(uint32_t part, Key key) const noexcept override {
-    const std::byte* row = nullptr;
-    maps_[part]->Find(&key, 1, &row);
-    uint32_t word = kNoRow;
-    if (row != nullptr) std::memcpy(&word, row, sizeof(word));
+    if (number != kNoRow) std::memcpy(&word, maps_[part]->row(number), sizeof(word));
     return word;
   }
   void Put(uint32_t part, Key key, uint32_t word, bool /*added*/) override {

@@ -75,7 +75,14 @@ class RowMap {
     for (size_t begin = 0; begin < n; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, n - begin);
       index_->Find(keys + begin, size, numbers + begin);
-      if (slots_ != nullptr) MakeWritable(keys + begin, size, numbers + begin);
+      if (slots_ != nullptr) {
+        try {
+          MakeWritable(keys + begin, size, numbers + begin);
+        } catch (...) {
+          Changed(numbers + begin, size);  // some have other numbers now
+          throw;
+        }
+      }
       Changed(numbers + begin, size);
     }
   }
@@ -91,9 +98,7 @@ class RowMap {
   }
   void Erase(Key key, uint32_t number) {
     OrStorageError([&] { store_->ReserveErase(number); });
-    store_->Erase(key, number);
-    index_->Erase(key);
-    changes_.Erased(key, store_->size());
+    Forget(key, number);
   }
 
   // Erases the rows for which wants(key, row) among about `most` keys of the range from *position on (0 at
@@ -172,12 +177,12 @@ class RowMap {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
     if (number == kNoRow || slots_->Intact(key, PlaceOf(number))) return;
-    OrStorageError([&] { store_->Reserve(); });
+    OrStorageError([&] { slots_->ReserveCopy(); });
     if (RepairMeta(key, PlaceOf(number))) return;
     if ((number & kCopyBit) == 0) return Quarantine(key, number);
     const uint32_t damaged = PlaceOf(number);
     (void)slots_->Replace(key, number);  // its copy is right
-    Changed(&number, 1);
+    if (changes_.Has(damaged)) Changed(&number, 1);
     slots_->Report(Damage::Kind::kRepaired, key, damaged);
   }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
@@ -259,8 +264,16 @@ class RowMap {
     return true;
   }
 
+  void Forget(Key key, uint32_t number) noexcept {
+    store_->Erase(key, number);
+    index_->Erase(key);
+    changes_.Erased(key, store_->size());
+  }
+
+  // Takes a slot as an update does, of which this may be a part, not as an eviction.
   void Quarantine(Key key, uint32_t number) {
-    Erase(key, number);
+    OrStorageError([&] { slots_->ReserveQuarantine(); });
+    Forget(key, number);
     slots_->Report(Damage::Kind::kQuarantined, key, number);
   }
 

@@ -338,6 +338,59 @@ TEST_P(TableDamageTest, ACountThatIsDamagedBeginsAnew) {
   EXPECT_EQ(table->rows(), 1U);
 }
 
+// As a flipped bit of when the row was pushed would have it; other rows from the future get the present time.
+TEST_P(TableDamageTest, ASweepDoesNotCopyADamagedRow) {
+  TableSpec spec = Spec();
+  spec.eviction = {{"ttl", {{"seconds", 1000}}, ""}};
+  StorageSpec storage = TestStorage(GetParam(), directory_.path());
+  storage.recover = true;
+  {
+    const auto table = Table::Create(spec, storage);
+    Push(table.get(), AllKeys());
+    table->Checkpoint(1);
+    table->WaitDurable();
+    written_ = Rows(*table);
+  }
+  const auto table = Table::Create(spec, storage);
+  Place seconds = RowPlace(kDamaged);
+  seconds.at += kDim * sizeof(float);
+  Flip(seconds, 31);
+  EXPECT_EQ(table->Evict(), 1U);
+  EXPECT_EQ(table->damage_counts().quarantined, 1U);
+  EXPECT_EQ(table->rows(), kKeys - 1);
+  EXPECT_EQ(Row(*table, 7), Written(7));
+}
+
+// Where new rows are refused, and slots are kept for updates.
+TEST_P(TableDamageTest, AFullPoolIsScrubbedToo) {
+  StorageSpec storage = TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20);
+  const auto table = Table::Create(Spec(), storage);
+  Push(table.get(), AllKeys());
+  std::vector<Key> more(1000);
+  EXPECT_THROW(
+      {
+        for (Key first = kKeys;; first += more.size()) {
+          for (size_t i = 0; i < more.size(); ++i) more[i] = first + i;
+          Push(table.get(), more);
+        }
+      },
+      StorageFull);
+  table->Checkpoint(1);
+  table->WaitDurable();
+  written_ = Rows(*table);
+  const uint64_t rows = table->rows();
+  const uint64_t refused = table->room()->refused;
+  // In different shards, each of which has few slots left.
+  Flip(MetaPlace(kDamaged), 2);
+  Flip(RowPlace(7), 3);
+  Scrub(table.get());
+  EXPECT_EQ(table->damage_counts().repaired, 1U);
+  EXPECT_EQ(table->damage_counts().quarantined, 1U);
+  EXPECT_EQ(table->rows(), rows - 1);
+  EXPECT_EQ(table->room()->refused, refused) << "no new row was asked for";
+  EXPECT_EQ(Row(*table, kDamaged), Written(kDamaged));
+}
+
 TEST_P(TableDamageTest, ACheckpointInFilesThatAreGoneIsNone) {
   for (const char* which : {"super", "000000"}) {
     TestDirectory directory;

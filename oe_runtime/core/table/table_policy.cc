@@ -240,20 +240,32 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
   const auto step = static_cast<uint32_t>(content_->version.load());
   const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
   std::vector<Key> from_the_future;
-  const bool more = map.EraseIf(range, position, kSwept, [&](Key key, const std::byte* row) {
+  Eviction::Reason last = Eviction::kNoReason;
+  const auto wants = [&](Key key, const std::byte* row) {
     const Eviction::Reason reason = eviction_.Judge(row, reasons, step, time);
     if (reason == Eviction::kNoReason) {
       if (eviction_.facts().seconds(row) > time.now && eviction_.has_ttl()) from_the_future.push_back(key);
       return false;
     }
+    last = reason;
     ++evicted_[reason];
     return true;
-  });
+  };
+  bool more = false;
+  try {
+    more = map.EraseIf(range, position, kSwept, wants);
+  } catch (const StorageError&) {  // this row stays
+    --evicted_[last];
+    throw;
+  }
   if (from_the_future.empty()) return more;
   std::vector<uint32_t> numbers(from_the_future.size());
   map.FindWritable(from_the_future.data(), numbers.size(), numbers.data());
   const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
-  for (const uint32_t number : numbers) eviction_.facts().SetSeconds(map.row(number), time.now);
+  for (const uint32_t number : numbers) {
+    if (number == kNoRow) continue;  // it was damaged
+    eviction_.facts().SetSeconds(map.row(number), time.now);
+  }
   return more;
 }
 

@@ -1,0 +1,136 @@
+// Tables whose pool is full: what is refused leaves everything else right.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/policy/eviction.h"
+#include "oe_runtime/core/storage/slot_store.h"
+#include "oe_runtime/core/storage/test_storage.h"
+#include "oe_runtime/core/table/table.h"
+
+namespace oe {
+namespace {
+
+constexpr uint32_t kDim = 9;
+
+std::vector<Key> KeysFrom(Key first, size_t n) {
+  std::vector<Key> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = first + i;
+  return keys;
+}
+
+// Adds `add` to each weight.
+void Push(Table* table, const std::vector<Key>& keys, float add) {
+  const std::vector<float> grads(keys.size() * kDim, -add);
+  table->Push(keys.data(), keys.size(), grads.data(), 1.0);
+}
+
+class TableFullTest : public testing::TestWithParam<const char*> {
+ protected:
+  static TableSpec Spec() {
+    TableSpec spec;
+    spec.name = "t";
+    spec.dim = kDim;
+    spec.optimizer.name = "sgd";
+    spec.initializer = {"constant", {{"value", 0}}, 0};
+    return spec;
+  }
+  std::unique_ptr<Table> New(const TableSpec& spec) const {
+    return Table::Create(spec, TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20));
+  }
+  // Pushes new keys, each once, until they are refused; how many there are now.
+  static Key Fill(Table* table, Key first) {
+    constexpr size_t kAtOnce = 500;
+    try {
+      for (;; first += kAtOnce) Push(table, KeysFrom(first, kAtOnce), 1);
+    } catch (const StorageFull&) {
+      return first;
+    }
+  }
+  // The first weight of the keys from 0 on; all weights of a row are equal.
+  static std::vector<float> Weights(const Table& table, size_t n) {
+    const std::vector<Key> keys = KeysFrom(0, n);
+    std::vector<float> rows(n * kDim);
+    table.Pull(keys.data(), n, rows.data());
+    std::vector<float> weights(n);
+    for (size_t i = 0; i < n; ++i) weights[i] = rows[i * kDim];
+    return weights;
+  }
+
+  TestDirectory directory_;
+};
+
+// Rows move to other slots in it, until one finds none.
+TEST_P(TableFullTest, AnIncrementHasWhatChangedBeforeAPushThatWasRefused) {
+  const auto table = New(Spec());
+  const Key filled = Fill(table.get(), 0);
+  table->Checkpoint(1);
+  table->WaitDurable();
+  const std::string full = directory_.file("full");
+  const TableFileInfo saved = table->Save(full);
+  std::vector<float> expected(filled, 1);
+  std::vector<Key> some;
+  for (Key key = 0; key < filled; key += 20) {
+    some.push_back(key);
+    expected[key] += 2;
+  }
+  Push(table.get(), some, 2);
+  table->Checkpoint(2);
+  table->WaitDurable();
+  EXPECT_THROW(Push(table.get(), KeysFrom(0, filled), 4), StorageFull);
+  EXPECT_EQ(Weights(*table, filled), expected);
+  const std::string changed = directory_.file("changed");
+  ASSERT_TRUE(table->Save(changed, saved.checksum).base);
+  const auto restored = Table::Create(Spec(), StorageSpec{});
+  restored->RestoreChains({{full, changed}});
+  EXPECT_EQ(Weights(*restored, filled), expected);
+}
+
+TEST_P(TableFullTest, AfterARecoveryKnownRowsArePushedAsBefore) {
+  constexpr size_t kPushed = 2000;
+  for (const size_t known : {kPushed, 40 * kPushed}) {
+    const auto table = New(Spec());
+    Push(table.get(), KeysFrom(0, known), 1);
+    table->Checkpoint(1);
+    const Key filled = Fill(table.get(), known);
+    for (int turn = 0; turn < 4; ++turn) {
+      table->Recover(1);
+      for (int push = 0; push < 3; ++push) {
+        ASSERT_NO_THROW(Push(table.get(), KeysFrom(0, kPushed), 1)) << known << " " << turn << " " << push;
+        EXPECT_EQ(Weights(*table, kPushed), std::vector<float>(kPushed, static_cast<float>(2 + push)));
+      }
+      EXPECT_GT(Fill(table.get(), known), filled * 9 / 10) << known << " " << turn;
+      if (turn % 2 == 0) continue;
+      table->Checkpoint(2);  // is given up, too
+      table->WaitDurable();
+    }
+  }
+}
+
+// What finds no slot to be noted as evicted is not counted as such.
+TEST_P(TableFullTest, EvictionsThatFailAreNotCounted) {
+  TableSpec spec = Spec();
+  spec.eviction = {{"global_step", {{"steps_to_live", 1}}, ""}};
+  const auto table = New(spec);
+  (void)Fill(table.get(), 0);
+  table->Checkpoint(1);
+  table->WaitDurable();
+  const uint64_t rows = table->rows();
+  for (int push = 0; push < 3; ++push) Push(table.get(), {0}, 1);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  EXPECT_GT(rows, table->rows());
+  EXPECT_EQ(table->policy_counts().evicted[Eviction::kGlobalStep], rows - table->rows());
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),
+                         [](const auto& kind) { return std::string(kind.param); });
+
+}  // namespace
+}  // namespace oe
