@@ -129,6 +129,28 @@ TEST_P(TableFullTest, EvictionsThatFailAreNotCounted) {
   EXPECT_EQ(table->policy_counts().evicted[Eviction::kGlobalStep], rows - table->rows());
 }
 
+// Slots that no row had are no shard's on the medium: those evicted from first do not take them from others.
+TEST_P(TableFullTest, AfterARestartEvictionsLeaveWhatUpdatesNeed) {
+  TableSpec spec = Spec();
+  spec.eviction = {{"global_step", {{"steps_to_live", 1}}, ""}};
+  StorageSpec storage = TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20);
+  {
+    const auto table = New(spec);
+    (void)Fill(table.get(), 0);
+    table->Checkpoint(1);
+    table->WaitDurable();
+  }
+  storage.recover = true;
+  const auto table = Table::Create(spec, storage);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  std::vector<Key> some;
+  for (uint32_t part = 0; part < Table::kParts; ++part) {
+    const std::vector<Key> keys = table->Keys(part);
+    for (size_t i = 0; i < keys.size(); i += 17) some.push_back(keys[i]);
+  }
+  EXPECT_NO_THROW(Push(table.get(), some, 1));
+}
+
 INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),
                          [](const auto& kind) { return std::string(kind.param); });
 
