@@ -121,6 +121,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
             self.first_rows = warm_start.one_matrix(
                 weights if isinstance(weights, (list, tuple)) else [weights], self
             )
+        self.bringing_rows = False  # whether an assignment of these began and did not end
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False  # ids must not become float16

@@ -103,7 +103,9 @@ def choose_rows(model: Any, fresh: bool | None) -> None:
     if fresh or (model._workers is not None and model._workers.rank != 0):
         return
     for name, layer in model._table_layers.items():
-        rows = 0 if layer.first_rows is None else rows_on_servers(model.client, name)
+        # Rows of a compile() that failed in the middle of them are the model's own.
+        known = layer.first_rows is None or layer.bringing_rows
+        rows = 0 if known else rows_on_servers(model.client, name)
         if rows and fresh is None:
             raise ValueError(
                 f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones: "
@@ -120,9 +122,13 @@ def assign(model: Any) -> None:
     Of several workers only worker 0 does: all begin with its weights.
     """
     for layer in model._table_layers.values():
-        matrix, layer.first_rows = layer.first_rows, None
-        if matrix is not None and (model._workers is None or model._workers.rank == 0):
-            layer.table.assign(matrix)
+        if layer.first_rows is None:
+            continue
+        if model._workers is None or model._workers.rank == 0:
+            layer.bringing_rows = True
+            layer.table.assign(layer.first_rows)
+            layer.bringing_rows = False
+        layer.first_rows = None  # not before: where that failed, the next compile() does it
 
 
 def is_stock(path: Path) -> bool:

@@ -148,7 +148,13 @@ class WithTables(_Model):  # type: ignore[misc]
         for name, layer in self._table_layers.items():
             layer.table = tables[name]
         self._steps = steps
-        warm_start.assign(self)
+        try:
+            warm_start.assign(self)
+        except BaseException:  # nothing trains on tables with a part of their rows
+            self._steps = None
+            for layer in self._table_layers.values():
+                layer.table = None
+            raise
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Model.fit. All is pushed when it returns.

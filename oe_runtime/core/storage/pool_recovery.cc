@@ -144,6 +144,26 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
   take();
 }
 
+// Blocks without any used slot are no shard's on the medium, and may have been reserved for the rows of one.
+// They are shared out before one shard, whose rows are evicted first for instance, takes them all.
+void Pool::ReserveAgain() {
+  try {
+    for (bool any = true; any;) {
+      any = false;
+      for (const auto& shard : shards_) {
+        if (!shard->LacksSlots()) continue;
+        {
+          const std::lock_guard<std::mutex> lock(segments_mutex_);
+          if (free_blocks_.empty()) return;
+        }
+        shard->TakeBlock();
+        any = true;
+      }
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever needs one takes it then
+  }
+}
+
 CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                              const std::function<void()>& before) {
   WaitDurable();
@@ -275,6 +295,7 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   epoch_ = chosen.epoch + 1;
   last_id_ = chosen.id;
   has_id_ = !kept.empty();
+  ReserveAgain();
   Recycle();
   return {chosen.id, chosen.version, chosen.rows};
 }

@@ -146,6 +146,10 @@ class SlotStore final : public RowStore {
     copied_ = changed;
     limit_ = 0;
   }
+  // Whether there are fewer slots than the rows and what is reserved with them need.
+  bool LacksSlots() const noexcept { return slot_count() < size_ + reserved(); }
+  // One more block. Throws StorageError.
+  void TakeBlock();
   // For how many epochs slots are reserved that none has shown to be needed.
   static uint64_t Epochs(uint32_t window) noexcept { return std::min<uint64_t>(window + uint64_t{1}, 4); }
   // A sixteenth: what is expected of rows of which no epoch has shown more.
@@ -177,7 +181,6 @@ class SlotStore final : public RowStore {
   void MakeRoom();
   void ReserveTombstone();
   void ReserveTombstoneLists();
-  void TakeBlock();
   uint32_t Take(Key key, bool added) noexcept;
   bool TakeGiven();
   void ReserveLists();

@@ -129,6 +129,63 @@ TEST_P(TableFullTest, EvictionsThatFailAreNotCounted) {
   EXPECT_EQ(table->policy_counts().evicted[Eviction::kGlobalStep], rows - table->rows());
 }
 
+// Slots that no row had are no shard's on the medium: those evicted from first do not take them from others.
+TEST_P(TableFullTest, AfterARestartEvictionsLeaveWhatUpdatesNeed) {
+  TableSpec spec = Spec();
+  spec.eviction = {{"global_step", {{"steps_to_live", 1}}, ""}};
+  StorageSpec storage = TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20);
+  {
+    const auto table = New(spec);
+    (void)Fill(table.get(), 0);
+    table->Checkpoint(1);
+    table->WaitDurable();
+  }
+  storage.recover = true;
+  const auto table = Table::Create(spec, storage);
+  EXPECT_THROW(table->Evict(), StorageFull);
+  std::vector<Key> some;
+  for (uint32_t part = 0; part < Table::kParts; ++part) {
+    const std::vector<Key> keys = table->Keys(part);
+    for (size_t i = 0; i < keys.size(); i += 17) some.push_back(keys[i]);
+  }
+  EXPECT_NO_THROW(Push(table.get(), some, 1));
+}
+
+// What a full pool's message says: the table opens, and its rows become fewer as checkpoints give slots back.
+TEST_P(TableFullTest, ACapThatIsLoweredMakesRoom) {
+  constexpr uint64_t kCap = 50'000;
+  TableSpec spec = Spec();
+  spec.eviction = {{"cap", {{"max_rows", 1e6}}, "lru"}};
+  constexpr size_t kPushed = 200;
+  Key filled = 0;
+  uint64_t rows = 0;
+  {
+    const auto table = New(spec);
+    filled = Fill(table.get(), 0) + 1000;
+    rows = table->rows();
+    table->Checkpoint(1);
+    table->WaitDurable();
+  }
+  ASSERT_GT(rows, 2 * kCap);
+  spec.eviction = {{"cap", {{"max_rows", kCap}}, "lru"}};
+  StorageSpec storage = TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20);
+  storage.recover = true;
+  const auto table = Table::Create(spec, storage);
+  EXPECT_LT(table->rows(), rows);
+  EXPECT_GT(table->rows(), kCap) << "the pool was not full";
+  uint64_t id = 2;
+  for (; id < 8; ++id) table->Checkpoint(id);  // until as many evictions are not expected again
+  const uint64_t opened = table->rows();
+  for (; id < 18; ++id, filled += kPushed) {
+    ASSERT_NO_THROW(Push(table.get(), KeysFrom(filled, kPushed), 1)) << id;
+    table->Checkpoint(id);
+    table->WaitDurable();
+  }
+  EXPECT_LT(table->rows(), opened - 1000);
+  const PolicyCounts counts = table->policy_counts();
+  EXPECT_EQ(counts.evicted[Eviction::kCap], rows + counts.admitted - table->rows());
+}
+
 INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),
                          [](const auto& kind) { return std::string(kind.param); });
 

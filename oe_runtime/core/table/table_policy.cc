@@ -169,8 +169,15 @@ void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t sha
       }
       before = count - std::min(count, times);
     }
-    while (map.size() >= most_rows_[shard] && of_batch < most_rows_[shard]) {
-      if (!EvictOne(content_.get(), shard, step)) break;
+    // More than one where the cap was lowered, see KeepCap(): then a few for each new row, until there is
+    // room.
+    for (int more = 0; more < 2 && map.size() >= most_rows_[shard] && of_batch < most_rows_[shard]; ++more) {
+      try {
+        if (!EvictOne(content_.get(), shard, step)) break;
+      } catch (const StorageFull&) {
+        if (map.size() <= most_rows_[shard]) throw;
+        break;
+      }
     }
     if (map.size() >= most_rows_[shard]) {
       ++no_room_;
@@ -223,11 +230,15 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
 }
 
 // For rows that came from another number of servers, which do not fall into the shares of the cap exactly, or
-// were saved under a larger cap.
+// were saved under a larger cap. What a full pool has no room to note as evicted goes later, when new rows
+// come, which the cap does not let in until then.
 void Table::KeepCap(Content* content) {
   const auto step = static_cast<uint32_t>(content->version.load() + 1);
   for (uint32_t shard = 0; shard < kShards; ++shard) {
-    while (content->shards[shard]->size() > most_rows_[shard] && EvictOne(content, shard, step)) {
+    try {
+      while (content->shards[shard]->size() > most_rows_[shard] && EvictOne(content, shard, step)) {
+      }
+    } catch (const StorageFull&) {  // NOLINT(bugprone-empty-catch): see above
     }
   }
 }

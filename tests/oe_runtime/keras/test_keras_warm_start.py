@@ -11,7 +11,7 @@ from server_processes import Servers
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
-from oe_runtime.errors import CheckpointError
+from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.spec import StorageSpec
 
 TABLES = ("table_a", "table_b", "linear_a")
@@ -341,6 +341,33 @@ def test_rows_on_servers_are_not_overwritten():
         for model in (two_fields(), stock):  # goes on with the servers' rows
             np.testing.assert_array_equal(rows(converted(model, client, fresh=False), "table_a"), kept)
         assert_rows_of(converted(stock, client, fresh=True), stock)
+
+
+@pytest.mark.parametrize("fresh", [None, True, False])
+def test_rows_that_did_not_arrive_come_with_the_next_compile(fresh, monkeypatch):
+    """A part of them is there by then, as when a server was lost; no model trains on such tables."""
+    stock, x, y = trained()
+    assign = Client.assign
+
+    def fails(client, table, keys, rows):
+        assign(client, table, keys[:9], rows[:9])
+        raise ServerLost("", "gone")
+
+    with Client.in_process() as client:
+        model = embed.distributed_model(stock, client, fresh=fresh)
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "assign", fails)
+            for _ in range(2):
+                with pytest.raises(ServerLost):
+                    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+                with pytest.raises(RuntimeError, match="compile the model first"):
+                    model.fit(x, y, verbose=0)
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        assert_rows_of(model, stock)
+        model.fit(x, y, verbose=0)
+        kept = rows(model, "table_a")
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        np.testing.assert_array_equal(rows(model, "table_a"), kept)
 
 
 def test_over_servers_checkpoints_and_increments(tmp_path):
