@@ -418,6 +418,7 @@ void Connection::Admit() {
 
 void Connection::AwaitMemory() {
   const uint64_t bytes = reply_bytes_;
+  slow_slot_.Release();  // of CountKeys(): who has memory may wait for it
   context_->queued.fetch_add(1, std::memory_order_relaxed);
   if (bytes <= kSmall) return AwaitSlot({});
   WhenFree(&context_->reply_bytes, bytes, {}, &Connection::AwaitSlot);
@@ -426,7 +427,6 @@ void Connection::AwaitMemory() {
 void Connection::AwaitSlot(MemoryBudget::Share share) {
   reply_share_ = std::move(share);
   if (IsSlow(header_.op)) {
-    if (header_.op == Op::kKeys) return ServeSlow(std::move(slow_slot_));
     return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeSlow);
   }
   WhenSlot(&context_->slots, &session_.job->serving, &Connection::ServeOne);
