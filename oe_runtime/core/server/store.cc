@@ -293,11 +293,15 @@ nlohmann::json Store::Versions() const {
   nlohmann::json tables = nlohmann::json::object();
   const std::vector<std::shared_ptr<Table>> all = Tables();
   const uint64_t pushing = pushing_.load();  // before the versions: a push that ends meanwhile is in both
+  // These wait for a table that is being recovered, and nobody must wait behind the mutex meanwhile.
+  std::vector<uint64_t> versions;
+  versions.reserve(all.size());
+  for (const auto& table : all) versions.push_back(table->version());
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const auto& table : all) {
-    const auto base = base_.find(table.get());
-    tables[table->spec().name] = {table->version(),
-                                  base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto base = base_.find(all[i].get());
+    tables[all[i]->spec().name] = {versions[i],
+                                   base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
   }
   return {{"torn", is_torn_ ? nlohmann::json(torn_) : nlohmann::json()},
           {"pushing", pushing},
@@ -306,11 +310,15 @@ nlohmann::json Store::Versions() const {
 
 void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
                     const std::function<void(size_t)>& put) {
+  std::vector<uint64_t> versions;
   for (size_t i = 0; i < tables.size(); ++i) {
+    const uint64_t before = tables[i]->version();
     try {
       put(i);
+      versions.push_back(tables[i]->version());
     } catch (const std::exception& problem) {
-      if (i > 0) {
+      // Most leave the table as it was; not one that comes when its rows are back (Table::KeepCap).
+      if (i > 0 || tables[i]->version() != before) {
         Tear(std::string(what) + " reached " + std::to_string(i) + " of " + std::to_string(tables.size()) +
              " tables: " + problem.what());
       }
@@ -319,7 +327,7 @@ void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const cha
   }
   Mend();
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const auto& table : tables) base_[table.get()] = table->version();
+  for (size_t i = 0; i < tables.size(); ++i) base_[tables[i].get()] = versions[i];
 }
 
 uint64_t Store::Evict() {
