@@ -27,6 +27,8 @@ constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to 
 constexpr uint64_t kFirst = uint64_t{1} << 20;   // that a body is given memory for before any of it is there
 constexpr unsigned kLooks = 8;                   // at the progress of a peer, in the time it may be silent
 
+constexpr uint16_t kFullVersion = 6;  // of the protocol that knows ErrorCode::kStorageFull
+
 // RFC 8446 section 6.2.
 constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
@@ -466,7 +468,10 @@ void Connection::AnswerFailure() {
     SetReply(EncodeError({ErrorCode::kInternal, "the server is out of memory"}));
     Reply(Op::kError, false);
   } catch (const std::exception& problem) {
-    SetReply(EncodeError({CodeOf(problem), problem.what()}));
+    ErrorCode code = CodeOf(problem);
+    // The class that a client of the version before knows.
+    if (code == ErrorCode::kStorageFull && session_.version < kFullVersion) code = ErrorCode::kStorage;
+    SetReply(EncodeError({code, problem.what()}));
     Reply(Op::kError, false);
   }
 }
