@@ -292,6 +292,10 @@ void Connection::ReadHeader() {
                                   std::to_string(most) + " are allowed");
         }
         self->arrived_ = 0;
+        // One of a worker waits for those of the others, so that these must not wait for it to end.
+        if (self->header_.op == Op::kPush && known && !self->session_.worker) {
+          self->pushing_ = self->session_.job->store.CountPush();
+        }
         if (length <= kSmall) return self->ReadBody({});
         // Memory that is there already is charged at once.
         const uint64_t first = std::min(length, std::max<uint64_t>(kFirst, self->body_.capacity()));
@@ -560,6 +564,7 @@ void Connection::SetReply(const std::string& text) {
 
 void Connection::Reply(Op op, bool last) {
   request_share_.Release();
+  pushing_.reset();
   refused_ = refused_ || last;
   Enter(Phase::kReply);
   if (saying_busy_) {
