@@ -435,9 +435,27 @@ class RemoteBackend : public Backend {
       changed = changed || (MayHaveChanged(calls[i].error.code) &&
                             (peers_.size() > 1 || peers_[i]->version < kTearVersion));
     }
-    if (failed == nullptr || (done.empty() && !changed && !some)) return;
+    if (failed == nullptr) return;
+    if (done.empty() && !some && (!changed || NoneIsTorn())) return;
     Tear(what + " failed on server " + where + " (" + failed->error.message + ")" +
          (done.empty() ? "" : " and was done by " + done));
+  }
+
+  // Whether all servers say that they have not torn their tables themselves. A worker does not ask: the
+  // answer may have to wait for others.
+  bool NoneIsTorn() {
+    if (worker_.takes_part()) return false;
+    for (const auto& peer : peers_) {
+      if (peer->version < kTearVersion) return false;
+    }
+    try {
+      const std::vector<json> all = AskAll(Op::kVersions, "", patience_);
+      return std::all_of(all.begin(), all.end(), [](const json& one) { return one.at("torn").is_null(); });
+    } catch (const Error&) {
+      return false;
+    } catch (const json::exception&) {
+      return false;
+    }
   }
 
   static bool MayHaveChanged(ErrorCode code) {

@@ -27,6 +27,8 @@ constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to 
 constexpr uint64_t kFirst = uint64_t{1} << 20;   // that a body is given memory for before any of it is there
 constexpr unsigned kLooks = 8;                   // at the progress of a peer, in the time it may be silent
 
+constexpr uint16_t kFullVersion = 6;  // of the protocol that knows ErrorCode::kStorageFull
+
 // RFC 8446 section 6.2.
 constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
@@ -290,6 +292,10 @@ void Connection::ReadHeader() {
                                   std::to_string(most) + " are allowed");
         }
         self->arrived_ = 0;
+        // One of a worker waits for those of the others, so that these must not wait for it to end.
+        if (self->header_.op == Op::kPush && known && !self->session_.worker) {
+          self->pushing_ = self->session_.job->store.CountPush();
+        }
         if (length <= kSmall) return self->ReadBody({});
         // Memory that is there already is charged at once.
         const uint64_t first = std::min(length, std::max<uint64_t>(kFirst, self->body_.capacity()));
@@ -418,6 +424,7 @@ void Connection::Admit() {
 
 void Connection::AwaitMemory() {
   const uint64_t bytes = reply_bytes_;
+  slow_slot_.Release();  // of CountKeys(): who has memory may wait for it
   context_->queued.fetch_add(1, std::memory_order_relaxed);
   if (bytes <= kSmall) return AwaitSlot({});
   WhenFree(&context_->reply_bytes, bytes, {}, &Connection::AwaitSlot);
@@ -426,7 +433,6 @@ void Connection::AwaitMemory() {
 void Connection::AwaitSlot(MemoryBudget::Share share) {
   reply_share_ = std::move(share);
   if (IsSlow(header_.op)) {
-    if (header_.op == Op::kKeys) return ServeSlow(std::move(slow_slot_));
     return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::ServeSlow);
   }
   WhenSlot(&context_->slots, &session_.job->serving, &Connection::ServeOne);
@@ -466,7 +472,10 @@ void Connection::AnswerFailure() {
     SetReply(EncodeError({ErrorCode::kInternal, "the server is out of memory"}));
     Reply(Op::kError, false);
   } catch (const std::exception& problem) {
-    SetReply(EncodeError({CodeOf(problem), problem.what()}));
+    ErrorCode code = CodeOf(problem);
+    // The class that a client of the version before knows.
+    if (code == ErrorCode::kStorageFull && session_.version < kFullVersion) code = ErrorCode::kStorage;
+    SetReply(EncodeError({code, problem.what()}));
     Reply(Op::kError, false);
   }
 }
@@ -555,6 +564,7 @@ void Connection::SetReply(const std::string& text) {
 
 void Connection::Reply(Op op, bool last) {
   request_share_.Release();
+  pushing_.reset();
   refused_ = refused_ || last;
   Enter(Phase::kReply);
   if (saying_busy_) {

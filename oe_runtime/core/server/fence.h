@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -48,8 +49,16 @@ class Fence {
   void GoBack(uint64_t client, uint64_t seen, const std::function<void()>& go) {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
     RequireSeen(seen);
-    back_.store(std::max(back_.load(), client));  // also if `go` fails: then some tables may have gone back
-    go();
+    std::exception_ptr failure;
+    try {
+      go();
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+    // Only now: who pulls meanwhile may read rows of before. Also if `go` failed: then some tables may have
+    // gone back.
+    back_.store(std::max(back_.load(), client));
+    if (failure) std::rethrow_exception(failure);
   }
 
   // The same without going back: what the others pulled stays good.

@@ -132,5 +132,33 @@ TEST(FenceMomentsTest, GoingBackWaitsForAChangeUnderWay) {
   EXPECT_EQ(MessageOf<CheckpointError>([&] { (void)fence.Change(1); }), kRefused);
 }
 
+// What a client pulls meanwhile may be of before.
+TEST(FenceMomentsTest, AClientThatPullsWhileTablesGoBackHasNotSeenIt) {
+  Fence fence;
+  fence.GoBack(2, 2, [&] { EXPECT_EQ(fence.seen(), 0U); });
+  EXPECT_EQ(fence.seen(), 2U);
+  EXPECT_THROW(fence.GoBack(3, 3, [] { throw StorageError("after some tables"); }), StorageError);
+  EXPECT_EQ(fence.seen(), 3U);
+}
+
+// A recovery has its table alone for as long as it reads; who asks for versions waits for it, and nobody for
+// that one.
+TEST_F(FenceTest, NobodyWaitsBehindWhoAsksForVersions) {
+  Ask(&lost_, Op::kCheckpoint, R"({"id": 0, "wait": true})");
+  Batch(&lost_, Op::kPush);
+  Pass pull;
+  ASSERT_TRUE(job_->store.LockPull({{table_, kKeys.data(), kKeys.size(), nullptr, 0, nullptr}}, &pull));
+  auto recover = std::async(std::launch::async, [&] { job_->store.Recover(0); });
+  EXPECT_EQ(recover.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  auto versions = std::async(std::launch::async, [&] { return job_->store.Versions(); });
+  EXPECT_EQ(versions.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  auto create = std::async(std::launch::async, [&] { job_->store.CreateTable(Spec("other", 1, "sgd")); });
+  EXPECT_EQ(create.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  pull.Release();
+  recover.get();
+  create.get();
+  EXPECT_EQ(versions.get()["tables"]["wide"][0], 0);
+}
+
 }  // namespace
 }  // namespace oe

@@ -78,26 +78,6 @@ std::optional<uint64_t> ParseHex(const std::string& text) {
   return value;
 }
 
-// Whether a push that failed has changed something: tables took it, or have policies, which count keys and
-// evict rows before the rest is refused.
-bool Changed(const std::vector<std::shared_ptr<Table>>& tables, size_t pushed) {
-  return pushed > 0 || std::any_of(tables.begin(), tables.end(), [](const auto& table) {
-           return !table->spec().admission.name.empty() || !table->spec().eviction.empty();
-         });
-}
-
-// Counts up for as long as it lives.
-class Counted {
- public:
-  explicit Counted(std::atomic<uint64_t>* count) : count_(count) { count_->fetch_add(1); }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-  ~Counted() { count_->fetch_sub(1); }
-
- private:
-  std::atomic<uint64_t>* const count_;
-};
-
 // Only what the table has.
 void AddPolicies(const Table& table, nlohmann::json* stats) {
   const TableSpec& spec = table.spec();
@@ -293,11 +273,15 @@ nlohmann::json Store::Versions() const {
   nlohmann::json tables = nlohmann::json::object();
   const std::vector<std::shared_ptr<Table>> all = Tables();
   const uint64_t pushing = pushing_.load();  // before the versions: a push that ends meanwhile is in both
+  // These wait for a table that is being recovered, and nobody must wait behind the mutex meanwhile.
+  std::vector<uint64_t> versions;
+  versions.reserve(all.size());
+  for (const auto& table : all) versions.push_back(table->version());
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const auto& table : all) {
-    const auto base = base_.find(table.get());
-    tables[table->spec().name] = {table->version(),
-                                  base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto base = base_.find(all[i].get());
+    tables[all[i]->spec().name] = {versions[i],
+                                   base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
   }
   return {{"torn", is_torn_ ? nlohmann::json(torn_) : nlohmann::json()},
           {"pushing", pushing},
@@ -306,11 +290,15 @@ nlohmann::json Store::Versions() const {
 
 void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
                     const std::function<void(size_t)>& put) {
+  std::vector<uint64_t> versions;
   for (size_t i = 0; i < tables.size(); ++i) {
+    const uint64_t before = tables[i]->version();
     try {
       put(i);
+      versions.push_back(tables[i]->version());
     } catch (const std::exception& problem) {
-      if (i > 0) {
+      // Most leave the table as it was; not one that comes when its rows are back (Table::KeepCap).
+      if (i > 0 || tables[i]->version() != before) {
         Tear(std::string(what) + " reached " + std::to_string(i) + " of " + std::to_string(tables.size()) +
              " tables: " + problem.what());
       }
@@ -319,7 +307,7 @@ void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const cha
   }
   Mend();
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (const auto& table : tables) base_[table.get()] = table->version();
+  for (size_t i = 0; i < tables.size(); ++i) base_[tables[i].get()] = versions[i];
 }
 
 uint64_t Store::Evict() {
@@ -375,7 +363,7 @@ void Store::PushLocked(const std::vector<PushPart>& parts) {
   std::vector<std::shared_ptr<Table>> tables(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) tables[i] = Get(parts[i].table);
   std::atomic<size_t> pushed{0};
-  const Counted pushing(&pushing_);
+  const Pushing pushing = CountPush();
   try {
     pool_->ParallelFor(parts.size(), [&](size_t i) {
       const PushPart& part = parts[i];
@@ -384,15 +372,19 @@ void Store::PushLocked(const std::vector<PushPart>& parts) {
       pushed.fetch_add(1, std::memory_order_relaxed);
     });
   } catch (const StorageError& error) {
-    if (!Changed(tables, pushed.load())) throw;
+    // No row has another value (Table::Push): what policies counted and evicted on the way tears nothing.
+    if (pushed.load() == 0) throw;
     Tear(error.what());
-    const std::string taken = pushed.load() == 0
-                                  ? "rows may have been evicted for this push"
-                                  : std::to_string(pushed.load()) + " of " + std::to_string(parts.size()) +
-                                        " tables took this push";
-    throw StorageError(std::string(error.what()) + " (" + taken + ": go on from the last checkpoint)");
+    const std::string message = std::string(error.what()) + " (" + std::to_string(pushed.load()) + " of " +
+                                std::to_string(parts.size()) +
+                                " tables took this push: go on from the last checkpoint)";
+    if (dynamic_cast<const StorageFull*>(&error) != nullptr) throw StorageFull(message);
+    throw StorageError(message);
+  } catch (const std::bad_alloc&) {
+    Tear("a push ran out of memory");  // nobody knows how far it came
+    throw;
   } catch (const std::exception& error) {
-    if (Changed(tables, pushed.load())) Tear(error.what());
+    if (pushed.load() > 0) Tear(error.what());
     throw;
   }
   pushes_.fetch_add(1, std::memory_order_relaxed);

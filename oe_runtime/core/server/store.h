@@ -65,8 +65,8 @@ class Store {
   void PullLocked(const std::vector<PullPart>& parts);
   bool LockPush(std::vector<uint32_t> tables, Pass* pass) const;
   void PushLocked(const std::vector<PushPart>& parts);
-  // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up on
-  // the way can leave some tables pushed and others not; the error says so, and the store is torn.
+  // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up, or
+  // memory that does, can leave some tables pushed and others not; the error says so, and the store is torn.
   void Push(const std::vector<PushPart>& parts);
   // What Push checks before any table changes; throws as it does.
   void Check(const std::vector<PushPart>& parts) const;
@@ -81,6 +81,15 @@ class Store {
   void Tear(const std::string& reason);
   void Mend();
   void RequireIntact() const;
+  // Says to Versions() that a push is under way, as long as it lives; within the store's life.
+  struct PushEnds {
+    void operator()(std::atomic<uint64_t>* pushing) const { pushing->fetch_sub(1); }
+  };
+  using Pushing = std::unique_ptr<std::atomic<uint64_t>, PushEnds>;
+  Pushing CountPush() {
+    pushing_.fetch_add(1);
+    return Pushing(&pushing_);
+  }
   // {"torn": the reason or null, "pushing": how many pushes are under way, "tables": {name: [version, the one
   // that Restore or Recover last put back, or null]}}: what tells several servers of one job whether they
   // have the same pushes.

@@ -34,13 +34,13 @@ TableSpec Huge() {
 // Two servers with pools, of which the first has no room for a row of one table.
 class TornTest : public testing::Test {
  protected:
-  TornTest() {
+  explicit TornTest(uint64_t room_of_second = 0) {
     for (uint32_t i = 0; i < 2; ++i) {
       ServerOptions options;
       options.shard = {i, 2};
       options.threads = 2;
-      options.storage = {"pmem_libpmem", directory_.path() + "/" + std::to_string(i), i == 0 ? kRoom : 0,
-                         false, 3};
+      options.storage = {"pmem_libpmem", directory_.path() + "/" + std::to_string(i),
+                         i == 0 ? kRoom : room_of_second, false, 3};
       servers_.push_back(std::make_unique<Server>(options));
       remote_.endpoints.push_back("127.0.0.1:" + std::to_string(servers_.back()->port()));
     }
@@ -98,19 +98,23 @@ class TornTest : public testing::Test {
     (void)Rows(client);
   }
 
-  // As a client that ends after it has sent its push to the first server.
-  void PushToOne() const {
+  // All that a client sends to push to one server.
+  static std::string PushTo(uint32_t server) {
     Key key = 0;
-    while (server_of(key, 2, false) != 0) ++key;
+    while (server_of(key, 2, false) != server) ++key;
     Buffer head;
     EncodeBatch({{0, 0, 1.0}}, {{&key, 1}}, &head);
     const std::vector<float> gradient(kDim, 1);
     std::string push(head.as<char>(), head.size());
     push.append(reinterpret_cast<const char*>(gradient.data()), kDim * sizeof(float));
     const std::string spec = nlohmann::json(Complete(Wide())).dump();
-    const std::string reply =
-        Talk(servers_[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) +
-                                      Frame(Op::kCreateTable, spec) + Frame(Op::kPush, push));
+    return Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) + Frame(Op::kCreateTable, spec) +
+           Frame(Op::kPush, push);
+  }
+
+  // As a client that ends after it has sent its push to the first server.
+  void PushToOne() const {
+    const std::string reply = Talk(servers_[0]->port(), PushTo(0));
     ASSERT_EQ(reply[reply.size() - kHeaderBytes + 6], static_cast<char>(Op::kPush)) << reply;
   }
 
@@ -169,6 +173,23 @@ TEST_F(TornTest, APushOfAClientThatEndedInTheMiddleIsNoticed) {
   EXPECT_THROW(client->Save(saved_), TornError);
 }
 
+// Longer than a save waits for a push that does not come.
+TEST_F(TornTest, APushThatIsStillOnItsWayTearsNothing) {
+  const auto client = Connect();
+  Push(client.get());
+  PushToOne();
+  const std::string rest = PushTo(1);
+  asio::io_context io;
+  asio::ip::tcp::socket socket(io);
+  socket.connect({asio::ip::address_v4::loopback(), servers_[1]->port()});
+  asio::write(socket, asio::buffer(rest.data(), rest.size() - 1));
+  auto checkpoint = std::async(std::launch::async, [&] { client->Checkpoint(1, true); });
+  EXPECT_EQ(checkpoint.wait_for(std::chrono::seconds(4)), std::future_status::timeout);
+  asio::write(socket, asio::buffer(rest.data() + rest.size() - 1, 1));
+  EXPECT_NO_THROW(checkpoint.get());
+  Push(client.get());
+}
+
 TEST_F(TornTest, AnotherClientsPushesDoNotKeepFromSaving) {
   const auto client = Connect();
   const auto other = Connect();
@@ -218,6 +239,58 @@ TEST_F(TornTest, AClientThatConnectsAnewTellsTheServers) {
   EXPECT_THROW(Push(client.get(), pulled.get()), ServerLost);
   client->Close();
   EXPECT_NE(client->torn().find("a push broke off"), std::string::npos) << client->torn();
+}
+
+// No server has room for a row of one table.
+class FullTest : public TornTest {
+ protected:
+  FullTest() : TornTest(kRoom) {}
+};
+
+TEST_F(FullTest, APushThatNoServerHasRoomForTearsNothing) {
+  const auto client = Connect();
+  Push(client.get());
+  EXPECT_THROW(PushHuge(client.get()), StorageError);
+  Push(client.get());
+  EXPECT_NO_THROW(client->Checkpoint(1, true));
+  EXPECT_EQ(client->Evict(), 0U);
+}
+
+// The class that the version before knows.
+TEST_F(FullTest, AClientOfTheVersionBeforeReadsAStorageError) {
+  Key key = 0;
+  while (server_of(key, 2, false) != 0) ++key;
+  Buffer head;
+  EncodeBatch({{0, 0, 1.0}}, {{&key, 1}}, &head);
+  const std::string push =
+      std::string(head.as<char>(), head.size()) + std::string(Huge().dim * sizeof(double), '\0');
+  for (const uint16_t version : {kOldestProtocol, kProtocolVersion}) {
+    const std::string reply =
+        Talk(servers_[0]->port(), Frame(Op::kHello, EncodeHello({version, "", "other"})) +
+                                      Frame(Op::kCreateTable, nlohmann::json(Complete(Huge())).dump()) +
+                                      Frame(Op::kPush, push));
+    const size_t text = reply.find("is full");
+    ASSERT_NE(text, std::string::npos) << reply;
+    const size_t error = reply.rfind("OEP\n", text);
+    EXPECT_EQ(reply[error + 6], static_cast<char>(Op::kError));
+    const ErrorCode code = version == kOldestProtocol ? ErrorCode::kStorage : ErrorCode::kStorageFull;
+    EXPECT_EQ(reply[error + kHeaderBytes], static_cast<char>(code)) << reply.substr(error);
+  }
+}
+
+// What policies do before a row is refused tears nothing: without an eviction there would be no room again.
+TEST(TornStoreTest, ATableWithPoliciesWithoutRoom) {
+  const TestDirectory directory;
+  const auto client = Client::InProcess({"pmem_libpmem", directory.path(), kRoom, false, 3}, 1, 1);
+  TableSpec spec = Huge();
+  spec.eviction = {{"global_step", {{"steps_to_live", 5}}, ""}};
+  (void)client->CreateTable(spec);
+  const Key key = 1;
+  const std::vector<double> gradient(spec.dim, 1);
+  const auto pulled = client->Pull({{&key, 1}}, {{0, 0}});
+  EXPECT_THROW(client->Push(*pulled, {{gradient.data(), 1, spec.dim}}, {1.0}), StorageFull);
+  EXPECT_EQ(client->Evict(), 0U);
+  EXPECT_NO_THROW(client->Checkpoint(1, true));
 }
 
 TEST(TornStoreTest, InOneProcess) {
