@@ -176,6 +176,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.eviction = eviction
         self.spec = spec
         self.first_rows: Any = None  # what the table begins with instead of the initializer's rows
+        self.bringing_rows = False  # whether an assignment of these began and did not end
         self.frozen = False
         self.client: Client | None = None  # this and the next three are distributed_model's
         self.default_name = ""
@@ -243,13 +244,20 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def bring_rows(self) -> None:
         """Gives the table, which is there now, its first rows; of several processes only the first does."""
-        rows, self.first_rows = self.first_rows, None
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if rows is None or (distributed and torch.distributed.get_rank() != 0):
-            return
-        table = self.bound()
-        if not rows_on_servers(table.client, table.spec.name):  # else it goes on from those: `fresh`
-            self._assign(rows)
+        if self.first_rows is not None and not (distributed and torch.distributed.get_rank() != 0):
+            table = self.bound()
+            # Those that are there are of another run, and it goes on from them (`fresh`), or of an optimizer
+            # whose making failed in the middle of them.
+            if self.bringing_rows or not rows_on_servers(table.client, table.spec.name):
+                self.bringing_rows = True
+                try:
+                    self._assign(self.first_rows)
+                except BaseException:  # nothing trains on a table with a part of its rows
+                    self.table = None
+                    raise
+                self.bringing_rows = False
+        self.first_rows = None
 
     def _assign(self, rows: Any) -> None:
         table = self.bound()

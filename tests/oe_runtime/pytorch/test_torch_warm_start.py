@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import oe_runtime.torch as embed  # noqa: E402
 from oe_runtime import Client  # noqa: E402
+from oe_runtime.errors import ServerLost  # noqa: E402
 
 ROWS = 70
 
@@ -126,4 +127,25 @@ def test_rows_on_servers_stay():
         anew = embed.distributed_model(anew, client, fresh=True)
         embed.distributed_optimizer(sgd(anew), anew)
         found = client.pull_rows(anew.users.table.number, np.arange(ROWS))
+        np.testing.assert_array_equal(found, matrix.numpy())
+
+
+def test_rows_that_did_not_arrive_come_with_the_next_optimizer(monkeypatch):
+    """A part of them is there by then, as when a server was lost."""
+    assign = Client.assign
+
+    def fails(client, table, keys, rows):
+        assign(client, table, keys[:9], rows[:9])
+        raise ServerLost("", "gone")
+
+    stock = Net()
+    matrix = stock.users.weight.detach().clone()
+    with Client.in_process() as client:
+        model = embed.distributed_model(stock, client)
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "assign", fails)
+            with pytest.raises(ServerLost):
+                embed.distributed_optimizer(sgd(model), model)
+        embed.distributed_optimizer(sgd(model), model)
+        found = client.pull_rows(model.users.table.number, np.arange(ROWS))
         np.testing.assert_array_equal(found, matrix.numpy())
