@@ -610,7 +610,15 @@ std::vector<uint64_t> Client::Checkpoints() {
 
 uint64_t Client::Recover(std::optional<uint64_t> id) {
   const std::lock_guard<std::mutex> lock(request_mutex_);
-  const std::vector<uint64_t> common = backend_->Checkpoints();
+  std::vector<uint64_t> common = backend_->Checkpoints();
+  const auto found = [&] { return std::binary_search(common.begin(), common.end(), *id); };
+  if (id && !several_workers_ && !found()) {  // it may be becoming durable
+    try {
+      backend_->WaitDurable();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then it is not there, which is said below
+    }
+    common = backend_->Checkpoints();
+  }
   const uint64_t chosen = id.value_or(common.empty() ? 0 : common.back());
   if (!std::binary_search(common.begin(), common.end(), chosen)) {
     std::string ids;

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_keras_models import ROWS, keras, pair, random_ids, rows
+from tf_keras_models import ROWS, keras, pair, random_ids, rows, two_fields
 
 import oe_runtime.tf_keras as embed
 
@@ -61,7 +61,7 @@ def test_harmless_subclasses_are_converted():
 def test_activity_regularizer():
     option = {"activity_regularizer": keras.regularizers.L2(0.5)}
     model, plain = pair(lambda: keras.optimizers.SGD(0.5), table_a=option)
-    again = embed.distributed_model(model)
+    again = embed.distributed_model(embed.distributed_model(two_fields(**option)))
     assert again.get_layer("table_a").activity_regularizer is not None
     copied = embed.Embedding.from_config(model.get_layer("table_a").get_config())
     assert copied.activity_regularizer is not None
