@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from oe_runtime import durable
 from oe_runtime.keras import dense
+from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.feed import feeding
@@ -105,7 +106,10 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         signatures["ids"] = tf.function(ids, input_signature=numbered, autograph=False)
     module.weights = [variable.value for variable in named.values()]
     module.model = model  # what its layers hold beside variables, lookup tables for example
-    tf.saved_model.save(module, str(path), signatures)
+    module.trigger = trigger()  # which the graphs of layers capture
+    # Nobody trains what is served, and rows in a graph refuse gradients, also when these are saved.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(module, str(path), signatures, options)
     outputs = signatures["forward"].get_concrete_function().structured_outputs
     names = {id(layer): name for name, layer in model._table_layers.items()}
     Description(

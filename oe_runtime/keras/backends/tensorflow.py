@@ -133,12 +133,15 @@ def _refuse_gradients(layer: str, rows: Any) -> Any:
 
         return tf.identity(rows), gradient
 
-    return refusing(rows, _trigger().read_value())
+    return refusing(rows, trigger().read_value())
 
 
 @functools.cache
-def _trigger() -> Any:
-    """A variable, because a tape that is entered later asks only for gradients of those."""
+def trigger() -> Any:
+    """A variable, because a tape that is entered later asks only for gradients of those.
+
+    What saves a graph with rows saves it too.
+    """
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(0.0)
 
