@@ -74,6 +74,7 @@ TEST_P(DropTest, ThreadsMayUseATableMeanwhile) {
     std::mt19937 random(seed);
     const std::vector<float> values(kKeys.size() * 3, 1.0F);
     std::vector<float> rows(kKeys.size() * 3);
+    std::vector<float> others(rows.size());
     std::vector<uint8_t> found(kKeys.size());
     while (!stop) {
       const uint32_t id = table;
@@ -81,7 +82,7 @@ TEST_P(DropTest, ThreadsMayUseATableMeanwhile) {
         switch (random() % 7) {
           case 0:
             store.Pull({{id, kKeys.data(), kKeys.size(), rows.data()},
-                        {other, kKeys.data(), kKeys.size(), rows.data()}});
+                        {other, kKeys.data(), kKeys.size(), others.data()}});
             break;
           case 1:
             store.Push({{other, kKeys.data(), kKeys.size(), values.data(), 0.1, nullptr}});
