@@ -162,6 +162,7 @@ class ModelledMedium final : public Medium {
   void Remove(const std::string& name) override { medium_->Remove(name); }
   std::vector<std::string> List() const override { return medium_->List(); }
   std::string PathOf(const std::string& name) const override { return medium_->PathOf(name); }
+  uint64_t Room() const noexcept override { return medium_->Room(); }
   std::unique_ptr<Flusher> NewFlusher() override {
     if (!model_->on()) return medium_->NewFlusher();
     return std::make_unique<ModelledFlusher>(model_, medium_->NewFlusher());
