@@ -239,7 +239,7 @@ def problems(found: Checkpoint) -> Iterator[str]:
     for name, wanted in found.manifest["files"].items():
         file = found.path / name
         try:
-            size, digest = _sum(file, most=wanted["bytes"])
+            size, digest = _sum(file, expected=wanted["bytes"])
         except OSError as error:
             yield f"{file}: {error.strerror}; the checkpoint is not whole"
             continue
@@ -295,11 +295,11 @@ def _open(file: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _sum(file: Path, most: int | None = None) -> tuple[int, str]:
-    """Bytes and SHA-256; a file of another size than `most` is not read."""
+def _sum(file: Path, expected: int | None = None) -> tuple[int, str]:
+    """Bytes and SHA-256; a file of another size than `expected` is not read."""
     digest, size = hashlib.sha256(), 0
     with _open(file) as stream:
-        if most is not None and (there := os.fstat(stream.fileno()).st_size) != most:
+        if expected is not None and (there := os.fstat(stream.fileno()).st_size) != expected:
             return there, ""
         while block := stream.read(1 << 20):
             digest.update(block)

@@ -24,9 +24,3 @@ def assign_all(
     for begin in range(0, spec.input_dim, step):
         rows = np.ascontiguousarray(to_numpy(matrix[begin : begin + step]), dtype=dtype)
         client.assign(table, np.arange(begin, begin + len(rows), dtype=np.int64), rows)
-
-
-def rows_on_servers(client: Client, name: str) -> int:
-    """How many rows the servers have of a table."""
-    servers = client.stats()["servers"]
-    return sum(server["tables"][name]["rows"] for server in servers if name in server["tables"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from oe_runtime.client import Client
 from oe_runtime.spec import TableSpec
@@ -31,12 +31,17 @@ def make_tables(
     return numbers
 
 
+def rows_on_servers(client: Client, names: Iterable[str]) -> dict[str, int]:
+    """How many rows the servers have of each of these tables; 0 of one that does not exist."""
+    servers = client.stats()["servers"]
+    return {
+        name: sum(server["tables"][name]["rows"] for server in servers if name in server["tables"])
+        for name in names
+    }
+
+
 def _warn(client: Client, names: Sequence[str]) -> None:
-    rows = dict.fromkeys(names, 0)
-    for server in client.stats()["servers"]:
-        for name in names:
-            rows[name] += server["tables"][name]["rows"]
-    for name, count in rows.items():
+    for name, count in rows_on_servers(client, names).items():
         if count:
             warnings.warn(
                 f"table {name} exists with {count:,} rows, going on: they are of an earlier run, the model's "

@@ -18,8 +18,8 @@ import keras
 import numpy as np
 
 from oe_runtime.errors import CheckpointError
-from oe_runtime.first_rows import rows_on_servers
 from oe_runtime.keras import dense
+from oe_runtime.present_rows import rows_on_servers
 
 _MODEL_FILES = (".h5", ".hdf5", ".keras", ".weights.json")
 
@@ -102,10 +102,13 @@ def choose_rows(model: Any, fresh: bool | None) -> None:
     """
     if fresh or (model._workers is not None and model._workers.rank != 0):
         return
-    for name, layer in model._table_layers.items():
-        # Rows of a compile() that failed in the middle of them are the model's own.
-        known = layer.first_rows is None or layer.bringing_rows
-        rows = 0 if known else rows_on_servers(model.client, name)
+    # Rows of a compile() that failed in the middle of them are the model's own.
+    bringing = {
+        name: layer
+        for name, layer in model._table_layers.items()
+        if layer.first_rows is not None and not layer.bringing_rows
+    }
+    for name, rows in rows_on_servers(model.client, bringing).items() if bringing else ():
         if rows and fresh is None:
             raise ValueError(
                 f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones: "
@@ -113,7 +116,7 @@ def choose_rows(model: Any, fresh: bool | None) -> None:
                 "another job or name_prefix keeps both"
             )
         if rows:
-            layer.first_rows = None
+            bringing[name].first_rows = None
 
 
 def assign(model: Any) -> None:

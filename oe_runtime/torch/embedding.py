@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
-from oe_runtime.first_rows import assign_all, rows_on_servers
+from oe_runtime.first_rows import assign_all
+from oe_runtime.present_rows import rows_on_servers
 from oe_runtime.spec import TableSpec
 
 _DTYPES = {
@@ -249,7 +250,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
             table = self.bound()
             # Those that are there are of another run, and it goes on from them (`fresh`), or of an optimizer
             # whose making failed in the middle of them.
-            if self.bringing_rows or not rows_on_servers(table.client, table.spec.name):
+            name = table.spec.name
+            if self.bringing_rows or not rows_on_servers(table.client, [name])[name]:
                 self.bringing_rows = True
                 try:
                     self._assign(self.first_rows)

@@ -270,13 +270,12 @@ void Exchanger::ReceiveBusy(State* state, const FrameHeader& header) {
   state->heard = std::chrono::steady_clock::now();
   state->busy.Resize(static_cast<size_t>(header.length));
   ++pending_;
-  asio::async_read(
-      *state->stream, asio::buffer(state->busy.data(), state->busy.size()),
-      [this, state](const asio::error_code& error, size_t) {
-        --pending_;
-        if (!error) return Receive(state);
-        Fail(std::make_exception_ptr(Lost(*state->peer, "the connection broke (" + error.message() + ")")));
-      });
+  asio::async_read(*state->stream, asio::buffer(state->busy.data(), state->busy.size()),
+                   [this, state](const asio::error_code& error, size_t) {
+                     --pending_;
+                     if (!error) return Receive(state);
+                     Fail(std::make_exception_ptr(Broken(*state->peer, error)));
+                   });
 }
 
 void Exchanger::ReceiveBody(State* state, const FrameHeader& header) {

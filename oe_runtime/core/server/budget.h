@@ -1,11 +1,8 @@
-// So much of something for all connections of a server: requests at once, bytes that clients share or that
-// are held for workers. Who asks for more than is free waits in line, and meanwhile reads nothing from its
-// peer. Frames have memory_budget.h.
+// A limit on bytes that all connections of a server have together: those that clients share, and those that
+// are held for workers. Nobody waits for them; requests that may wait have memory_budget.h and slots.h.
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -37,38 +34,22 @@ class Budget {
     Budget* budget_ = nullptr;
     uint64_t amount_ = 0;
   };
-  using Grant = std::function<void(Share)>;
 
   explicit Budget(uint64_t limit) : limit_(limit) {}
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // A share of `amount` when there is so much and nobody waits; otherwise none, and `later` is called once
-  // others have given enough back, on the thread of the last of them. One that asks for more than the whole
-  // budget gets all of it, alone.
-  std::optional<Share> Ask(uint64_t amount, Grant later);
-
-  // The same without a line to wait in.
+  // A share of `amount`; none if there is not so much.
   std::optional<Share> Try(uint64_t amount);
 
-  // Forgets those who wait.
-  void Clear();
-
   uint64_t used() const;
-  uint64_t waiting() const;
 
  private:
-  struct Waiter {
-    uint64_t amount;
-    Grant grant;
-  };
-  bool Fits(uint64_t amount) const { return amount <= limit_ - used_; }
   void GiveBack(uint64_t amount);
 
   const uint64_t limit_;
   mutable std::mutex mutex_;
   uint64_t used_ = 0;
-  std::deque<Waiter> waiters_;
 };
 
 }  // namespace oe

@@ -184,15 +184,6 @@ auto Connection::Moving(size_t before) {
   };
 }
 
-void Connection::WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share)) {
-  auto share = budget->Ask(amount, [self = shared_from_this(), next](Budget::Share later) {
-    asio::post(self->stream_.get_executor(),
-               [self, next, later = std::move(later)]() mutable { (self.get()->*next)(std::move(later)); });
-  });
-  if (share) return (this->*next)(std::move(*share));
-  Waits("memory of the server that other requests have");
-}
-
 void Connection::WhenSlot(Slots* slots, Slots::Owner* owner, void (Connection::*next)(Slots::Share)) {
   auto slot = slots->Ask(owner, [self = shared_from_this(), next](Slots::Share later) {
     asio::post(self->stream_.get_executor(),

@@ -146,7 +146,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Linger();
   void Discard();
   // Goes on with `next` once the budget has so much.
-  void WhenFree(Budget* budget, uint64_t amount, void (Connection::*next)(Budget::Share));
   void WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
                 void (Connection::*next)(MemoryBudget::Share));
   void CountRefusal(Refusal why);

@@ -35,16 +35,7 @@ class Raw {
     Send(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", "", worker})));
     Reply();
   }
-  std::string Reply() {
-    for (;;) {
-      HeaderBytes bytes{};
-      asio::read(socket_, asio::buffer(bytes));
-      const FrameHeader header = DecodeHeader(bytes, kMaxBody);
-      std::string body(header.length, '\0');
-      asio::read(socket_, asio::buffer(body));
-      if (header.op != Op::kBusy) return body;  // the reply is still to come
-    }
-  }
+  std::string Reply() { return ReadReply(&socket_); }
   // Until the server closes.
   std::string Rest() {
     std::string rest;

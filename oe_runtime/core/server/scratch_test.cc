@@ -366,11 +366,7 @@ TEST_F(HostileTest, LinksThatSomebodyPlantedAreNotFollowed) {
   socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
   const auto ask = [&socket](const std::string& frame) {
     asio::write(socket, asio::buffer(frame));
-    HeaderBytes header{};
-    asio::read(socket, asio::buffer(header));
-    std::string body(DecodeHeader(header, kMaxBody).length, '\0');
-    asio::read(socket, asio::buffer(body));
-    return body;
+    return ReadReply(&socket);
   };
   ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
   ask(Receive(4));
@@ -402,11 +398,7 @@ TEST_F(HostileTest, NoClientTouchesAnothersTransfer) {
     socket.connect({asio::ip::address_v4::loopback(), cluster_.servers[0]->port()});
     const auto ask = [&socket](const std::string& frame) {
       asio::write(socket, asio::buffer(frame));
-      HeaderBytes header{};
-      asio::read(socket, asio::buffer(header));
-      std::string body(DecodeHeader(header, kMaxBody).length, '\0');
-      asio::read(socket, asio::buffer(body));
-      return body;
+      return ReadReply(&socket);
     };
     ask(Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})));
     ask(saves ? save_ : Receive(4));

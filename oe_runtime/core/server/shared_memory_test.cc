@@ -176,11 +176,7 @@ class PlacesTest : public ::testing::Test {
   }
   std::string Ask(Op op, const std::string& body) {
     asio::write(socket_, asio::buffer(Frame(op, body)));
-    HeaderBytes bytes{};
-    asio::read(socket_, asio::buffer(bytes));
-    std::string reply(DecodeHeader(bytes, kMaxBody).length, '\0');
-    asio::read(socket_, asio::buffer(reply));
-    return reply;
+    return ReadReply(&socket_);
   }
   std::string Share() { return Ask(Op::kShare, EncodeShareRequest(arena_->Show(0, nonce_))); }
   static std::string Batch(uint32_t table, uint64_t place) {

@@ -115,6 +115,18 @@ inline std::string Talk(uint16_t port, const std::string& bytes) {
   return reply;
 }
 
+// The body of the next frame that is a reply: a busy server may say so before.
+inline std::string ReadReply(asio::ip::tcp::socket* socket) {
+  for (;;) {
+    HeaderBytes bytes{};
+    asio::read(*socket, asio::buffer(bytes));
+    const FrameHeader header = DecodeHeader(bytes, kMaxBody);
+    std::string body(header.length, '\0');
+    asio::read(*socket, asio::buffer(body));
+    if (header.op != Op::kBusy) return body;
+  }
+}
+
 inline std::string Frame(Op op, const std::string& body, uint64_t length) {
   const HeaderBytes header = EncodeHeader({op, 1, length});
   return std::string(header.begin(), header.end()) + body;
