@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from provision import flavors, remote, wheel
+from provision import flavor_facts, own_sources, remote, wheel
 from provision.bundle_packages import Part, collect, digest, run, system_of
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
@@ -55,7 +55,7 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
         here = dict.fromkeys(inventory.hosts, observe_os(System()))
         named = {**here, **assigned(inventory, systems)}
         lines = _collect(inventory, making, named, state_dir)
-        if inventory.flavor != flavors.DEFAULT:
+        if inventory.flavor != flavor_facts.DEFAULT:
             lines.append(
                 f"not in it, as runtime_flavor {inventory.flavor} compiles on the hosts: what pip and git "
                 "get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
@@ -74,7 +74,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     by_name = {system_of(os): os for os in systems.values()}
     pip: dict[str, set[str]] = {}
     pip_only: set[str] = set()
-    systems_of_keys = {wheel.own_key(): observe_os(System())}
+    systems_of_keys = {own_sources.own_key(): observe_os(System())}
     for name, host in inventory.hosts.items():
         os, desired = systems[name], host.desired()
         wanted.setdefault(system_of(os), {}).update(dict.fromkeys(_parts(host, os)))
@@ -91,7 +91,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     for system, parts in wanted.items():
         count = collect(by_name[system], list(parts), into / "packages" / system)
         lines.append(f"packages/{system}: {count} packages")
-    by_key: dict[str, set[str]] = {wheel.own_key(): pip_only}
+    by_key: dict[str, set[str]] = {own_sources.own_key(): pip_only}
     for made, requirements in pip.items():
         key = build.key_of(made)
         path = wheel.provide(made, state_dir, _no_other)
@@ -160,7 +160,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
 
 def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(into)]
-    if key != wheel.own_key():
+    if key != own_sources.own_key():
         argv += [f"--python-version={key.rpartition('-py')[2]}", "--implementation=cp"]
         argv += [f"--platform={item}" for item in _platforms(os)]
     run([*argv, *requirements])
@@ -204,7 +204,7 @@ class Bundle:
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
         """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
-        ours = inventory.flavor == flavors.DEFAULT
+        ours = inventory.flavor == flavor_facts.DEFAULT
         for path in (self.root / "wheels").glob("*/*/*.whl"):
             there = state_dir.absolute() / path.parent.relative_to(self.root)
             if not there.exists():
@@ -215,7 +215,7 @@ class Bundle:
             place, index = f"{THERE}/packages", f"{THERE}/pip"
             if host.connection == "local":
                 place = str(self.root / "packages" / own)
-                index = str(self.root / "pip" / wheel.own_key())
+                index = str(self.root / "pip" / own_sources.own_key())
             # NVIDIA's repository for apt decides which packages of the driver are taken.
             named = [name for name in (gpu.REPOSITORY,) if name in host.runtime.repositories]
             update: dict[str, object] = {"repositories": dict.fromkeys(["archive", *named], place)}

@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from provision import inventory_edit, monitoring, past, planview, playbook, rolling
+from provision.bundle import Bundle
 from provision.errors import ConvergeError, InventoryError
+from provision.inventory import Host, Inventory
 from provision.journal import Interrupted, Journal, cluster_lock
 from provision.look import Look, look
 from provision.node.roles import role_of
@@ -31,10 +33,6 @@ from provision.stepview import StepView
 from provision.training import jobs
 from provision.training.child import StopRequest
 from provision.training.jobs import ACTIVE
-
-if TYPE_CHECKING:
-    from provision.bundle import Bundle
-    from provision.inventory import Host, Inventory
 
 # After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
 ROUNDS = 4

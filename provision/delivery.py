@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import flavors
+from provision import flavor_facts, wheel
 from provision.errors import OeprovError, WheelError
 from provision.node.build import WHEEL_WANTED, WHEELS
 
@@ -35,9 +35,9 @@ def with_wheel(
     build = message[len(WHEEL_WANTED) :]
     host = str(variables.get("inventory_hostname", ""))
     try:
-        path = flavors.of(desired["runtime_flavor"]).provide(
-            build, state_dir, lambda packed, log: _build(action, variables, desired, packed, log)
-        )
+        own = flavor_facts.of(desired["runtime_flavor"]).own_wheel
+        provide = wheel.provide if own else wheel.provide_theirs
+        path = provide(build, state_dir, lambda packed, log: _build(action, variables, desired, packed, log))
         _put(action, path, f"{WHEELS}/{build}")
     except OeprovError as error:
         said = f"{error} (on {host})" if isinstance(error, WheelError) else str(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import flavors
+from provision import flavor_facts
 from provision.container_settings import ContainerSettings
 from provision.kubernetes.settings import KubernetesSettings
 from provision.node.plan import Desired
@@ -101,7 +101,7 @@ class Host:
             worker=self.is_worker,
             retry_trials=self.retry_trials,
         )
-        values |= flavors.of(self.runtime.flavor).desired(self)
+        values |= flavor_facts.of(self.runtime.flavor).desired(self.kind, self.runtime)
         if self.removal:
             values.update(
                 remove=True,

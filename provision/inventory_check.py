@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision import flavors, settings
+from provision import flavor_facts, settings
 from provision.connection import KEYS, boolean, refusals, ssh_arguments
 from provision.container_settings import ContainerSettings
 from provision.errors import InventoryError
@@ -200,7 +200,7 @@ def _final(host: Host, state_dir: Path) -> Host:
     if extra == "auto":
         framework = "tensorflow-gpu" if host.kind is Kind.gpu else "tensorflow"
         extra = framework if host.is_worker else "none"
-    flavor = flavors.of(host.runtime.flavor)
+    flavor = flavor_facts.of(host.runtime.flavor)
     storage: str = host.server.storage
     if storage == "auto":
         storage = flavor.storage(mode, host.runtime)

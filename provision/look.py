@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from provision.errors import HostError
+from provision.inventory import Inventory
 from provision.node.plan import make_plan
 from provision.node.state import State
 from provision.node.step import Plan
-
-if TYPE_CHECKING:
-    from provision.inventory import Inventory
 
 
 @dataclass

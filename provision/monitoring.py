@@ -8,15 +8,13 @@ from __future__ import annotations
 import ipaddress
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from rich.console import Console
 
 from provision.errors import OeprovError
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
+from provision.inventory import Host, Inventory
 
 Document = dict[str, Any]
 PROMETHEUS, DASHBOARD = "prometheus.yml", "grafana-dashboard.json"

@@ -10,14 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from provision import share, vault
 from provision.errors import ConvergeError
+from provision.inventory import Host, Inventory
 from provision.training.child import StopRequest
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
 
 Status = Literal["ok", "failed", "skipped", "unreachable"]
 _STATUS: dict[str, Status] = {

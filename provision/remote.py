@@ -13,12 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from provision.errors import HostError
-
-if TYPE_CHECKING:
-    from provision.inventory import Host
+from provision.inventory import Host
 
 CONNECT_TIMEOUT = 10
 _CONFIG = Path(__file__).with_name("ssh_config")

@@ -8,14 +8,10 @@ host of that kind makes it.
 from __future__ import annotations
 
 import base64
-import csv
 import fcntl
 import hashlib
 import importlib.util
-import io
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -24,22 +20,24 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 
-from provision import share
+from provision import own_sources
 from provision.errors import WheelError
-from provision.node.build import key_of, wheel_key
-from provision.node.command import System
-from provision.node.observe import observe_os
+from provision.node.build import key_of
 
-# What is compiled, and what decides how: hosts do not use the rest of the wheel.
-_RUNTIME = ("CMakeLists.txt", "pyproject.toml", "oe_runtime")
-# Tables of pyproject.toml, each to the next one; the others are for tests and linters.
-_DECIDING = re.compile(rb"^\[(?:build-system|project|tool\.scikit-build)\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 # All that pip needs to build the wheel.
-_SOURCES = (*_RUNTIME, "LICENSE", "README.md", "ansible.cfg", "inventory", "playbooks", "provision", "roles")
+_SOURCES = (
+    *own_sources.RUNTIME,
+    "LICENSE",
+    "README.md",
+    "ansible.cfg",
+    "inventory",
+    "playbooks",
+    "provision",
+    "roles",
+)
 _TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.12")
 # Wanted by scikit-build-core on Pythons older than 3.11 only; pip would look at this Python, not at theirs.
 _OLD_TOOLS = ("exceptiongroup", "tomli", "typing-extensions")
@@ -48,34 +46,6 @@ _TIMEOUT = 3600
 # Builds a wheel on a host: (archive of sources and build tools, path for the log) → where the wheel is now.
 # Another flavor's sources come from its own repository: then the archive is not there.
 Elsewhere = Callable[[Path, Path], Path]
-
-
-@cache
-def own_key() -> str:
-    """The key of the wheels that this machine makes."""
-    return wheel_key(observe_os(System()), platform.python_version())
-
-
-@cache
-def digest() -> str:
-    """SHA-256 of all that the runtime in the wheel is made of; the same for each process of a run."""
-    root = _checkout()
-    if root is None:
-        rows = [row for row in _record() if row[0].startswith("oe_runtime/") and row[1]]
-        return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
-    return digest_of(root)
-
-
-def digest_of(root: Path) -> str:
-    """SHA-256 of what is compiled in a checkout, names and contents."""
-    total = hashlib.sha256()
-    for path in _files(root, _RUNTIME):
-        content = path.read_bytes()
-        if path.name == "pyproject.toml":
-            content = b"".join(_DECIDING.findall(content))
-        total.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-        total.update(content)
-    return total.hexdigest()
 
 
 def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
@@ -93,13 +63,14 @@ def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
     with _lock(directory.with_name(directory.name + ".lock")):
         if found := _only_wheel(directory):
             return found
-        own = key_of(build) == own_key()
+        own = key_of(build) == own_sources.own_key()
         if own and log.exists() and log.stat().st_mtime >= begun:
             raise WheelError(_said(log, "built here"))  # another process has just tried
-        root = _checkout()
+        root = own_sources.checkout()
         if root is None and not own:
             raise WheelError(
-                f"no wheel for {key_of(build)}: oeprov was installed from a wheel for {own_key()}, without "
+                f"no wheel for {key_of(build)}: oeprov was installed from a wheel for "
+                f"{own_sources.own_key()}, without "
                 f"the sources; run oeprov from a checkout, or put a wheel of this version into {directory}"
             )
         _check_digest(build, root)
@@ -162,34 +133,15 @@ def _scratch(path: Path) -> Iterator[Path]:
 
 
 def _check_digest(build: str, root: Path | None) -> None:
-    now = digest() if root is None else digest_of(root)
+    now = own_sources.digest() if root is None else own_sources.digest_of(root)
     if build.rpartition("-")[2] != now[:16]:
         raise WheelError("the sources of the runtime have changed since the plan was made; plan again")
-
-
-def _checkout() -> Path | None:
-    root = share.root()
-    return root if (root / "pyproject.toml").is_file() else None
-
-
-def _files(root: Path, names: tuple[str, ...]) -> list[Path]:
-    """All files below ``names`` that belong to the sources, in a fixed order; links are not followed."""
-    found: list[Path] = []
-    for name in names:
-        top = root / name
-        if top.is_file():
-            found.append(top)
-        for directory, folders, files in os.walk(top):
-            folders[:] = [folder for folder in folders if folder != "__pycache__" and folder[0] != "."]
-            kept = [file for file in files if file[0] != "." and not file.endswith((".so", ".pyc"))]
-            found += [Path(directory) / file for file in kept]
-    return sorted(found)
 
 
 def archive(root: Path, tools: Path, path: Path) -> None:
     """A tar archive for a host to build: ``source/`` is what is built, ``tools/`` what pip builds with."""
     with tarfile.open(path, "w:gz", compresslevel=1) as file:
-        for source in _files(root, _SOURCES):
+        for source in own_sources.files(root, _SOURCES):
             file.add(source, f"source/{source.relative_to(root).as_posix()}", recursive=False)
         file.add(tools, "tools")
 
@@ -243,19 +195,6 @@ def _build_there(root: Path, build: str, into: Path, log: Path, elsewhere: Elsew
     made.rename(into / made.name)
 
 
-def _record() -> list[list[str]]:
-    """Path, digest and size of every installed file of oeprov; WheelError when it is not installed."""
-    try:
-        text = Distribution.from_name("oeprov").read_text("RECORD")
-    except PackageNotFoundError:
-        text = None
-    if not text:
-        raise WheelError(
-            "oeprov is neither a checkout nor installed by pip; hosts cannot be given its runtime"
-        )
-    return list(csv.reader(io.StringIO(text)))
-
-
 def repack(into: Path) -> Path:
     """The wheel that oeprov was installed from, put together again from its files."""
     distribution = Distribution.from_name("oeprov")
@@ -269,7 +208,7 @@ def repack(into: Path) -> Path:
     dropped = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
     rows, info = [], f"oeprov-{distribution.version}.dist-info"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for row in _record():
+        for row in own_sources.installed_files():
             name = PurePosixPath(row[0])
             if ".." in name.parts or name.suffix == ".pyc":
                 continue  # scripts and what Python compiled

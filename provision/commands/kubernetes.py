@@ -57,7 +57,7 @@ def manifests(
     """
     from provision.kubernetes import manifests as made
     from provision.kubernetes import plan
-    from provision.training.jobspec import LaunchOptions
+    from provision.training.request import LaunchOptions
 
     options = LaunchOptions(model=model, data=data, storage=storage, run_name=name)
     job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)

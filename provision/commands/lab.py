@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from provision.commands.options import DEFAULT_STATE_DIR, Json, StateDir
-
-if TYPE_CHECKING:
-    from provision.lab import Lab
+from provision.lab import Lab
 
 app = typer.Typer(
     no_args_is_help=True,

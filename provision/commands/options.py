@@ -7,15 +7,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from provision.errors import OeprovError
+from provision.inventory import Inventory
 from provision.state_directory import DEFAULT_STATE_DIR as DEFAULT_STATE_DIR  # for commands, with StateDir
-
-if TYPE_CHECKING:
-    from provision.inventory import Inventory
 
 InventoryPath = Annotated[
     Path,

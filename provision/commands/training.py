@@ -179,7 +179,7 @@ def launch_training(
     there. No process is left behind, however it ends.
     """
     from provision.training import containers, jobs, launching
-    from provision.training.jobspec import LaunchOptions
+    from provision.training.request import LaunchOptions
 
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
         raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
@@ -261,7 +261,7 @@ def resume(
     either, a finished job can go on too. The same as launch-training --resume.
     """
     from provision.training import jobs, launching
-    from provision.training.jobspec import LaunchOptions
+    from provision.training.request import LaunchOptions
 
     found = jobs.find(state_dir, job)
     options = LaunchOptions(

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from provision import wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
+from provision.inventory import Host, Inventory
 from provision.node import numa
+from provision.node.state import State
 from provision.training import placement, units
 from provision.training.jobs import Job
 from provision.training.placement import Placement
+from provision.training.request import Request
 from provision.training.storage import POOLS, place_of, storage_of
 
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.node.state import State
-    from provision.runtime_settings import RuntimeSettings
-    from provision.training.jobspec import Request
-
-provide = wheel.provide_theirs
 # Lines of its scripts: "loss = 0.5, steps = 100, …" and "steps = 100, loss = 0.5 (1.2 sec)".
 PROGRESS = r"(?=.*\bsteps = (?P<step>\d+))(?=.*\bloss = (?P<loss>[\d.]+(?:e[+-]?\d+)?))"
 GIB = 1 << 30
@@ -74,26 +68,6 @@ SCRIPTS = {
         },
     ),
 }
-
-
-def venv(local: bool, state_dir: Path) -> str:
-    """See ``Flavor``."""
-    return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
-
-
-def storage(mode: str, _settings: RuntimeSettings) -> str:
-    """See ``Flavor``."""
-    return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
-
-
-def keeps_rows(host: Host) -> bool:
-    """See ``Flavor``."""
-    return host.is_worker
-
-
-def desired(_host: Host) -> dict[str, Any]:
-    """See ``Flavor``."""
-    return {"runtime_extra": "", "runtime_requirements": []}
 
 
 def settle(inventory: Inventory, wanted: Request) -> Request:

@@ -3,48 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from provision import requirements, wheel
-from provision.settings import Kind
-from provision.training import placement
+from provision.inventory import Host, Inventory
+from provision.training import placement, request
+from provision.training.request import Request
 
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.runtime_settings import RuntimeSettings
-    from provision.training.jobspec import Request
-
-_VENV = "/opt/oeprov/venv"
 place = placement.place
-provide = wheel.provide
-
-
-def venv(local: bool, _state_dir: Path) -> str:
-    """See ``Flavor``."""
-    return sys.prefix if local else _VENV
-
-
-def storage(mode: str, _settings: RuntimeSettings) -> str:
-    """See ``Flavor``."""
-    return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
-
-
-def keeps_rows(host: Host) -> bool:
-    """See ``Flavor``."""
-    return host.is_parameter_server
-
-
-def desired(host: Host) -> dict[str, Any]:
-    """See ``Flavor``."""
-    extra = "" if host.runtime.extra == "none" else host.runtime.extra
-    needs = list(requirements.of_extra(extra))
-    found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
-    if host.kind is not Kind.local:
-        if host.runtime.python != "python3" and not needs:
-            found["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
-        found.update(runtime_wheel_digest=wheel.digest(), runtime_wheel_key=wheel.own_key())
-    return found
 
 
 def settle(_inventory: Inventory, wanted: Request) -> Request:
@@ -54,9 +18,7 @@ def settle(_inventory: Inventory, wanted: Request) -> Request:
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
-    from provision.training import jobspec
-
-    jobspec.check_data(wanted.training.data, placement.worker_hosts(inventory))
+    request.check_data(wanted.training.data, placement.worker_hosts(inventory))
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:

@@ -8,29 +8,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from provision import wheel
 from provision.errors import TrainingError
 from provision.flavors import programs
+from provision.inventory import Host, Inventory
 from provision.node import families
 from provision.node import openembedding as node
+from provision.node.state import State
 from provision.training import placement, units
 from provision.training.jobs import SERVERS, Job, ProcessSpec
 from provision.training.placement import Placement
+from provision.training.request import Request
 from provision.training.storage import place_of, storage_of
 from provision.training.supervisor import free_endpoints
 from provision.training.units import Place
 
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.node.state import State
-    from provision.runtime_settings import RuntimeSettings
-    from provision.training.jobspec import Request
-
 PORT = 34567  # of its documents; used on hosts where parameter_server_port does not say
-provide = wheel.provide_theirs
 MODELS = {"deepfm": "DeepFM", "wdl": "WDL", "xdeepfm": "xDeepFM"}
 OPTIMIZERS = {"adagrad": "Adagrad", "adam": "Adam", "ftrl": "Ftrl", "sgd": "SGD"}
 # A line that Keras prints at the end of an epoch; under horovodrun those of the first process count.
@@ -69,26 +63,6 @@ VARIANTS = {
         "examples/criteo_deepctr_network_mpi.py", ("mpirun", "-np"), False, {**_EXAMPLE, "export": "--export"}
     ),
 }
-
-
-def venv(local: bool, state_dir: Path) -> str:
-    """See ``Flavor``."""
-    return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
-
-
-def storage(mode: str, settings: RuntimeSettings) -> str:
-    """See ``Flavor``; PyPI's package knows DRAM only."""
-    return "pmem_libpmem" if mode == "fsdax" and not node.has_no_pmem(settings.package) else "dram"
-
-
-def keeps_rows(host: Host) -> bool:
-    """See ``Flavor``."""
-    return host.is_parameter_server or host.is_worker
-
-
-def desired(_host: Host) -> dict[str, Any]:
-    """See ``Flavor``."""
-    return {"runtime_extra": "", "runtime_requirements": []}
 
 
 def _variant(inventory: Inventory) -> tuple[str, Variant]:

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from provision import share
 from provision.errors import TrainingError
+from provision.inventory import Host, Inventory
 from provision.training import placement, units
 from provision.training.jobs import Job, ProcessSpec, Role
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.training.jobspec import Request
+from provision.training.request import Request
 
 
 def directory_of(job: Job, host: Host) -> Path:

@@ -6,17 +6,14 @@ Every variable is in the manifests, is refused by name, gets a note here, or is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from provision import settings
 from provision.container_settings import ContainerSettings
+from provision.inventory import Host, Inventory
 from provision.runtime_settings import RuntimeSettings
 from provision.setting_types import Settings
+from provision.training.request import Request
 from provision.training.storage import POOLS
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.training.jobspec import Request
 
 # Variables of the job that have no effect there, and what decides instead.
 _INSTEAD = {

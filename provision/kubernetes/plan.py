@@ -8,21 +8,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
-from provision import flavors
+from provision import flavor_facts
 from provision.errors import TrainingError
+from provision.inventory import Host, Inventory
 from provision.kubernetes import differences
 from provision.kubernetes.settings import KubernetesSettings
 from provision.settings import Kind
-from provision.training import jobspec, placement
-from provision.training.jobspec import LaunchOptions, Request
+from provision.training import jobspec, placement, request
+from provision.training.request import LaunchOptions, Request
 from provision.training.storage import POOLS, storage_of
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -70,7 +68,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
 
     ``name``: of all objects; default: the option's, else the model's.
     """
-    if inventory.flavor != flavors.DEFAULT:
+    if inventory.flavor != flavor_facts.DEFAULT:
         raise TrainingError(
             f"runtime_flavor: {inventory.flavor} runs on hosts; on Kubernetes there is oe_runtime only: "
             "leave "
@@ -132,7 +130,7 @@ def _check_settings(inventory: Inventory, wanted: Request) -> None:
     ):
         if not getattr(settings, key):
             raise TrainingError(f"{inventory.path}: kubernetes_{key} is missing: {what}")
-    if not jobspec.check_generated(training.data):
+    if not request.check_generated(training.data):
         root = PurePosixPath(settings.claim_path)
         if root not in PurePosixPath(training.data).parents:
             raise TrainingError(

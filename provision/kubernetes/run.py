@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from provision.errors import TrainingError
+from provision.inventory import Inventory
 from provision.kubernetes import api, checks, manifests, record, state
 from provision.kubernetes.api import Api, ApiFailure, Document
 from provision.kubernetes.follow import Follower
@@ -24,11 +24,8 @@ from provision.state_directory import state_flag
 from provision.training import jobs
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
-from provision.training.jobspec import LaunchOptions
 from provision.training.placement import CHECKPOINT_SECONDS
-
-if TYPE_CHECKING:
-    from provision.inventory import Inventory
+from provision.training.request import LaunchOptions
 
 POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end

@@ -16,15 +16,12 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from provision.errors import TrainingError
+from provision.inventory import Inventory
 from provision.training import units
-
-if TYPE_CHECKING:
-    from provision.inventory import Inventory
-    from provision.training.jobs import Job, ProcessSpec
-    from provision.training.jobspec import Request
+from provision.training.jobs import Job, ProcessSpec
+from provision.training.request import Request
 
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60

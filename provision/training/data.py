@@ -10,15 +10,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from provision import flavors
 from provision.errors import HostError, TrainingError
+from provision.inventory import Host, Inventory
 from provision.training import errand, placement, units
-from provision.training.jobspec import Request
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
+from provision.training.request import Request
 
 SECONDS = 300  # that it may take: directories of thousands of files, and TensorFlow for TFRecord
 _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own

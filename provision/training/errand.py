@@ -6,14 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from provision import carry, remote
 from provision.errors import HostError
+from provision.inventory import Host
 from provision.node.job import MARKER
-
-if TYPE_CHECKING:
-    from provision.inventory import Host
 
 Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove", "check_data"]
 CONNECT_TIMEOUT = 10

@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -18,13 +18,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from provision import carry, remote
 from provision.errors import HostError, TrainingError
+from provision.inventory import Host
 from provision.node.files import MARKER
 from provision.training import jobs, units
 from provision.training.fleet import Fleet
 from provision.training.jobs import Job
-
-if TYPE_CHECKING:
-    from provision.inventory import Host
 
 RESULTS = ("export", "report.html")
 CHECKPOINTS = "checkpoints"

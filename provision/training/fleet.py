@@ -9,17 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from provision.errors import HostError, TrainingError
+from provision.inventory import Host
 from provision.node.job import MOST_EVENTS
 from provision.training import errand, units
 from provision.training.jobs import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
 from provision.training.metrics import last_word
 from provision.training.placement import CHECKPOINT_SECONDS, restored, worker_start
-
-if TYPE_CHECKING:
-    from provision.inventory import Host
 
 LOOK_SECONDS = 60  # that a look may take on a slow host
 STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}

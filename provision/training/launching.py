@@ -11,34 +11,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from provision import flavors, playbook
+from provision import flavor_facts, flavors, playbook
 from provision.errors import HostError, Interrupted, TrainingError
+from provision.inventory import Inventory
 from provision.journal import cluster_lock
 from provision.look import look
 from provision.node import process
+from provision.node.state import State
 from provision.playbook import TaskResult
 from provision.state_directory import state_flag
-from provision.training import containers, data, fleet, jobs, jobspec, longer, placement, readiness
+from provision.training import containers, data, fleet, jobs, jobspec, longer, placement, readiness, request
 from provision.training.background import start_detached
 from provision.training.child import TICK, StopRequest
 from provision.training.ending import last_screen, result
 from provision.training.fleet import Fleet
 from provision.training.jobs import ACTIVE, Job, JobSpec, JobState, ProcessState
-from provision.training.jobspec import LaunchOptions, Request
 from provision.training.metrics import MetricsTail
 from provision.training.placement import Placement
 from provision.training.progress import TrainingView
+from provision.training.request import LaunchOptions, Request
 from provision.training.stopping import stop, wait_for_orphans
 from provision.training.supervisor import Outcome, Supervisor
-
-if TYPE_CHECKING:
-    from provision.inventory import Inventory
-    from provision.node.state import State
 
 
 def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -97,9 +94,9 @@ def _old(
     # Any number of servers can restore a checkpoint, and any number of workers go on from it.
     servers, workers = given.pop("servers", None), given.pop("workers", None)
     end: dict[str, int] = {name: given.pop(name) for name in ("epochs", "steps") if name in given}
-    jobspec.check_counts(servers, workers)
+    request.check_counts(servers, workers)
     if given:
-        flags = ", ".join(jobspec.flag(name) for name in given)
+        flags = ", ".join(request.flag(name) for name in given)
         raise TrainingError(f"--resume goes on with the settings of the job; leave out {flags}")
     if options.resume:
         job = jobs.find(state_dir, options.resume)
@@ -160,7 +157,7 @@ def _old(
     if not saved:
         console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
     job.make()
-    if inventory.flavor != flavors.DEFAULT:  # whose export of a run that broke is half-written
+    if inventory.flavor != flavor_facts.DEFAULT:  # whose export of a run that broke is half-written
         shutil.rmtree(job.run_dir / "export", ignore_errors=True)
     planned = flavors.of(inventory.flavor).place(job, inventory, states, wanted)
     others = _other_servers(job, spec, planned)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from provision import flavors
+from provision import flavor_facts
 from provision.errors import TrainingError
 from provision.training.ending import saved
 from provision.training.jobs import Job
-from provision.training.jobspec import Request
 from provision.training.metrics import summary
+from provision.training.request import Request
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
     if not end:
         return wanted
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
-    if flavor != flavors.DEFAULT:
+    if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} does not go on from a checkpoint; start a new job")
     done = trained(job)
     steps, epochs = end.get("steps", 0), end.get("epochs", 0)

@@ -7,22 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from provision import share
+from provision import settings, share
 from provision.errors import TrainingError
+from provision.inventory import Host, Inventory
 from provision.node import numa
+from provision.node.state import State
+from provision.runtime_settings import RuntimeSettings
 from provision.settings import Kind
 from provision.training import containers, units
 from provision.training.jobs import SERVERS, WORKERS, Job, ProcessSpec
+from provision.training.request import Request
 from provision.training.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
 from provision.training.units import Place, on_host
 from provision.training_settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.node.state import State
-    from provision.training.jobspec import Request
 
 CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
@@ -68,10 +67,6 @@ def connection(host: Host) -> dict[str, Any]:
 
 def restored(values: Mapping[str, Any]) -> Host:
     """The host of ``connection``; its settings are the defaults. TrainingError when it cannot be."""
-    from provision import settings
-    from provision.inventory import Host
-    from provision.runtime_settings import RuntimeSettings
-
     found: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }

@@ -5,18 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from provision import flavors, past
+from provision import flavor_facts, past
+from provision.inventory import Host, Inventory
 from provision.node.roles import role_of
+from provision.node.state import State
 from provision.node.step import Plan, Step
 from provision.settings import KernelSettings, Kind, mode_refusal
+from provision.training.request import Request
 from provision.training.storage import MODES, storage_of
-
-if TYPE_CHECKING:
-    from provision.inventory import Host, Inventory
-    from provision.node.state import State
-    from provision.training.jobspec import Request
 
 
 def needed(inventory: Inventory, wanted: Request) -> Inventory:
@@ -35,7 +32,8 @@ def _mode(host: Host, wanted: Request) -> str:
     if host.kind is Kind.local:
         return host.pmem.mode  # a directory that stands in for it, or none
     mode = "none"
-    if flavors.of(host.runtime.flavor).keeps_rows(host):
+    keeps_rows = flavor_facts.of(host.runtime.flavor).keeps_rows
+    if keeps_rows(parameter_server=host.is_parameter_server, worker=host.is_worker):
         # Of a memory node, servers with storage dram take all their memory: see ``place_of``.
         dram = "system-ram" if host.pmem.mode == "system-ram" else "none"
         mode = MODES.get(storage_of(host, wanted), dram)

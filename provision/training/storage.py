@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from provision.errors import TrainingError
+from provision.inventory import Host
 from provision.node import numa
+from provision.node.state import State
+from provision.training.request import Request
 from provision.training.units import Place, on_host
-
-if TYPE_CHECKING:
-    from provision.inventory import Host
-    from provision.node.state import State
-    from provision.training.jobspec import Request
 
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
 MODES = {"pmem_libpmem": "fsdax", "dram_pmem": "fsdax", "pmem_memkind": "system-ram"}  # that they need

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from provision.inventory import Host
+from provision.inventory import Host
 
 JOBS = PurePosixPath("/var/lib/oeprov/jobs")
 USER = "oeprov"

@@ -30,7 +30,7 @@ from provision.node.state import DaxDevice, Mount, State
 from provision.training import fetching, jobs, jobview, launching, placement, stopping
 from provision.training.ending import last_screen
 from provision.training.jobs import Job, JobSpec, ProcessSpec
-from provision.training.jobspec import LaunchOptions
+from provision.training.request import LaunchOptions
 from provision.training.supervisor import Outcome
 
 pytestmark = [

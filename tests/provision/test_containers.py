@@ -21,7 +21,7 @@ from provision.node.step import Plan, Step
 from provision.training import containers, jobs, jobspec, launching, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
-from provision.training.jobspec import LaunchOptions
+from provision.training.request import LaunchOptions, Request
 from provision.training.supervisor import Supervisor
 
 ENGINE = """\
@@ -131,7 +131,7 @@ def test_stop_and_resume(state_dir: Path, engine: Callable[..., Engine]) -> None
     assert job.checkpoint() is not None
     # `oeprov resume` makes the processes anew from the job's own settings.
     found = inventory(state_dir)
-    again = jobspec.Request.of_job(job.spec())
+    again = Request.of_job(job.spec())
     assert again.on == "docker"
     job.write_spec(
         jobspec.build(job, found, placement.place(job, found, {}, again), again, datetime(2026, 11, 22))

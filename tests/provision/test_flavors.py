@@ -23,8 +23,8 @@ from provision.node.state import Mount, NumaNode, OsInfo, State
 from provision.training import data, jobs, jobspec, launching, placement
 from provision.training.child import StopRequest
 from provision.training.jobs import Job
-from provision.training.jobspec import LaunchOptions
 from provision.training.metrics import summary
+from provision.training.request import LaunchOptions
 from provision.training.supervisor import Supervisor
 
 INVENTORY = """\

@@ -18,7 +18,7 @@ from provision import cli
 from provision.errors import TrainingError
 from provision.inventory_check import load
 from provision.kubernetes import manifests, parts, plan, servers, workers
-from provision.training.jobspec import LaunchOptions
+from provision.training.request import LaunchOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

@@ -12,7 +12,7 @@ from provision.errors import OeprovError
 from provision.inventory_check import load
 from provision.kubernetes import manifests, plan
 from provision.kubernetes.differences import NO_MEANING
-from provision.training.jobspec import LaunchOptions
+from provision.training.request import LaunchOptions
 
 CLASS = {"kubernetes_storage_class": "pmem", "kubernetes_storage_size": "100G"}
 # Variable -> another value than its default, and what else is set with it.

@@ -17,7 +17,7 @@ from provision.inventory_check import load
 from provision.node import job, jobfiles
 from provision.node.command import Result, System
 from provision.training import data, errand, jobspec
-from provision.training.jobspec import LaunchOptions
+from provision.training.request import LaunchOptions
 
 EXCERPT = Path(__file__).parents[1] / "oe_runtime" / "data" / "criteo_200.tsv"
 LOCAL = """\

@@ -20,8 +20,8 @@ from provision.node.roles import role_of
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
 from provision.node.step import Plan, Step
 from provision.training import jobspec, launching, placement, readiness
-from provision.training.jobspec import LaunchOptions
 from provision.training.placement import Placement
+from provision.training.request import LaunchOptions, Request
 
 GIB = 1 << 30
 INVENTORY = """\
@@ -101,11 +101,11 @@ def test_size_of_the_cache(tmp_path: Path) -> None:
         wanted,
         jobspec.datetime(2026, 11, 22),
     )
-    assert jobspec.Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
+    assert Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
     earlier = spec.model_copy(
         update={"settings": {key: value for key, value in spec.settings.items() if key != "storage_cache"}}
     )
-    assert jobspec.Request.of_job(earlier).storage_cache == 0
+    assert Request.of_job(earlier).storage_cache == 0
 
 
 @pytest.mark.parametrize(
