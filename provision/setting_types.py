@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -57,6 +58,14 @@ Switch = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Flag:
+    """Marks a setting that is a flag of ``launch-training`` too."""
+
+    name: str = ""  # default: the field's
+    allowed: tuple[str, ...] = ()  # default: the field's
+
+
 class Settings(BaseModel):
     """Variables with one prefix; unknown names are refused."""
 
@@ -67,6 +76,17 @@ class Settings(BaseModel):
     def variables(cls) -> list[str]:
         """Names of the inventory variables that this model reads."""
         return [cls.prefix + name for name in cls.model_fields]
+
+    @classmethod
+    def flags(cls) -> dict[str, tuple[str, Flag]]:
+        """Name of a flag, as Python has it → the field and what its mark says."""
+        marks = [
+            (name, mark)
+            for name, field in cls.model_fields.items()
+            for mark in field.metadata
+            if isinstance(mark, Flag)
+        ]
+        return {mark.name or name: (name, mark) for name, mark in marks}
 
     def flat(self) -> dict[str, Any]:
         """Variable name → value, JSON types only; what Ansible gets as variables."""
