@@ -53,9 +53,8 @@ Share = Annotated[
 ]
 Text = Annotated[str, BeforeValidator(_text)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Switch = Annotated[
-    Literal["auto", "on", "off"], BeforeValidator(_switch, json_schema_input_type=bool | Literal["auto"])
-]
+_Switch = Literal["auto", "on", "off"]
+Switch = Annotated[_Switch, BeforeValidator(_switch, json_schema_input_type=_Switch | bool)]
 
 
 @dataclass(frozen=True)

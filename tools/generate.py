@@ -257,6 +257,7 @@ def _reference(models: Sequence[type[Settings]]) -> str:
 
 
 def _kind(item: dict[str, Any]) -> str:
+    item = next((part for part in item.get("anyOf", ()) if "enum" in part), item)
     if "enum" in item:
         return "one of " + ", ".join(f"`{choice}`" for choice in item["enum"])
     kind = item.get("type")

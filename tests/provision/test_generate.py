@@ -12,6 +12,7 @@ from pydantic import Field
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.options import parser
 from provision import settings
+from provision.node.step import Desired
 from provision.setting_types import Flag
 from provision.training.placement import training_words
 from provision.training_settings import TrainingSettings, trainer_defaults
@@ -111,6 +112,18 @@ workers:
     assert "(default 1)" in made
     assert "(example, default 0)" in made
     assert generate._sample(made, [settings.WorkerSettings]) == made
+
+
+def test_the_node_has_the_same_defaults() -> None:
+    """``Desired`` runs where the models cannot; the few that it has otherwise are settled before it."""
+    mine = {
+        model.prefix + name: field
+        for model in settings.HOST_MODELS
+        for name, field in model.model_fields.items()
+    }
+    settled = {"kernel_version": "", "gpu_driver": "", "runtime_extra": "", "pmem_mode": "none"}
+    for name in set(mine) & set(Desired._fields):
+        assert Desired._field_defaults[name] == settled.get(name, mine[name].default), name
 
 
 class TestTrainer:
