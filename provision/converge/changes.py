@@ -27,10 +27,10 @@ from provision.converge.stepview import StepView
 from provision.hosts import history, playbook
 from provision.hosts.journal import Interrupted, Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
+from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey, survey
 from provision.inventory import edit as inventory_edit
 from provision.jobs import store
-from provision.jobs.child import StopRequest
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.roles import role_of

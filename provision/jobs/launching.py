@@ -22,6 +22,7 @@ from provision.cluster.state_directory import state_flag
 from provision.hosts import playbook
 from provision.hosts.journal import cluster_lock
 from provision.hosts.playbook import TaskResult
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import survey
 from provision.jobs import (
     containers,
@@ -36,7 +37,6 @@ from provision.jobs import (
     store,
 )
 from provision.jobs.background import start_detached
-from provision.jobs.child import TICK, StopRequest
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.metrics import MetricsTail

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import fleet, store
-from provision.jobs.child import TICK, StopRequest
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.kubernetes import record

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from provision.cluster.errors import HostError
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import worker_group
-from provision.jobs.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
+from provision.jobs.child import Child, Refused, Stopped, start, wait_ready
 from provision.jobs.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
 from provision.jobs.metrics import Event, MetricsTail
 from provision.jobs.store import (

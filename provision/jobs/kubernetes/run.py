@@ -16,8 +16,8 @@ from rich.markup import escape
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
+from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
-from provision.jobs.child import StopRequest
 from provision.jobs.kubernetes import api, checks, manifests, record, state
 from provision.jobs.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.kubernetes.follow import Follower
