@@ -340,7 +340,7 @@ class _Change:
         if self.consent.yes:
             return True
         if not sys.stdin.isatty():
-            raise ConvergeError("there is nobody to ask: add --yes to agree to these steps")
+            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
         return _agrees(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:

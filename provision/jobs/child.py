@@ -51,7 +51,7 @@ class Child:
         )
 
     def end(self, seconds: float) -> None:
-        """SIGTERM, and SIGKILL when it has not ended after so many seconds; it is gone when this returns."""
+        """Send SIGTERM, and SIGKILL after ``seconds``; the process has ended when this returns."""
         self.send(signal.SIGTERM)
         try:
             self.popen.wait(seconds)
@@ -67,7 +67,7 @@ class Child:
         return f"{self.spec.name} on {self.spec.host} (pid {self.popen.pid})"
 
     def send(self, number: int) -> None:
-        """Signal it; it was not waited for yet, so that its pid cannot be somebody else's."""
+        """Signal the process; it was not waited for yet, so no other process has its pid."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
 

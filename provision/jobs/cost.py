@@ -1,4 +1,4 @@
-"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of so many rows.
+"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of a given size.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that

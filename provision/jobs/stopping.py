@@ -102,7 +102,7 @@ def _stop_orphans(job: Job) -> list[str]:
 
 
 def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
-    """Phase and message of a job whose worker told its end when nobody listened any more.
+    """Phase and message of a job whose worker reported its end after the launcher was gone.
 
     One that had failed before keeps its reason, unless it is done after all.
     """

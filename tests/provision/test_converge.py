@@ -154,7 +154,7 @@ def test_prompt_means_no_unless_told(
 def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = see(Plan("one", [MAKE]))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(ConvergeError, match="nobody to ask: add --yes"):
+    with pytest.raises(ConvergeError, match="no terminal to ask at: add --yes"):
         bootstrap(state_dir, consent=Consent())
     assert runs == []
 
