@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "oe_runtime/core/client/plan.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 namespace oe {
 
