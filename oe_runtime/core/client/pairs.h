@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CLIENT_PAIRS_H_
-#define OE_CORE_CLIENT_PAIRS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -27,5 +26,3 @@ struct Pairs {
 Pairs FindPairs(const PlannedGroup& group, ThreadPool* pool);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CLIENT_PAIRS_H_

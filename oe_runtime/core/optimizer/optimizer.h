@@ -1,5 +1,4 @@
-#ifndef OE_CORE_OPTIMIZER_OPTIMIZER_H_
-#define OE_CORE_OPTIMIZER_OPTIMIZER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -137,5 +136,3 @@ template <typename T>
 std::unique_ptr<Optimizer<T>> NewSgd(const Params& params, uint32_t dim);
 
 }  // namespace oe
-
-#endif  // OE_CORE_OPTIMIZER_OPTIMIZER_H_

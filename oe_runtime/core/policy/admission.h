@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_ADMISSION_H_
-#define OE_CORE_POLICY_ADMISSION_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -154,5 +153,3 @@ class BloomFilter : public AdmissionFilter {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_ADMISSION_H_

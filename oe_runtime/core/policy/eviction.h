@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_EVICTION_H_
-#define OE_CORE_POLICY_EVICTION_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -74,5 +73,3 @@ class Eviction {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_EVICTION_H_

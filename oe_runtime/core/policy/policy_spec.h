@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_POLICY_SPEC_H_
-#define OE_CORE_POLICY_POLICY_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -55,5 +54,3 @@ uint64_t MostKeys(const AdmissionSpec& spec);
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction);
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_POLICY_SPEC_H_

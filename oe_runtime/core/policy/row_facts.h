@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_ROW_FACTS_H_
-#define OE_CORE_POLICY_ROW_FACTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -67,5 +66,3 @@ class RowFacts {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_ROW_FACTS_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_CONTENT_H_
-#define OE_CORE_TABLE_CONTENT_H_
+#pragma once
 
 // What the parts of Table share; for them only.
 
@@ -82,5 +81,3 @@ struct Table::Plan {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_CONTENT_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_POOLED_FILTER_H_
-#define OE_CORE_TABLE_POOLED_FILTER_H_
+#pragma once
 
 #include <array>
 #include <memory>
@@ -26,5 +25,3 @@ std::unique_ptr<AdmissionFilter> NewPooledFilter(const AdmissionSpec& spec, Shar
                                                  std::vector<std::unique_ptr<Index>> indexes);
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_POOLED_FILTER_H_

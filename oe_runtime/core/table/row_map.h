@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_ROW_MAP_H_
-#define OE_CORE_TABLE_ROW_MAP_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -319,5 +318,3 @@ class RowMap {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_ROW_MAP_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_TABLE_H_
-#define OE_CORE_TABLE_TABLE_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -298,5 +297,3 @@ class Table {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_TABLE_H_
