@@ -8,7 +8,7 @@
 
 #include "oe_runtime/core/common/dtype.h"
 #include "oe_runtime/core/initializer/initializer.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/policy_spec.h"
 #include "oe_runtime/core/storage/storage.h"
 

@@ -12,7 +12,7 @@
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_ops.h"
