@@ -12,7 +12,7 @@
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/storage/pool.h"
-#include "oe_runtime/core/table/row_map.h"
+#include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "oe_runtime/core/table/row_map.h"
+#include "oe_runtime/core/storage/row_map.h"
 
 namespace oe {
 namespace {

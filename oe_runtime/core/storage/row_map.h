@@ -14,8 +14,8 @@
 #include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/change_log.h"
 #include "oe_runtime/core/storage/slot_store.h"
-#include "oe_runtime/core/table/change_log.h"
 
 namespace oe {
 
