@@ -2,8 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
-#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -13,32 +11,17 @@
 namespace oe {
 namespace {
 
-// By name. A function's, since files register while the program starts, in any order.
-std::map<std::string, OptimizerEntry>& Registry() {
-  static std::map<std::string, OptimizerEntry> registry;
-  return registry;
-}
-
 const OptimizerEntry& Find(const std::string& name) {
-  const auto found = Registry().find(name);
-  if (found != Registry().end()) return found->second;
-  std::string known;
-  for (const auto& item : Registry()) known += (known.empty() ? "" : ", ") + item.first;
-  throw SpecError("optimizer '" + name + "' is not one of " + known);
+  const OptimizerEntry* entry = Registry<OptimizerEntry>::Find(name);
+  if (entry != nullptr) return *entry;
+  throw SpecError("optimizer '" + name + "' is not one of " + Registry<OptimizerEntry>::Names(", "));
 }
 
 }  // namespace
 
-void Register(OptimizerEntry entry) {
-  entry.defaults.emplace("weight_decay", 0.0);
-  const std::string name = entry.name;
-  if (Registry().emplace(name, std::move(entry)).second) return;
-  throw std::logic_error("optimizer '" + name + "' is registered twice");  // ends the program as it starts
-}
-
 std::vector<OptimizerInfo> Optimizers() {
   std::vector<OptimizerInfo> all;
-  for (const auto& [name, entry] : Registry()) {
+  for (const auto& [name, entry] : Registry<OptimizerEntry>::All()) {
     all.push_back({name, entry.defaults, (entry.trait & OptimizerEntry::kCountsPushes) != 0});
   }
   return all;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "oe_runtime/core/common/params.h"
+#include "oe_runtime/core/common/registry.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 
@@ -29,15 +30,14 @@ struct OptimizerEntry {
   std::unique_ptr<Optimizer<double>> (*new_double)(const Params& params, uint32_t dim) = nullptr;
 };
 
-void Register(OptimizerEntry entry);
-
 // Registers Rule<float> and Rule<double>: a constant of this type in an unnamed namespace does.
 template <template <typename> class Rule>
 struct RegisterOptimizer {
   explicit RegisterOptimizer(OptimizerEntry entry) {
     entry.new_float = New<float>;
     entry.new_double = New<double>;
-    Register(std::move(entry));
+    entry.defaults.emplace("weight_decay", 0.0);
+    Registry<OptimizerEntry>::Add add(std::move(entry));
   }
 
  private:

@@ -47,10 +47,11 @@ AdmissionSpec Complete(const AdmissionSpec& spec, bool hash);
 // In the order of their names, of which each may come once.
 std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs);
 
-// Of a complete counter: max_keys.
-uint64_t MostKeys(const AdmissionSpec& spec);
-
 // Whether pushes must say how often each key was in the batch.
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction);
+
+// Whether the policy bounds the number of rows, and whether it reads the clock.
+bool CapsRows(const EvictionSpec& spec);
+bool UsesClock(const EvictionSpec& spec);
 
 }  // namespace oe

@@ -66,6 +66,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       most_rows_(ShareOfCap()),
       damage_(std::make_shared<Damage>("table '" + spec_.name + "'" +
                                        (job_.empty() ? "" : " of job '" + job_ + "'"))),
+      evicted_(spec_.eviction.size()),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }
