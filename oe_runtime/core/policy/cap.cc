@@ -19,8 +19,6 @@ EvictionSpec CompleteSpec(const EvictionSpec& spec) {
   return {spec.name, checked.params(), spec.policy.empty() ? "lru" : spec.policy};
 }
 
-RowFacts::Needs NeedsOf(const EvictionSpec& spec) { return {true, spec.policy == "lfu", false}; }
-
 class Cap final : public CapRule {
  public:
   Cap(const EvictionSpec& spec, const RowShape& rows)
@@ -42,11 +40,12 @@ class Cap final : public CapRule {
   const uint64_t most_rows_;
 };
 
-std::unique_ptr<const CapRule> New(const EvictionSpec& spec, const RowShape& rows) {
-  return std::make_unique<Cap>(spec, rows);
-}
-
-const RegisterEviction kCap({"cap", CompleteSpec, NeedsOf, nullptr, New});
+const Registry<EvictionEntry>::Add kCap(
+    {"cap", CompleteSpec,
+     [](const EvictionSpec& spec) { return RowFacts::Needs{true, spec.policy == "lfu", false}; }, nullptr,
+     [](const EvictionSpec& spec, const RowShape& rows) -> std::unique_ptr<const CapRule> {
+       return std::make_unique<Cap>(spec, rows);
+     }});
 
 }  // namespace
 }  // namespace oe

@@ -42,19 +42,30 @@ struct EvictionEntry {
   // The facts of a row that the policy of a complete specification reads.
   RowFacts::Needs (*needs)(const EvictionSpec& spec);
   // One of the two, of a complete specification.
-  std::unique_ptr<const SweepRule> (*new_sweep)(const EvictionSpec& spec, const RowShape& rows);
+  std::unique_ptr<const SweepRule> (*new_sweep)(const EvictionSpec& spec, const RowShape& rows) = nullptr;
   std::unique_ptr<const CapRule> (*new_cap)(const EvictionSpec& spec, const RowShape& rows) = nullptr;
 };
 
-using RegisterEviction = Registry<EvictionEntry>::Add;
+// A constant of this type registers a policy that sweeps, with the parameters every_steps and Rule::kField.
+template <typename Rule>
+struct RegisterSweep {
+  explicit RegisterSweep(const std::string& name) {
+    Registry<EvictionEntry>::Add(
+        {name, Complete, [](const EvictionSpec&) { return Rule::kNeeds; },
+         [](const EvictionSpec& spec, const RowShape& rows) -> std::unique_ptr<const SweepRule> {
+           return std::make_unique<Rule>(spec, rows);
+         }});
+  }
 
-// The parameters of a policy that sweeps: `field`, which is required, and every_steps.
-inline CheckedParams CheckedSweep(const EvictionSpec& spec, const std::string& field) {
-  const std::string what = "'eviction' " + spec.name;
-  if (!spec.policy.empty()) throw SpecError(what + " takes no 'policy'; cap does");
-  CheckedParams checked(what, spec.params, {{"every_steps", 0}}, {field});
-  checked.Whole("every_steps", 0, CheckedParams::kMostSteps);
-  return checked;
-}
+ private:
+  static EvictionSpec Complete(const EvictionSpec& spec) {
+    const std::string what = "'eviction' " + spec.name;
+    if (!spec.policy.empty()) throw SpecError(what + " takes no 'policy'; cap does");
+    const CheckedParams checked(what, spec.params, {{"every_steps", 0}}, {Rule::kField});
+    checked.Whole("every_steps", 0, CheckedParams::kMostSteps);
+    Rule::Check(checked);
+    return {spec.name, checked.params(), ""};
+  }
+};
 
 }  // namespace oe

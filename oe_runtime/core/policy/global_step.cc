@@ -4,16 +4,14 @@
 namespace oe {
 namespace {
 
-EvictionSpec CompleteSpec(const EvictionSpec& spec) {
-  const CheckedParams checked = CheckedSweep(spec, "steps_to_live");
-  checked.Whole("steps_to_live", 1, CheckedParams::kMostSteps);
-  return {spec.name, checked.params(), ""};
-}
-
 class GlobalStep final : public SweepRule {
  public:
-  GlobalStep(uint32_t steps_to_live, const RowShape& rows)
-      : facts_(rows.facts), steps_to_live_(steps_to_live) {}
+  static constexpr const char* kField = "steps_to_live";
+  static constexpr RowFacts::Needs kNeeds = {true, false, false};
+  static void Check(const CheckedParams& params) { params.Whole(kField, 1, CheckedParams::kMostSteps); }
+
+  GlobalStep(const EvictionSpec& spec, const RowShape& rows)
+      : facts_(rows.facts), steps_to_live_(static_cast<uint32_t>(spec.params.at(kField))) {}
 
   // Steps count modulo 2^32, so that their differences stay right; a push that failed left the next one's.
   bool Evicts(const std::byte* row, uint32_t step, TtlClock::Reading /*time*/) const noexcept override {
@@ -28,13 +26,7 @@ class GlobalStep final : public SweepRule {
   const uint32_t steps_to_live_;
 };
 
-std::unique_ptr<const SweepRule> New(const EvictionSpec& spec, const RowShape& rows) {
-  return std::make_unique<GlobalStep>(static_cast<uint32_t>(spec.params.at("steps_to_live")), rows);
-}
-
-const RegisterEviction kGlobalStep({"global_step", CompleteSpec,
-                                    [](const EvictionSpec&) { return RowFacts::Needs{true, false, false}; },
-                                    New});
+const RegisterSweep<GlobalStep> kGlobalStep("global_step");
 
 }  // namespace
 }  // namespace oe

@@ -5,16 +5,14 @@
 namespace oe {
 namespace {
 
-EvictionSpec CompleteSpec(const EvictionSpec& spec) {
-  const CheckedParams checked = CheckedSweep(spec, "threshold");
-  checked.Positive("threshold");
-  return {spec.name, checked.params(), ""};
-}
-
 class L2Weight final : public SweepRule {
  public:
-  L2Weight(float threshold, const RowShape& rows)
-      : threshold_(threshold), dtype_(rows.dtype), dim_(rows.dim) {}
+  static constexpr const char* kField = "threshold";
+  static constexpr RowFacts::Needs kNeeds = {};
+  static void Check(const CheckedParams& params) { params.Positive(kField); }
+
+  L2Weight(const EvictionSpec& spec, const RowShape& rows)
+      : threshold_(static_cast<float>(spec.params.at(kField))), dtype_(rows.dtype), dim_(rows.dim) {}
 
   bool Evicts(const std::byte* row, uint32_t /*step*/, TtlClock::Reading /*time*/) const noexcept override {
     return 0.5 * SquaresOf(row) < static_cast<double>(threshold_);
@@ -46,12 +44,7 @@ class L2Weight final : public SweepRule {
   const uint32_t dim_;
 };
 
-std::unique_ptr<const SweepRule> New(const EvictionSpec& spec, const RowShape& rows) {
-  return std::make_unique<L2Weight>(static_cast<float>(spec.params.at("threshold")), rows);
-}
-
-const RegisterEviction kL2Weight({"l2_weight", CompleteSpec,
-                                  [](const EvictionSpec&) { return RowFacts::Needs{}; }, New});
+const RegisterSweep<L2Weight> kL2Weight("l2_weight");
 
 }  // namespace
 }  // namespace oe

@@ -6,15 +6,14 @@
 namespace oe {
 namespace {
 
-EvictionSpec CompleteSpec(const EvictionSpec& spec) {
-  const CheckedParams checked = CheckedSweep(spec, "seconds");
-  checked.Whole("seconds", 1, CheckedParams::kMostSteps);
-  return {spec.name, checked.params(), ""};
-}
-
 class Ttl final : public SweepRule {
  public:
-  Ttl(uint32_t seconds, const RowShape& rows) : facts_(rows.facts), seconds_(seconds) {}
+  static constexpr const char* kField = "seconds";
+  static constexpr RowFacts::Needs kNeeds = {false, false, true};
+  static void Check(const CheckedParams& params) { params.Whole(kField, 1, CheckedParams::kMostSteps); }
+
+  Ttl(const EvictionSpec& spec, const RowShape& rows)
+      : facts_(rows.facts), seconds_(static_cast<uint32_t>(spec.params.at(kField))) {}
 
   bool Evicts(const std::byte* row, uint32_t /*step*/, TtlClock::Reading time) const noexcept override {
     const uint32_t pushed = std::max(facts_.seconds(row), time.floor);  // or later than now, by another clock
@@ -28,12 +27,7 @@ class Ttl final : public SweepRule {
   const uint32_t seconds_;
 };
 
-std::unique_ptr<const SweepRule> New(const EvictionSpec& spec, const RowShape& rows) {
-  return std::make_unique<Ttl>(static_cast<uint32_t>(spec.params.at("seconds")), rows);
-}
-
-const RegisterEviction kTtl({"ttl", CompleteSpec,
-                             [](const EvictionSpec&) { return RowFacts::Needs{false, false, true}; }, New});
+const RegisterSweep<Ttl> kTtl("ttl");
 
 }  // namespace
 }  // namespace oe
