@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_ROW_MAP_H_
-#define OE_CORE_TABLE_ROW_MAP_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -15,8 +14,8 @@
 #include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/change_log.h"
 #include "oe_runtime/core/storage/slot_store.h"
-#include "oe_runtime/core/table/change_log.h"
 
 namespace oe {
 
@@ -319,5 +318,3 @@ class RowMap {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_ROW_MAP_H_

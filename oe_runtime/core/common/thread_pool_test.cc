@@ -1,4 +1,4 @@
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 #include <gtest/gtest.h>
 

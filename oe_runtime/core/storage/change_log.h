@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_CHANGE_LOG_H_
-#define OE_CORE_TABLE_CHANGE_LOG_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -78,5 +77,3 @@ class ChangeLog {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_CHANGE_LOG_H_
