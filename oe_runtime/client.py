@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note

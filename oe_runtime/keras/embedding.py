@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.first_rows import assign_all
 from oe_runtime.keras import feed, warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
+from oe_runtime.model_tables import assign_all
 from oe_runtime.spec import DTYPES, TableSpec
 
 

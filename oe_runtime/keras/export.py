@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from oe_runtime import durable
 from oe_runtime.keras import dense
 from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
@@ -25,6 +24,7 @@ from oe_runtime.keras.saving import check_export
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
+from oe_runtime.support import durable
 
 # Rows are read in pieces of about this many bytes.
 _PIECE = 64 << 20

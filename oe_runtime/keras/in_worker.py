@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oe_runtime.large import is_large
+from oe_runtime.model_tables import is_large
 
 
 def check_names(model: Any, names: Sequence[str]) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
+from oe_runtime.support import durable
 
 _Path = str | os.PathLike[str]
 

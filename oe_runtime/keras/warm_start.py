@@ -19,7 +19,7 @@ import numpy as np
 
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
-from oe_runtime.present_rows import rows_on_servers
+from oe_runtime.model_tables import rows_on_servers
 
 _MODEL_FILES = (".h5", ".hdf5", ".keras", ".weights.json")
 

@@ -15,7 +15,7 @@ from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import Table, TableLayer
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.keras.translate import needs_sums
-from oe_runtime.present_rows import make_tables
+from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
 
 if TYPE_CHECKING:

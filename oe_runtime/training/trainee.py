@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import checkpoint, durable, models
+from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
-from oe_runtime.tensorflow_noise import without_noise
+from oe_runtime.support import durable
+from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
 from oe_runtime.training.ranks import Alone, Ranks, Together, meet

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oe_runtime import Client, TableSpec, checkpoint, checkpoint_tools
+from oe_runtime import Client, TableSpec, checkpoint
+from oe_runtime.checkpoint import cli
 from oe_runtime.errors import CheckpointError
 
 SAMPLE = Path(__file__).parent / "data" / "formats" / "table-1-pool-1" / "checkpoints" / "step-0000000003"
@@ -57,7 +58,7 @@ def tool(*arguments: object, expect: int = 0) -> str:
     """What one command says, on both outputs."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = checkpoint_tools.main([str(argument) for argument in arguments])
+        code = cli.main([str(argument) for argument in arguments])
     assert code == expect, said.getvalue()
     return said.getvalue()
 
@@ -79,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_increments_are_small_and_make_the_whole(run, tmp_path):
     first, second, third = checkpoint.published(run / "checkpoints")
     assert checkpoint.chain(third) == [first, second, third]
-    found = checkpoint_tools.inspect(third)
+    found = cli.inspect(third)
     assert {(t["name"], t["rows"], t["increment"]) for t in found["tables"]} == {
         ("wide/emb", 6, True),
         ("known", 6, True),
@@ -289,7 +290,7 @@ def test_reshard_writes_the_same_rows_for_other_servers(run, tmp_path):
     for servers in (1, 3):
         assert rows([path], servers) == whole
     # Beside the old one it is the newest of its step, and nothing is removed for it.
-    again = checkpoint_tools.reshard(path, 2)
+    again = cli.reshard(path, 2)
     assert again.name == "step-0000000003.1"
     assert checkpoint.published(tmp_path) == [path, again]
     assert rows([again]) == whole
@@ -330,7 +331,7 @@ def test_reshard_keeps_what_filters_have_counted(tmp_path, servers):
         push(client, range(1500))
         wanted = {table: np.sort(client.export_rows(table)[0]) for table in (0, 1)}
     assert wanted[0].tolist() == list(range(1500))
-    path = checkpoint_tools.reshard(newest, servers, tmp_path / "other")
+    path = cli.reshard(newest, servers, tmp_path / "other")
     assert "no problem" in tool("verify", path)
     files = sorted(file.name for file in path.glob("*-of-*"))
     assert len(files) == 2 * 2 * servers, "rows and filters of two tables"

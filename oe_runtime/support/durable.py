@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["rename", "sync"]
+__all__ = ["rename", "sync", "write_json"]
 
 
 def sync(path: Path) -> None:
@@ -32,3 +36,19 @@ def rename(new: Path, path: Path) -> None:
         sync(new)
     os.replace(new, path)
     sync(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file, without flushing it: readers see the old file or the new one, never half of it."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            file.write("\n")
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

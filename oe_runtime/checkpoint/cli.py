@@ -1,4 +1,4 @@
-"""``python -m oe_runtime.checkpoint_tools``: look at checkpoints, compare and rewrite them, without a server.
+"""``python -m oe_runtime.checkpoint``: look at checkpoints, compare and rewrite them, without a server.
 
 Where a checkpoint is asked for, a directory that ``Client.save`` wrote does as well, except for ``reshard``.
 Exit status: 0 fine, 1 an error or, of ``verify``, problems, 2 differences found by ``diff``.
@@ -13,13 +13,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import _core, checkpoint, checkpoint_problems, interrupt
-from oe_runtime.checkpoint_problems import fields
+import oe_runtime._core as _core
+from oe_runtime.checkpoint import store
+from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
+from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
 
 _MEMORY = 1024  # MiB that a comparison uses for rows
@@ -29,88 +29,6 @@ _ALL = sys.maxsize  # how many checkpoints `reshard` keeps
 _ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "checksum", "spec")
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A published checkpoint, or the files of tables in another directory."""
-
-    path: Path
-    found: checkpoint.Checkpoint | None
-    files: Mapping[str, Sequence[Mapping[str, Any]]]  # of each table, by server: what their headers say
-    problems: Sequence[str] = field(default=())
-
-    @classmethod
-    def open(cls, path: Path) -> Saved:
-        """Reads manifest and headers; ``problems`` are those of table files that cannot be read."""
-        found = checkpoint.read(path) if (path / checkpoint.MANIFEST).exists() else None
-        names = sorted(path.glob("*.oet"))
-        if found is None and not names:
-            raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
-        files: dict[str, list[Mapping[str, Any]]] = {}
-        problems = []
-        for file in names:
-            try:
-                info = {"file": file.name, **json.loads(_core.table_file(str(file)))}
-            except CheckpointError as error:
-                problems.append(str(error))
-                continue
-            files.setdefault(info["table"], []).append(info)
-        for name in {} if found is None else found.manifest["files"]:
-            if name.endswith(".oet") and not (path / name).exists():
-                problems.append(f"{path / name}: No such file or directory; the checkpoint is not whole")
-        for of_table in files.values():
-            of_table.sort(key=lambda info: int(info["server"]))
-        return cls(path, found, dict(sorted(files.items())), problems)
-
-    @cached_property
-    def directories(self) -> list[str]:
-        """Itself, after what it is an increment on. Raises CheckpointError for a base that is missing."""
-        paths = [self.path] if self.found is None else checkpoint.chain(self.path)
-        return [str(path) for path in paths]
-
-    def chains(self, table: str) -> list[list[str]]:
-        """Each server's files of a table, oldest first. Raises CheckpointError for one that is missing."""
-        return _core.table_chains(self.directories, table)
-
-    @property
-    def pool(self) -> Mapping[str, Any] | None:
-        """Of a run's checkpoint whose rows are in its servers' storage: where (oe_runtime.training)."""
-        pool = None if self.found is None else self.found.manifest.get("pool")
-        return pool if isinstance(pool, dict) else None
-
-    @property
-    def others(self) -> dict[str, int]:
-        """The files that are no table's, with their bytes, as the manifest has them."""
-        listed = {} if self.found is None else self.found.manifest["files"]
-        return {
-            name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))
-        }
-
-    def require(self) -> Saved:
-        """Itself; CheckpointError if a table file cannot be read."""
-        for problem in self.problems:
-            raise CheckpointError(problem)
-        return self
-
-    def require_rows(self) -> Saved:
-        """The same; CheckpointError too if its rows are elsewhere."""
-        if self.pool is not None:
-            raise CheckpointError(
-                f"{self.path} has its rows in {_storage(self.pool)}, not in files; with "
-                "training_export_checkpoints: N every Nth checkpoint of a job has them in files"
-            )
-        return self.require()
-
-
-def _places(path: Path) -> list[Path]:
-    """The checkpoints of a run or of its ``checkpoints`` directory, or `path` itself."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: " + ("not a directory" if path.exists() else "there is no such path"))
-    for directory in (path, path / "checkpoints"):
-        if found := checkpoint.published(directory):
-            return found
-    return [path]
-
-
 # ---- inspect
 
 
@@ -118,7 +36,7 @@ def inspect(path: Path) -> dict[str, Any]:
     """What is in a table file, a checkpoint, or every checkpoint of a run; as JSON has it."""
     if path.is_file():
         return {"file": str(path), **json.loads(_core.table_file(str(path)))}
-    places = _places(path)
+    places = checkpoints_at(path)
     if places != [path]:
         return {"path": str(path), "checkpoints": [_summary(Saved.open(place)) for place in places]}
     return _summary(Saved.open(path).require())
@@ -171,7 +89,7 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
             servers = ",".join(map(str, sorted({table["servers"] for table in tables})))
             note = f"increment on {item['base']}" if item["base"] else ""
             if item["pool"]:
-                note = f"rows in {_storage(item['pool'])}"
+                note = f"rows in {describe_storage(item['pool'])}"
             if item["problems"]:
                 note = "damaged: oeprov checkpoint verify says what"
             total = sum(table["rows"] for table in tables)
@@ -194,13 +112,7 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
         if pool := found["pool"]:
             rows_of = pool.get("rows")
             in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if _counts(rows_of) else ""
-            yield f"rows in {_storage(pool)}{in_all}"
-
-
-def _storage(pool: Mapping[str, Any]) -> str:
-    servers = pool.get("servers")
-    several = "" if servers == 1 else "s"
-    return f"the storage of {servers} server{several} ({pool.get('storage')})"
+            yield f"rows in {describe_storage(pool)}{in_all}"
 
 
 def _counts(rows: object) -> bool:
@@ -225,30 +137,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-
-# ---- verify
-
-
-def verify(path: Path) -> list[str]:
-    """Every problem of a table file, a checkpoint, all checkpoints of a run, or pools, a line each.
-
-    Of pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
-    """
-    if path.is_file():
-        return list(checkpoint_problems.of_file(path))
-    places = _places(path)
-    if places == [path] and (problems := checkpoint_problems.of_pools(path)) is not None:
-        return problems
-    return [problem for place in places for problem in _problems_of(place)]
-
-
-def _problems_of(place: Path) -> list[str]:
-    """The same of one checkpoint. Pools, which a shared directory may have of anybody, are not looked for."""
-    try:
-        return list(dict.fromkeys(checkpoint_problems.of_checkpoint(Saved.open(place))))
-    except CheckpointError as error:
-        return [str(error)]
 
 
 # ---- diff
@@ -280,7 +168,7 @@ def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, An
 
 def _one(path: Path) -> Path:
     """The checkpoint itself, or the newest of a run."""
-    return _places(path)[-1]
+    return checkpoints_at(path)[-1]
 
 
 def _files(left: Saved, right: Saved) -> list[str]:
@@ -334,14 +222,14 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
     if not 1 <= servers <= MOST_SERVERS:
         raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")
     path = _one(path)
-    if problems := _problems_of(path):
+    if problems := problems_of(path):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}; nothing was written")
     saved = Saved.open(path).require_rows()
     if saved.found is None:
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {checkpoint.MANIFEST}")
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {store.MANIFEST}")
     for base in saved.directories[:-1]:
-        for problem in _problems_of(Path(base)):
+        for problem in problems_of(Path(base)):
             raise CheckpointError(f"{problem}; nothing was written")
     manifest = saved.found.manifest
 
@@ -357,14 +245,14 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
         return {**kept, "tables": tables}
 
     directory = output or path.resolve().parent
-    return checkpoint.publish(directory, saved.found.step, write, keep=_ALL, patience=_PATIENCE)
+    return store.publish(directory, saved.found.step, write, keep=_ALL, patience=_PATIENCE)
 
 
 # ---- the command line
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="oe_runtime.checkpoint_tools", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m oe_runtime.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
         command = commands.add_parser(name, help=words)
@@ -424,7 +312,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(interrupt.run(main))
