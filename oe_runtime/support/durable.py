@@ -1,4 +1,4 @@
-"""Files and directories that are whole or not there, also after a power cut."""
+"""Files and directories that are complete or absent, for readers and after a power cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["rename", "sync", "write_json"]
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names that a directory has, to the device."""
+    """Flush a file, or the names in a directory, to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,8 +24,8 @@ def sync(path: Path) -> None:
 def rename(new: Path, path: Path) -> None:
     """Give ``new``, a file or a directory in the same file system, its final name.
 
-    Flushes everything in it first, and the name last: without that, a power cut may undo the rename, or leave
-    the name without the content. A file at ``path`` is replaced.
+    Flushes its content first and its name last. Without that, a power cut may undo the rename, or leave the
+    name without the content. A file at ``path`` is replaced.
     """
     if new.is_dir():
         for folder, _, files in os.walk(new):

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -400,3 +402,12 @@ def test_reshard_does_not_look_for_pools(tmp_path):
     said = tool("reshard", tmp_path, "--servers", "2", expect=1)
     assert "oe-" not in said
     assert f"{tmp_path} is not a checkpoint: it has no manifest.json" in said
+
+
+def test_the_former_name_of_the_command_works_with_a_notice(tmp_path):
+    command = [sys.executable, "-m", "oe_runtime.checkpoint_tools", "verify", str(tmp_path / "nothing")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    notice, error = done.stderr.splitlines()
+    assert notice == "note: oe_runtime.checkpoint_tools is now oe_runtime.checkpoint"
+    assert error.endswith("there is no such path")
