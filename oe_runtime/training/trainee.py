@@ -147,8 +147,8 @@ class KerasTrainee:
         if rows_of is None:
             self.model.save_as_original_model(path)
             return
-        from oe_runtime.keras.embedding import Table
         from oe_runtime.keras.export import save_as_original_model
+        from oe_runtime.keras.served import Table
 
         with Client.in_process() as client:
             specs = self.model.tables.items()
