@@ -200,6 +200,8 @@ def _run(options: argparse.Namespace) -> int:
                 print(f"note: {note}", file=sys.stderr)
             if options.ready_file:
                 durable.write_json(options.ready_file, _ready(options, server))
+            if server.note:
+                print(f"note: {server.note}", file=sys.stderr)
             print(_listening(options, server), flush=True)
             why = _serve(options, server, ending)
         finally:

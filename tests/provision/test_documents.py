@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from provision import cli, settings
+from provision.cli import main as cli
+from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "containers/README.md", "docs/deeprec-flags.md"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.errors import InventoryError
-from provision.inventory_check import load
+from provision.cluster.errors import InventoryError
+from provision.inventory.loader import load
 
 GOOD = """\
 all:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import cli
-from provision.errors import TrainingError
-from provision.inventory_check import load
-from provision.kubernetes import manifests, parts, plan, servers, workers
-from provision.training.jobspec import LaunchOptions
+from provision.cli import main as cli
+from provision.cluster.errors import TrainingError
+from provision.inventory.loader import load
+from provision.jobs.kubernetes import manifests, parts, plan, servers, workers
+from provision.jobs.request import LaunchOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

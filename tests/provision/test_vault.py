@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from provision import cli, vault
-from provision.errors import InventoryError
-from provision.inventory_check import load
+from provision.cli import main as cli
+from provision.cluster.errors import InventoryError
+from provision.inventory import vault
+from provision.inventory.loader import load
 
 PASSWORD, LABEL = "open sesame", "prod"
 SECRET = "jemalloc-of-nobody-else"
