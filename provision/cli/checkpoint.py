@@ -31,8 +31,8 @@ _PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or on
 
 
 def _tool(*arguments: object) -> int:
-    """Run ``python -m oe_runtime.checkpoint_tools``; its words are ours. It ends when we do."""
-    argv = [sys.executable, "-m", "oe_runtime.checkpoint_tools", *map(str, arguments)]
+    """Run ``python -m oe_runtime.checkpoint``; its words are ours. It ends when we do."""
+    argv = [sys.executable, "-m", "oe_runtime.checkpoint", *map(str, arguments)]
     libc = ctypes.CDLL(None)
     code = subprocess.run(
         argv,

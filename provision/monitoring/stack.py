@@ -1,6 +1,6 @@
 """What Prometheus and Grafana need to show a cluster: a configuration that scrapes it, and a dashboard.
 
-The dashboard's queries name metrics of ``oe_runtime/prometheus.py``; a test holds them to a server's page.
+The dashboard's queries name metrics of ``oe_runtime/server/metrics.py``; a test compares them.
 """
 
 from __future__ import annotations

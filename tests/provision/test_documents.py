@@ -132,7 +132,7 @@ def test_variables_that_are_named_are_known() -> None:
 
 
 def test_metrics_that_are_named_are_served() -> None:
-    source = (ROOT / "oe_runtime" / "prometheus.py").read_text()
+    source = (ROOT / "oe_runtime" / "server" / "metrics.py").read_text()
     for name in set(re.findall(r"`oe_(\w+)`", text_of("README.md"))) - {"runtime"}:
         assert name in source or name.removesuffix("_total") in source, name
 

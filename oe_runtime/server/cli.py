@@ -1,81 +1,28 @@
-"""A parameter server process.
-
-    python -m oe_runtime.server --host 127.0.0.1 --port 0 --storage dram --ready-file server.json
+"""The command line of a server process.
 
 It prints one line when it listens, and serves until SIGTERM or SIGINT, until a client shuts it down, or, with
 ``--exit-with-parent``, until its standard input ends. Exit status: 0 after any of these, 1 when it cannot
-start.
-
-The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start,
-sizes in bytes; ``Client.stats()`` tells the same but ``time`` and ``rates``.
-
-    time                when it was written, Unix seconds
-    index, count        which server this is, of how many; pid, threads: of the process
-    storage, is_pmem    --storage, and whether the rows' directory truly is persistent memory
-    storage_checkpoints how many checkpoints the storage keeps (--storage-checkpoints); 0: it keeps none
-    storage_recovers    --storage-recover
-    storage_bytes       memory of all rows, pool headers included
-    memory.dram, .pmem  memory of rows: dram, or the caches of dram_pmem; and the pools or memkind's memory
-    memory.index        memory of the indexes, always DRAM
-    memory.rss          resident set of the process; it counts mapped persistent memory too
-    tables[]            name, job (whose it is: Client(job=…), --job; usually empty), dim, rows, bytes (of
-                        rows), index_bytes, version (pushes so far), pushes_at_risk (those
-                        that are in no file and no durable checkpoint), nonfinite_gradients (rows
-                        of gradients with NaN or infinity, refused or skipped);
-                        with such policies: admission (admitted_rows, refused_keys: in pushes, filter_bytes,
-                        forgotten_keys: whose counts went) and eviction.NAME (evicted_rows; cap: refused_keys,
-                        for which there was no place; ttl: clock_jumps, at which all rows count as pushed);
-                        cache.* (dram_pmem, otherwise 0): hits and misses (rows that were read there and
-                        elsewhere), rows and bytes in it, evictions, write_backs (changed rows that were
-                        written to the pool);
-                        damage.* (of pools): quarantined_rows (a row whose checksum is wrong is removed, and
-                        begins anew when it is pushed), repaired_rows (nothing was lost), scrubbed_rows that
-                        --storage-scrub has checked, scrubs (how many times it was through with the table)
-                        pool.* (pmem_libpmem and dram_pmem): slots, those that are free now, those that new
-                        rows leave to the rows that are there (reserved), those that changes take from
-                        one checkpoint to the next (changed), new rows that there is room for, about
-                        (headroom; of the storage's rest, each table has all), and how many times a new
-                        row was refused
-    pulls, pushes       requests and keys of each kind
-    traffic             requests of every kind, bytes_in and bytes_out of their frames
-    connections         open, before_hello (of them: that have not said hello), limit (of those that have),
-                        accepted, encrypted, sharing_memory (so many clients on this host have rows and
-                        gradients in memory that the server sees too) and shared_bytes of them,
-                        refused.REASON (core/server/refusals.h lists the reasons)
-    queue               requests that wait to be served, bytes of requests and replies under way, and how
-                        many are waiting_for_memory
-    workers[]           of each job that several workers train: job, of (so many), mode, connected, lost,
-                        left, batches (that were applied, each table's counted), held (pushes and bytes that
-                        wait for the other workers'), waiting (requests that do: pulls, pushes, checkpoints,
-                        going_back)
-    times               pull, push (being served) and queue_wait (from a request's last byte to the beginning
-                        of its service): bounds in seconds, counts of each bucket (the last has no
-                        bound), sum_seconds
-    saved               when all tables were last saved here, or were durable in a checkpoint of the storage,
-                        Unix seconds; 0: never
-    rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
-                        pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
+start. `metrics` lists the fields of the metrics file.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import selectors
 import signal
 import socket
-import stat
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oe_runtime import _core, interrupt, prometheus
+import oe_runtime._core as _core
 from oe_runtime.errors import OeError
+from oe_runtime.server import metrics
 from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
+from oe_runtime.support import durable
+from oe_runtime.support.token_file import read_token
 
 METRICS_SECONDS = 5.0
 
@@ -91,22 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
     return 1
-
-
-def read_token(path: Path) -> str:
-    """The token in a file that nobody else may read. ``ValueError`` says what is wrong with it."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            token = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ValueError(f"cannot read the token file {path}: {reason}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"others may read the token file {path}; run: chmod 600 {path}")
-    if not token:
-        raise ValueError(f"the token file {path} is empty")
-    return token
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -264,11 +195,11 @@ def _run(options: argparse.Namespace) -> int:
         endpoint = None
         try:
             if options.metrics_port:
-                endpoint = prometheus.Endpoint(options.metrics_host, options.metrics_port, server.stats)
+                endpoint = metrics.Endpoint(options.metrics_host, options.metrics_port, server.stats)
             if note := persistence_note(options.storage, options.storage_path, server.is_pmem):
                 print(f"note: {note}", file=sys.stderr)
             if options.ready_file:
-                _write_atomically(options.ready_file, _ready(options, server))
+                durable.write_json(options.ready_file, _ready(options, server))
             if server.note:
                 print(f"note: {server.note}", file=sys.stderr)
             print(_listening(options, server), flush=True)
@@ -306,30 +237,6 @@ def _listening(options: argparse.Namespace, server: _core.Server) -> str:
     )
 
 
-class _Metrics:
-    """Writes the metrics file; the rates are those since it was last written."""
-
-    def __init__(self, server: _core.Server, path: Path) -> None:
-        self._server = server
-        self._path = path
-        self._last: dict[str, float] | None = None
-        self._when = time.monotonic()
-
-    def write(self) -> None:
-        stats = json.loads(self._server.stats())
-        now = time.monotonic()
-        totals = {
-            "pulled_keys": stats["pulls"]["keys"],
-            "pushed_keys": stats["pushes"]["keys"],
-            **stats["traffic"],
-        }
-        seconds = now - self._when
-        last = totals if self._last is None or seconds <= 0 else self._last
-        rates = {f"{name}_per_s": (totals[name] - last[name]) / max(seconds, 1e-9) for name in totals}
-        _write_atomically(self._path, {"time": time.time(), **stats, "rates": {"seconds": seconds, **rates}})
-        self._last, self._when = totals, now
-
-
 def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -> str:
     """Wait for the end; why it came."""
     ending.watch(server.stop_fd, "a client asked for it")
@@ -337,15 +244,15 @@ def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -
         while not (why := ending.wait(None)):
             pass
         return why
-    metrics = _Metrics(server, options.metrics_file)
-    metrics.write()
+    file = metrics.MetricsFile(server, options.metrics_file)
+    file.write()
     while True:
         why = ending.wait(METRICS_SECONDS)
         if why:
             server.stop()  # finishes what is under way, which counts too
         # A disk that is full now is no reason to lose the rows; readers see an old `time`.
         with contextlib.suppress(OSError):
-            metrics.write()
+            file.write()
         if why:
             return why
 
@@ -385,23 +292,3 @@ class _Ending:
                 continue  # something was said; only the end counts
             return str(key.data)
         return None
-
-
-def _write_atomically(path: Path, value: dict[str, object]) -> None:
-    """Readers see the old file or the new one, never half of it."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-            file.write("\n")
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-if __name__ == "__main__":
-    sys.exit(interrupt.run(main))

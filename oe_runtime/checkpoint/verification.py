@@ -6,24 +6,44 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from oe_runtime import _core, checkpoint
+import oe_runtime._core as _core
+from oe_runtime.checkpoint import store
+from oe_runtime.checkpoint.saved import Saved, checkpoints_at
 from oe_runtime.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from oe_runtime.checkpoint_tools import Saved
+
+def verify(path: Path) -> list[str]:
+    """Every problem of a table file, a checkpoint, all checkpoints of a run, or pools, a line each.
+
+    Of pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
+    """
+    if path.is_file():
+        return list(of_file(path))
+    places = checkpoints_at(path)
+    if places == [path] and (problems := of_pools(path)) is not None:
+        return problems
+    return [problem for place in places for problem in problems_of(place)]
+
+
+def problems_of(place: Path) -> list[str]:
+    """The same of one checkpoint. Pools, which a shared directory may have of anybody, are not looked for."""
+    try:
+        return list(dict.fromkeys(of_checkpoint(Saved.open(place))))
+    except CheckpointError as error:
+        return [str(error)]
 
 
 def of_checkpoint(saved: Saved) -> Iterable[str]:
     """A line each that names file and field; every checksum is compared."""
     listed: set[str] = set()
     if saved.found is not None:
-        yield from checkpoint.problems(saved.found)
+        yield from store.problems(saved.found)
         listed = set(saved.found.manifest["files"])
         for file in sorted(saved.path.glob("*.oet")):
             if file.name not in listed:
-                yield f"{file} is not in {checkpoint.MANIFEST}: files"
+                yield f"{file} is not in {store.MANIFEST}: files"
     yield from saved.problems
     for table, files in saved.files.items():
         for info in files:
@@ -34,7 +54,7 @@ def of_checkpoint(saved: Saved) -> Iterable[str]:
         for entry in tables if isinstance(tables, list) else [tables]:
             name = entry.get("file") if isinstance(entry, dict) else entry
             if not isinstance(name, str) or name not in listed:
-                yield f"{saved.path / checkpoint.MANIFEST}: tables: {name!r} is not in files"
+                yield f"{saved.path / store.MANIFEST}: tables: {name!r} is not in files"
             else:
                 yield from _of_entry(saved, entry)
 
@@ -61,7 +81,7 @@ def _of_entry(saved: Saved, entry: Mapping[str, Any]) -> Iterable[str]:
     info = next((info for info in infos if info["file"] == entry["file"]), None)
     if info is None:
         return  # it cannot be read, which was said
-    where = f"{saved.path / checkpoint.MANIFEST}: tables: {entry['file']}"
+    where = f"{saved.path / store.MANIFEST}: tables: {entry['file']}"
     said = {**entry}
     counts = said.pop("filter", None)
     for field, value in fields(said).items():

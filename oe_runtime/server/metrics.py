@@ -1,8 +1,53 @@
-"""What a server tells Prometheus: its counters in the text format, version 0.0.4, and the page that has them.
+"""What a server says of itself: the metrics file, and the page for Prometheus (text format 0.0.4).
 
-https://prometheus.io/docs/instrumenting/exposition_formats/ and .../practices/naming/. Written here rather
-than with python3-prometheus-client: servers' hosts have no packages from PyPI, the counters live in the core,
-and the format is a few lines.
+The format is written here, not by python3-prometheus-client: servers' hosts have no packages from PyPI, and
+the counters live in the core. See https://prometheus.io/docs/instrumenting/exposition_formats/.
+
+The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start of
+the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`` and ``rates``.
+
+    time                when the file was written, Unix seconds
+    index, count        the server's index, and the number of servers; pid, threads: of the process
+    storage, is_pmem    --storage, and whether the rows' directory really is on persistent memory
+    storage_checkpoints checkpoints that the storage keeps (--storage-checkpoints); 0: none
+    storage_recovers    --storage-recover
+    storage_bytes       memory of all rows, pool headers included
+    memory.dram, .pmem  memory of rows: DRAM, with the caches of dram_pmem; pools or memkind's memory
+    memory.index        memory of the indexes, always DRAM
+    memory.rss          resident set of the process, mapped persistent memory included
+    tables[]            name, job (Client(job=…), --job; usually empty), dim, rows, bytes (of rows),
+                        index_bytes, version (pushes so far), pushes_at_risk (pushes in no file and no durable
+                        checkpoint), nonfinite_gradients (row gradients with NaN or infinity, refused or
+                        skipped)
+    tables[].admission  with such a policy: admitted_rows, refused_keys (in pushes), filter_bytes,
+                        forgotten_keys (keys whose counts were dropped)
+    tables[].eviction   by policy: evicted_rows; cap: refused_keys (no room); ttl: clock_jumps (each counts
+                        all rows as pushed)
+    tables[].cache      0 unless dram_pmem: hits and misses (rows read from the cache, and from the pool),
+                        rows and bytes in the cache, evictions, write_backs (changed rows written to the pool)
+    tables[].damage     of pools: quarantined_rows (wrong checksum, removed; they start anew at the next
+                        push), repaired_rows (nothing was lost), scrubbed_rows (checked by --storage-scrub),
+                        scrubs (complete passes over the table)
+    tables[].pool       pmem_libpmem and dram_pmem: slots; free slots; reserved (slots that new rows leave to
+                        existing rows); changed (slots that changes take between two checkpoints); headroom
+                        (about how many new rows fit; tables share the storage's free space); refused (times
+                        that a new row was refused)
+    pulls, pushes       requests and keys of each kind
+    traffic             requests of every kind, bytes_in and bytes_out of their frames
+    connections         open, before_hello (of these, without a hello so far), limit (with a hello), accepted,
+                        encrypted, sharing_memory (clients on this host that share memory with the server) and
+                        shared_bytes of them, refused.REASON (core/server/refusals.h lists the reasons)
+    queue               requests waiting to be served, bytes of requests and replies in flight, and
+                        connections waiting_for_memory
+    workers[]           of each job with several workers: job, of (their number), mode, connected, lost, left,
+                        batches (applied, per table), held (pushes and bytes that wait for the other
+                        workers'), waiting (requests that wait: pulls, pushes, checkpoints, going_back)
+    times               pull and push (service time), queue_wait (from a request's last byte to its service):
+                        bounds in seconds, counts per bucket (the last has no bound), sum_seconds
+    saved               when all tables were last saved, or durable in a checkpoint of the storage, Unix
+                        seconds; 0: never
+    rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
+                        pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
 """
 
 from __future__ import annotations
@@ -12,11 +57,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socket import AF_INET, AF_INET6
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
-__all__ = ["CONTENT_TYPE", "Endpoint", "text"]
+import oe_runtime._core as _core
+from oe_runtime.support import durable
+
+__all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # that a client may keep silent in its request
@@ -367,3 +416,29 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class MetricsFile:
+    """Writes the metrics file; its rates are those since the last writing."""
+
+    def __init__(self, server: _core.Server, path: Path) -> None:
+        self._server = server
+        self._path = path
+        self._last: dict[str, float] | None = None
+        self._when = time.monotonic()
+
+    def write(self) -> None:
+        """Write the file anew. Raises OSError."""
+        stats = json.loads(self._server.stats())
+        now = time.monotonic()
+        totals = {
+            "pulled_keys": stats["pulls"]["keys"],
+            "pushed_keys": stats["pushes"]["keys"],
+            **stats["traffic"],
+        }
+        seconds = now - self._when
+        last = totals if self._last is None or seconds <= 0 else self._last
+        rates = {f"{name}_per_s": (totals[name] - last[name]) / max(seconds, 1e-9) for name in totals}
+        content = {"time": time.time(), **stats, "rates": {"seconds": seconds, **rates}}
+        durable.write_json(self._path, content)
+        self._last, self._when = totals, now

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
+from oe_runtime.support import durable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
