@@ -1,4 +1,4 @@
-"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; it is in ``provision/inventory/ecs.py``."""
+"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; see ``provision/inventory/ecs.py``."""
 
 from __future__ import annotations
 
