@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the files that follow from the settings (`provision/settings.py`): `make generate`.
+"""Write the files that follow from the settings (`provision/cluster/settings.py`): `make generate`.
 
 `--check` writes nothing and names the files that are not current. Only parts of some files are generated: in
 the files of roles what is below MARK, in the sample the comment at each variable's first line.
@@ -20,13 +20,14 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from provision import schema, settings  # noqa: E402
-from provision.setting_types import Settings  # noqa: E402
-from provision.training_settings import TRAINER_DEFAULTS, TrainingSettings, trainer_defaults  # noqa: E402
+from provision.cluster import settings  # noqa: E402
+from provision.cluster.setting_types import Settings  # noqa: E402
+from provision.cluster.training_settings import TRAINER_DEFAULTS, TrainingSettings, trainer_defaults  # noqa: E402
+from provision.inventory import schema  # noqa: E402
 
 TRAINER_FLAGS = "oe_runtime/training/setting_flags.json"
 LAUNCHERS_OWN = ("export", "restarts")  # settings of the training job that the trainer has no flag of
-LAUNCH_FLAGS = "provision/commands/setting_flags.json"
+LAUNCH_FLAGS = "provision/cli/setting_flags.json"
 MARK = "# Generated from the settings by `make generate`; edit above this line only."
 WIDTH, COLUMN = 110, 41  # of the sample: its lines, and where comments begin
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list"}

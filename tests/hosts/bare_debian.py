@@ -18,7 +18,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from provision import own_sources
+from provision.cluster import own_sources
 from provision.lab import image
 
 ROOTS = Path(__file__).parents[2] / ".oeprov" / "test-roots"

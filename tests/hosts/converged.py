@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ssh_hosts import SshHost, SshHosts
 
-from provision import own_sources
+from provision.cluster import own_sources
 from provision.node import build, packages, runtime
 from provision.node.command import System
 from provision.node.observe import observe_os

@@ -15,7 +15,7 @@ import yaml
 from bare_debian import BareDebian, put_wheel
 
 from oe_runtime import Client, TableSpec
-from provision import own_sources
+from provision.cluster import own_sources
 from provision.node.runtime import STAMP
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from provision import bundle, own_sources, remote
-from provision.bundle import MANIFEST, Bundle
-from provision.bundle_packages import Part
-from provision.errors import HostError, OeprovError
-from provision.inventory import Host
-from provision.inventory_check import load
+from provision.artifacts import bundle
+from provision.artifacts.bundle import MANIFEST, Bundle
+from provision.artifacts.bundle_packages import Part
+from provision.cluster import own_sources
+from provision.cluster.errors import HostError, OeprovError
+from provision.cluster.inventory import Host
+from provision.hosts import remote
+from provision.inventory.loader import load
 from provision.node import kernelinstall, repositories
 from provision.node.state import OsInfo, Runtime, State
 

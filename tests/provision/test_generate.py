@@ -11,11 +11,11 @@ from pydantic import Field
 
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.options import parser
-from provision import settings
+from provision.cluster import settings
+from provision.cluster.setting_types import Flag
+from provision.cluster.training_settings import TrainingSettings, trainer_defaults
+from provision.jobs.placement import training_words
 from provision.node.step import Desired
-from provision.setting_types import Flag
-from provision.training.placement import training_words
-from provision.training_settings import TrainingSettings, trainer_defaults
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import own_sources, wheel
-from provision.errors import WheelError
+from provision.artifacts import wheel
+from provision.cluster import own_sources
+from provision.cluster.errors import WheelError
 from provision.node import build
 from provision.node.command import CommandError, System
 from provision.node.state import OsInfo, Runtime, State
@@ -133,7 +134,7 @@ def test_sources_that_travel_are_all_that_the_build_takes(tmp_path: Path) -> Non
     wanted = (
         "pyproject.toml",
         "oe_runtime/core/CMakeLists.txt",
-        "provision/cli.py",
+        "provision/cli/main.py",
         "roles/runtime/tasks/main.yml",
     )
     assert {"tools/tool.whl", *(f"source/{name}" for name in wanted)} <= names
