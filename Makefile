@@ -102,7 +102,7 @@ fuzz:
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 
 # Each of these is a hook of .pre-commit-config.yaml too.
-LINTERS = lint-ruff lint-mypy lint-node lint-ansible lint-cxx lint-tidy
+LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy
 
 .PHONY: $(LINTERS)
 lint: $(LINTERS)
@@ -118,6 +118,9 @@ lint-ruff:
 
 lint-mypy:
 	$(BIN)/mypy
+
+lint-imports:
+	$(BIN)/lint-imports
 
 lint-node:
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
