@@ -37,7 +37,7 @@ class Server {
   uint16_t port() const;
   const Storage& storage() const;
   bool encrypted() const;
-  // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
+  // Becomes readable when a client has asked for the end; the owner of the server then calls Stop().
   int stop_fd() const;
   // What Jobs::Stats says, and the traffic, connections and times.
   nlohmann::json Stats() const;
