@@ -3,6 +3,7 @@
 #   tools/setup.sh run    what `oeprov` needs: system packages, .venv, the C++ core built into it
 #   tools/setup.sh test   the same, and what the tests need (TensorFlow, pytest)
 #   tools/setup.sh lint   the same, and the linters
+#   tools/setup.sh docs   what `run` has, and what builds the documentation site
 #   tools/setup.sh fuzz   what `run` has, and clang for libFuzzer
 # Does nothing (in well under a second) where all is there already.
 set -euo pipefail
@@ -50,10 +51,11 @@ fi
 
 # Each profile holds the ones before it.
 case $profile in
-  run | fuzz) extras='' enough='run fuzz test lint' ;;
+  run | fuzz) extras='' enough='run fuzz test lint docs' ;;
   test) extras='[tensorflow,test]' enough='test lint' ;;
-  lint) extras='[tensorflow,test,lint]' enough='lint' ;;
-  *) fail "unknown profile '$profile' (run, test, lint, fuzz)" ;;
+  lint) extras='[tensorflow,test,lint,docs]' enough='lint' ;;
+  docs) extras='[docs]' enough='docs lint' ;;
+  *) fail "unknown profile '$profile' (run, test, lint, docs, fuzz)" ;;
 esac
 
 # One stamp a profile, holding the digest of everything that is compiled or decides what is installed: also which
