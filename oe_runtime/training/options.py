@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     add(t, "micro_batch", 1)
     add(t, "epochs", more=f"(default {EPOCHS}, or as many as --steps takes)")
     add(t, "steps")
-    add(t, "optimizer", "adagrad")
+    add(t, "optimizer", "adagrad", choices=tuple(LEARNING_RATES))
     add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
     add(t, "seed", 0)
     add(t, "holdout", 0.1)
