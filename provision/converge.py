@@ -21,7 +21,6 @@ from provision import inventory_edit, monitoring, past, planview, playbook, roll
 from provision.errors import ConvergeError, InventoryError
 from provision.journal import Interrupted, Journal, cluster_lock
 from provision.look import Look, look
-from provision.node.roles import role_of
 from provision.node.state import State, difference
 from provision.node.step import Plan
 from provision.playbook import TaskResult
@@ -285,12 +284,12 @@ class _Run:
             found = look(self.inventory)
             if self.name == "pmem_mode":
                 found.plans = {
-                    name: _without_runtime(plan, self.inventory.hosts[name].kind)
+                    name: plan._replace(steps=[step for step in plan.steps if step.scope != "training"])
                     for name, plan in found.plans.items()
                 }
         if self.roles:
             found.plans = {
-                name: plan._replace(steps=[step for step in plan.steps if role_of(step) in self.roles])
+                name: plan._replace(steps=[step for step in plan.steps if step.role in self.roles])
                 for name, plan in found.plans.items()
             }
         self.found = found
@@ -374,7 +373,7 @@ class _Run:
                 },
                 host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
                 stop=stop,
-                tags=sorted({role_of(step) for plan in plans.values() for step in plan.steps}),
+                tags=sorted({step.role for plan in plans.values() for step in plan.steps}),
                 on_start=view.start,
                 on_result=view.result,
             )
@@ -442,11 +441,3 @@ def _same(before: Look, after: Look) -> bool:
     return {plan.host: plan.steps for plan in before.pending} == {
         plan.host: plan.steps for plan in after.pending
     }
-
-
-def _without_runtime(plan: Plan, kind: Kind) -> Plan:
-    """The plan without the steps that only training needs: what is left changes the memory's mode."""
-    # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
-    runtime = ("install_runtime", "install_foreign", "get_sources")
-    dropped = (*runtime, "install_packages") if kind is Kind.local else runtime
-    return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])

@@ -37,6 +37,7 @@ def plan_back(state: State, before: str) -> Part:
                     bootloader.mkconfig_command(state),
                 ],
                 action="restore_grub_default",
+                role="kernel",
                 args={"value": before, "release": starts},
             )
         ]

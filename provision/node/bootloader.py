@@ -199,6 +199,7 @@ def _edit_step(name: str, state: State, change: Change) -> Step:
         why=change.why,
         commands=commands,
         action="edit_boot_arguments",
+        role="kernel",
         args={"add": change.add, "remove": change.remove},
     )
 
@@ -269,6 +270,8 @@ def plan_saved_default(state: State, installs: bool) -> List[Step]:
                 mkconfig_command(state),
             ],
             action="set_saved_default",
+            role="kernel",
+            preparing=True,
             args={},
         )
     ]

@@ -56,6 +56,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why="a directory stands in for persistent memory here; it is not persistent memory",
             commands=[["mkdir", "-p", "-m", "0700", path]],
             action="make_directory",
+            preparing=True,
             args={"path": path, "size": desired.pmem_size},
         )
     ]

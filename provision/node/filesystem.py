@@ -143,6 +143,7 @@ def make_step(state: State, desired: Desired, device: str, size: int, why: str, 
         destroys=lost,
         commands=commands + [mkfs_command(args, "<new>")],
         action="make_filesystem",
+        disturbs=bool(lost),
         args=args,
     )
 

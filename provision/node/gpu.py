@@ -148,6 +148,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             destroys=[NOUVEAU] if state.gpu.nouveau else [],
             commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
+            role="gpu",
             args={
                 "manager": state.os.package_manager,
                 "names": names,

@@ -51,23 +51,10 @@ def describe(users: List[str]) -> str:
     return ", ".join(shown + more)
 
 
-def disturbs(step: Step) -> bool:
-    """After the step, memory or files that a parameter server may hold are gone."""
-    args = step.args
-    special = {
-        "create_namespace": "namespace" in args,  # one that is there is made again
-        "make_filesystem": bool(args.get("lose")),
-        "reconfigure_dax": args.get("mode") == "devdax",
-        "online_dax": len(step.commands) > 1,  # offline first
-    }
-    always = ("unmount", "give_up_data", "destroy_namespace", "create_goal", "reboot")
-    return special.get(step.action, step.action in always)
-
-
 def problems(state: State, steps: List[Step]) -> List[str]:
     """Why the steps must not be done while others use what they change."""
     found = []
-    if any(disturbs(step) for step in steps):
+    if any(step.disturbs for step in steps):
         found = [
             "training job {0} runs on this host and would lose its memory or files; stop it first: "
             "oeprov stop {0}".format(job)

@@ -141,6 +141,7 @@ def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
         # One command for the modules of all sockets: goals of single sockets need a reboot each.
         commands=[["ipmctl", "create", "-f", "-goal", argument]],
         action="create_goal",
+        disturbs=True,
         args={"goal": argument},
     )
 

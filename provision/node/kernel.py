@@ -138,6 +138,8 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
             why="{} runs; the old kernel stays the default for now".format(state.kernel.running or "another"),
             commands=commands,
             action="install_kernel",
+            role="kernel",
+            preparing=True,
             args={
                 "release": wanted,
                 "source": desired.kernel_source,
@@ -172,6 +174,7 @@ def plan_default(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=[_default_command(state, wanted)],
             action="set_default_kernel",
+            role="kernel",
             args={"release": wanted},
         )
     ]
@@ -213,6 +216,8 @@ def reboot_step(
         reboots=True,
         commands=commands + [["systemctl", "reboot"]],
         action="reboot",
+        role="kernel",
+        disturbs=True,
         args={
             "release": release,
             "trial": trial,

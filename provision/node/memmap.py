@@ -187,6 +187,7 @@ def _vacant_step(state: State, value: str) -> List[Step]:
             why="after the reboot the range {} would look like user data and need consent".format(value),
             commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
             action="mark_vacant",
+            role="kernel",
             args={"devices": names},
         )
     ]
@@ -216,6 +217,7 @@ def leave(state: State, desired: Desired, why: str) -> List[Step]:
                     ["wipefs", "-a", "/dev/" + item.blockdev] for item in state.namespaces if item.blockdev
                 ],
                 action="give_up_data",
+                disturbs=True,
                 args={"namespaces": [item.dev for item in state.namespaces], "lose": lost},
             )
         )

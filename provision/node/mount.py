@@ -95,6 +95,7 @@ def unmount_step(state: State, device: str) -> List[Step]:
             why="a mounted device cannot be changed; the step fails when files are open there",
             commands=[["umount", item] for item in where],
             action="unmount",
+            disturbs=True,
             args={"device": device, "where": where},
         )
     ]

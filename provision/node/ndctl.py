@@ -85,6 +85,7 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
             destroys=lost,
             commands=[_command(["-f", "-e", item.dev], mode, location)],
             action="create_namespace",
+            disturbs=True,
             args={"namespace": item.dev, "mode": mode, "map": location, "lose": lost},
         )
     )
@@ -144,6 +145,7 @@ def destroy(state: State, item: Namespace, why: str) -> Step:
         destroys=lost,
         commands=[["ndctl", "destroy-namespace", "-f", item.dev]],
         action="destroy_namespace",
+        disturbs=True,
         args={"namespace": item.dev, "lose": lost},
     )
 

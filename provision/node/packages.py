@@ -141,6 +141,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why="training and its tools need them and they are not installed",
             commands=use.commands + [install_command(state.os, missing, use.options)],
             action="install_packages",
+            role="runtime",
+            preparing=True,
+            scope="training" if desired.kind == "local" else "host",
             args=dict(
                 {"manager": state.os.package_manager, "names": missing},
                 **({} if use == repositories.ENABLED else {"repositories": use._asdict()}),

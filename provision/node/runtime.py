@@ -241,6 +241,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=commands,
             action="install_runtime",
+            role="runtime",
+            preparing=True,
+            scope="training",
             args=dict(
                 {
                     "venv": venv,

@@ -24,6 +24,10 @@ class Step(NamedTuple):
     commands: List[List[str]] = []
     action: str = ""
     args: Dict[str, Any] = {}
+    role: str = "pmem"  # the Ansible role that carries it out
+    preparing: bool = False  # interrupts nothing that runs on the host, so all hosts do it at once
+    disturbs: bool = False  # memory or files that a parameter server may hold are gone afterwards
+    scope: str = "host"  # "training": `oeprov pmem-mode` leaves it out
 
 
 class Applied(NamedTuple):
@@ -123,6 +127,22 @@ class Plan(NamedTuple):
     def destroys(self) -> List[str]:
         """All objects that the steps destroy, in order, without repeats."""
         return list(dict.fromkeys(item for step in self.steps for item in step.destroys))
+
+    def role_steps(self, role: str) -> List[Step]:
+        """The steps of one Ansible role, in order; ``all`` stands for every role."""
+        return [step for step in self.steps if role in (step.role, "all")]
+
+    def ready_steps(self, role: str, preparing: bool) -> List[Step]:
+        """The steps that a role can do now: those before the reboot, which waits for the steps of all roles.
+
+        ``preparing``: only steps that interrupt nothing.
+        """
+        reboots = [number for number, step in enumerate(self.steps) if step.action == "reboot"]
+        first = self.steps[: reboots[0]] if reboots else self.steps
+        ready = [step for step in first if step.role == role and (step.preparing or not preparing)]
+        if reboots and role == "kernel" and not preparing and len(ready) == len(first):
+            ready.append(self.steps[reboots[0]])
+        return ready
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""

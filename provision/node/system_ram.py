@@ -29,6 +29,7 @@ def release(state: State, item: Namespace) -> Part:
             why="it is in use as system RAM",
             commands=[daxctl.reconfigure_command(dax.chardev, "devdax", movable=True)],
             action="reconfigure_dax",
+            disturbs=True,
             args={"device": dax.chardev, "mode": "devdax"},
         )
         return Part(after=[step])
@@ -149,6 +150,7 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
             why=why,
             commands=daxctl.online_commands(dax.chardev, desired.pmem_movable, wrong_zone),
             action="online_dax",
+            disturbs=wrong_zone,
             args={"device": dax.chardev, "movable": desired.pmem_movable},
         )
     ]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from provision import flavors, past
-from provision.node.roles import role_of
 from provision.node.step import Plan, Step
 from provision.settings import KernelSettings, Kind, mode_refusal
 from provision.training.storage import MODES, storage_of
@@ -54,7 +53,7 @@ def why_not(
     switch = f"oeprov pmem-mode {mode} -i {path} --limit {shlex.quote(host.name)}"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     said = f"host {host.name} is not ready: {missing[0]}{more}; "
-    if not plan.problems and all(role_of(step) == "runtime" for step in steps):
+    if not plan.problems and all(step.role == "runtime" for step in steps):
         # The memory is right. Bootstrap alone would bring it back to the inventory's mode.
         return said + (
             f"run: {switch} --write-inventory, then: {bootstrap}" if other else f"run: {bootstrap}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision import fresh
-from provision.node import cuda, gpu, gpubundle, gpucheck, gpufabric, packages, roles, secureboot
+from provision.node import cuda, gpu, gpubundle, gpucheck, gpufabric, packages, secureboot
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
 from provision.node.state import Gpu, OsInfo
@@ -151,7 +151,7 @@ def test_the_way_from_nouveau_to_training() -> None:
     )
 
     def doable(role: str) -> list[str]:
-        return [step.id for step in roles.doable(make_plan(state, desired), role, False)]
+        return [step.id for step in make_plan(state, desired).ready_steps(role, False)]
 
     def destroyed() -> list[str]:
         return make_plan(state, desired).destroys

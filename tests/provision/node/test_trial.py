@@ -9,7 +9,6 @@ from provision.node import bootloader, kernel, observe, trial
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result
 from provision.node.plan import make_plan
-from provision.node.roles import role_of
 from provision.node.state import OsInfo, State
 from provision.node.step import Desired, Plan
 
@@ -82,7 +81,7 @@ def module(machine: Machine, desired: Desired) -> bool:
     if made.problems:
         raise Refused(made.problems[0])
     for step in made.steps:
-        if role_of(step) == "kernel":
+        if step.role == "kernel":
             apply(step, machine)
             if step.action == "reboot":
                 return True
@@ -98,7 +97,7 @@ def bootstrap(machine: Machine, desired: Desired) -> None:
 
 
 def kernel_steps(made: Plan) -> list[str]:
-    return [step.id for step in made.steps if role_of(step) == "kernel"]
+    return [step.id for step in made.steps if step.role == "kernel"]
 
 
 def assert_nothing_left(machine: Machine) -> None:
