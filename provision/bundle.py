@@ -145,7 +145,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     """Packages of the GPU driver, of each kind that GPUs of today need."""
     if desired.kind != "gpu" or not desired.gpu_driver:
         return []
-    headers = gpubundle.kernel_packages(os)
+    headers = tuple(gpubundle.kernel_packages(os))
     if not desired.kernel_version and not any(name.startswith(headers) for name in desired.runtime_packages):
         raise OeprovError(
             f"host {host.name}: its driver needs packages for its kernel, which is not known here: set "
@@ -168,8 +168,7 @@ def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
 
 def _platforms(os: OsInfo) -> list[str]:
     """Names of the platforms whose wheels a system can use, the best first."""
-    family = families.of(os)
-    newest = family.glibc.get(families.release_of(os), _OLDEST) if family else _OLDEST
+    newest = families.glibc(os) or _OLDEST
     names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
     return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
 

@@ -31,8 +31,7 @@ def parse(text: str) -> OsInfo:
         raise OeprovError(
             f"--system {text!r}: found architecture {os.architecture!r}; allowed: {', '.join(ARCHITECTURES)}"
         )
-    manager = "apt" if family.lineage == "debian" else family.managers[0]
-    return os._replace(family=family.lineage, package_manager=manager)
+    return os._replace(family=family.lineage, package_manager=family.package_manager)
 
 
 def assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:

@@ -6,7 +6,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories, secureboot
+from . import cuda, families, gpucheck, gpufabric, kernel, kernelinstall, packages, repositories, secureboot
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
 from .state import Gpu, OsInfo, State
@@ -182,7 +182,7 @@ def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]
     for release in _kernels(state, desired):
         source_of = desired.kernel_source if "elrepo" in release else ""
         header = where.headers.get(source_of, where.headers.get("", ""))
-        plain = re.sub(r"\.(x86_64|aarch64)$", "", release) if state.os.family == "rhel" else release
+        plain = kernelinstall.package_release(state.os, release)
         for word in [header] + text.split():
             names += [word.format(release=plain, **words)] if word else []
     manager = [state.os.package_manager, "module"]

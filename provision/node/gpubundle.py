@@ -1,8 +1,8 @@
 """Packages of GPU drivers for hosts that nobody looks at: each kind that GPUs of today need."""
 
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple
 
-from . import gpu, gpufabric, kernelinstall
+from . import families, gpu, gpufabric, kernelinstall
 from .state import Gpu, KernelState, OsInfo, State
 from .step import Desired
 
@@ -18,11 +18,10 @@ class Driver(NamedTuple):
     repositories: List[str]
 
 
-def kernel_packages(os: OsInfo) -> Tuple[str, ...]:
-    """How names of packages begin that a driver needs for one kernel."""
-    if os.package_manager != "apt":
-        return ("kernel-devel-", "kernel-lt-devel-", "kernel-ml-devel-")
-    return ("linux-modules-nvidia-",) if os.id == "ubuntu" else ("linux-headers-",)
+def kernel_packages(os: OsInfo) -> List[str]:
+    """How the names of packages begin that a driver needs for one kernel."""
+    family = families.of(os)
+    return family.gpu.per_kernel if family else []
 
 
 def drivers(os: OsInfo, desired: Desired) -> List[Driver]:
@@ -58,4 +57,4 @@ def _newest(os: OsInfo, name: str) -> str:
         return name
     if os.package_manager != "apt":
         return name.split("-newest")[0]
-    return name.replace("newest", "generic" if os.id == "ubuntu" else "amd64")
+    return name.replace("newest", kernelinstall.meta_package(os).rpartition("-")[2])

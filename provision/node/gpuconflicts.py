@@ -171,6 +171,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
+    family = families.of(state.os)
     return [
         "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
         "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
@@ -180,7 +181,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
             build.cudnn,
             build.cuda.replace(".", "-"),
             build.cudnn.split(".")[0],
-            "NVIDIA's repository" if state.os.family == "rhel" else _vendor(state),
+            "NVIDIA's repository" if family and gpu.REPOSITORY in family.repositories else _vendor(state),
         )
     ]
 

@@ -96,9 +96,12 @@ def names(os: OsInfo, release: str, source_name: str) -> List[str]:
     found = source.pinned if release else [source.newest]
     for end, more in source.by_suffix.items():
         found = found + (more if release.endswith(end) else [])
-    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what rpm packages are named by.
-    plain = release if os.package_manager == "apt" else re.sub(r"\.(x86_64|aarch64)$", "", release)
-    return [_filled(name, os, plain) for name in found]
+    return [_filled(name, os, package_release(os, release)) for name in found]
+
+
+def package_release(os: OsInfo, release: str) -> str:
+    """A release as package names have it; rpm leaves the architecture out: kernel-lt-5.4.278-1.el7.elrepo."""
+    return release if os.package_manager == "apt" else re.sub(r"\.(x86_64|aarch64)$", "", release)
 
 
 def address(os: OsInfo, source_name: str) -> str:

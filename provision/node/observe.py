@@ -29,6 +29,7 @@ from . import (
     removal,
 )
 from .command import System
+from .family import manager_name
 from .state import OsInfo, State, Tools
 from .step import Desired
 
@@ -55,7 +56,7 @@ def observe_os(system: System) -> OsInfo:
     manager = next((item for item in managers if system.which(item)), "")
     return found._replace(
         architecture=operating_system.uname().machine,
-        package_manager="apt" if manager == "apt-get" else manager,
+        package_manager=manager_name(manager),
         python=sys.version.split()[0],
         is_root=operating_system.geteuid() == 0,
         cpu_level=build.cpu_level(system.read("/proc/cpuinfo")),

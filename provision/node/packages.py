@@ -174,7 +174,7 @@ def notes(state: State, desired: Desired) -> List[str]:
     if not families.is_known(state.os):
         found.append(
             "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
-                families.title(state.os), families.KNOWN, families.treated_as(state.os)
+                families.title(state.os), families.known_names(), families.treated_as(state.os)
             )
         )
     if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
@@ -193,7 +193,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     name = families.title(state.os)
     # kind local may need nothing of the system, which is then nobody's business.
     if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
-        return ["{}: packages are known for {} only".format(name, families.KNOWN)]
+        return ["{}: packages are known for {} only".format(name, families.known_names())]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:
         found.append("{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing)))

@@ -7,8 +7,9 @@ import pytest
 
 from provision import fresh, systems
 from provision.errors import OeprovError
-from provision.node import build, families, observe, openembedding, packages, repositories, runtime
+from provision.node import build, families, gpubundle, observe, openembedding, packages, repositories, runtime
 from provision.node.command import System
+from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State
 from provision.node.step import Desired
 
@@ -31,11 +32,10 @@ SYSTEMS = {
     'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="21"': ("Ubuntu", "python3", "linuxmint-21-"),
 }
 ALL = [
-    OsInfo(name, release, family.lineage, architecture="x86_64", package_manager=manager)
+    OsInfo(name, release, family.lineage, "", "x86_64", family.package_manager)
     for family in families.known()
     for name in family.ids
     for release in family.releases
-    for manager in ("apt" if family.lineage == "debian" else family.managers[0],)
 ]
 
 
@@ -183,7 +183,9 @@ def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
         state = fresh.state(Desired(kind=kind, parameter_server=True, runtime_venv="/v"), os)
         assert (state.os.id, state.os.version) == (os.id, os.version)
         assert state.kernel.running
-        assert state.bootloader.has_grubby == (state.os.family == "rhel")
+        assert state.bootloader.has_grubby == (state.os.package_manager != "apt")
+        assert state.runtime.venv == "/v"
+        assert make_plan(state, Desired(kind=kind, runtime_venv="/v")).steps
 
 
 def test_what_is_no_linux_of_ours_has_no_family() -> None:
@@ -204,7 +206,10 @@ def test_each_release_names_all_that_any_host_needs(os: OsInfo) -> None:
     assert set(family.comes_from) <= set(family.packages)
     for names in family.comes_from.values():
         assert set(names) <= set(family.repositories)
-    assert all(release in family.releases for release in [*family.lacks, *family.pythons, *family.daxctl])
+    for table in (family.fresh, family.pythons, family.glibc):
+        assert set(table) == set(family.releases)
+    assert all(release in family.releases for release in [*family.lacks, *family.daxctl])
+    assert gpubundle.kernel_packages(os)
     assert families.names(os, "build")
     # Every need without a package is explained, or stops the plan.
     unexplained = set(family.lacks.get(families.release(family, os), [])) - set(packages._WITHOUT)
