@@ -7,7 +7,17 @@ import pytest
 
 from provision import fresh, systems
 from provision.errors import OeprovError
-from provision.node import build, families, gpubundle, observe, openembedding, packages, repositories, runtime
+from provision.node import (
+    build,
+    families,
+    family_el8,
+    gpubundle,
+    observe,
+    openembedding,
+    packages,
+    repositories,
+    runtime,
+)
 from provision.node.command import System
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State
@@ -158,9 +168,15 @@ def test_systems_that_cannot_be_named(text: str, piece: str) -> None:
     assert piece in str(caught.value)
 
 
-def test_names_of_systems_are_taken_in_any_case() -> None:
+def test_names_of_systems_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert systems.parse("Debian-12") == systems.parse("debian-12-x86_64")
     assert systems.parse("ROCKY-8.10-aarch64").architecture == "aarch64"
+    euler = family_el8.FAMILY._replace(
+        name="openEuler", ids=["openEuler"], releases=["22.03"], by_major=False
+    )
+    monkeypatch.setattr(families, "known", lambda: [euler])
+    assert systems.parse("openeuler-22.03") == systems.parse("openEuler-22.03")
+    assert systems.parse("openEuler-22.03").id == "openEuler"
 
 
 def test_packages_of_the_inventory_come_from_the_repositories_that_it_names_too() -> None:
