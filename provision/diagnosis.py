@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provision.node import families, modules, mount, ndctl
+from provision.node import families, modules, mount, ndctl, platforms
 from provision.node.daxctl import RECONFIGURE_SINCE, tool_version
 from provision.node.directory import human
 from provision.node.health import Health
 from provision.node.state import State
 from provision.node.step import Desired, Plan
-from provision.node.system_ram import handed_out
 
 MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
 _HUGE_SHARE = 0.1
@@ -36,7 +35,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
     yield from _modules(state, desired, health)
     if desired.pmem_mode == "fsdax":
         yield from _fsdax(state, desired)
-    if desired.pmem_mode == "system-ram" and not handed_out(state, desired):
+    if desired.pmem_mode == "system-ram" and not platforms.get(desired.kind).handed_out(state, desired):
         yield from _system_ram(state, desired)
     if desired.kind != "local":
         yield from _kernel(state)
@@ -61,7 +60,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
 def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding]:
     wants = desired.pmem_mode in ("fsdax", "system-ram") and desired.kind not in ("re7p", "local")
     regions = [region for region in state.regions if desired.kind == "cxl" or region.type != "ram"]
-    if wants and not regions and not handed_out(state, desired):
+    if wants and not regions and not platforms.get(desired.kind).handed_out(state, desired):
         yield _no_region(state, desired, health)
     for name, text in health.flags.items():
         words = [word for word in text.split() if word != "smart_notify"]

@@ -6,7 +6,18 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import cuda, families, gpucheck, gpufabric, kernel, kernelinstall, packages, repositories, secureboot
+from . import (
+    cuda,
+    families,
+    gpucheck,
+    gpufabric,
+    kernel,
+    kernelinstall,
+    packages,
+    platforms,
+    repositories,
+    secureboot,
+)
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
 from .state import Gpu, OsInfo, State
@@ -77,7 +88,7 @@ def _installed(system: System, release: str = "") -> str:
 
 def concerned(state: State, desired: Desired) -> bool:
     """Whether the inventory wants GPUs here, and there are some."""
-    return desired.kind == "gpu" and bool(state.gpu.devices)
+    return platforms.get(desired.kind).has_gpus and bool(state.gpu.devices)
 
 
 def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:

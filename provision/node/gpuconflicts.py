@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import cuda, families, gpu, gpucheck, gpufabric
+from . import cuda, families, gpu, gpucheck, gpufabric, platforms
 from .state import State
 from .step import Desired
 
@@ -14,7 +14,7 @@ _APT_LINE = (
 
 def problems(state: State, desired: Desired) -> List[str]:
     """Why the host cannot train on its GPUs as the inventory has it."""
-    if desired.kind != "gpu":
+    if not platforms.get(desired.kind).has_gpus:
         return []
     if not state.gpu.devices:
         return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]

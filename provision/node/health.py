@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from . import devices, firewall, jobfiles, modules, port, systemd
+from . import devices, firewall, jobfiles, modules, platforms, port, systemd
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -74,7 +74,7 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
 def _places(desired: Desired, state: State) -> List[str]:
     """What oeprov and its jobs write to."""
     mounts = [item.where for item in state.mounts if item.where.startswith(desired.pmem_mount_prefix)]
-    system = ["/", "/boot", jobfiles.HOME] if desired.kind != "local" else []
+    system = ["/", "/boot", jobfiles.HOME] if platforms.get(desired.kind).managed else []
     return [path for path in [*system, desired.runtime_venv, desired.pmem_directory, *mounts] if path]
 
 

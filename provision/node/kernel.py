@@ -1,9 +1,9 @@
 """Kernels: which are there, what they can do, and the way to another one."""
 
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import bootloader, families, grubdefaults, kernelinstall, secureboot, system_ram
+from . import bootloader, families, grubdefaults, kernelinstall, platforms, secureboot
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -17,14 +17,12 @@ from .kernelinstall import (
     running_release,
     version,
 )
+from .platform_base import KernelOption
 from .state import Bootloader, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 # Trial boots that failed, one a line: WHAT, WHEN and WHY with tabs between; WHAT is a release, or arguments.
 FAILED = "/var/lib/oeprov/failed-kernels"
-
-KMEM_SINCE = (5, 1)
-CXL_RAM_SINCE = (6, 3)
 
 
 def series(release: str) -> Tuple[int, ...]:
@@ -240,14 +238,7 @@ def _default_command(state: State, release: str) -> List[str]:
 
 def required_options(state: State, desired: Desired) -> List[str]:
     """Kernel options that the wanted mode depends on."""
-    if system_ram.handed_out(state, desired):
-        return []  # the firmware has made the memory a node already
-    if desired.pmem_mode == "system-ram" and desired.kind != "re7p":
-        need = _needed(state, desired)
-        return list(dict.fromkeys(["CONFIG_DEV_DAX_KMEM"] + ([need.option] if need else [])))
-    if desired.pmem_mode == "fsdax":
-        return ["CONFIG_FS_DAX"] + (["CONFIG_X86_PMEM_LEGACY"] if desired.kind == "re7p" else [])
-    return []
+    return [item.name for item in platforms.get(desired.kind).kernel_options(state, desired)]
 
 
 def problems(state: State, desired: Desired) -> List[str]:
@@ -332,28 +323,15 @@ def notes(state: State, desired: Desired) -> List[str]:
     if need and needs_install(state, desired) and _is_backported(release) and series(release) < need.since:
         found.append(
             "kernel {} may have {} as a vendor backport; oeprov checks this after installation, before the "
-            "boot".format(release, need.option)
+            "boot".format(release, need.name)
         )
     return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 
 
-class _Need(NamedTuple):
-    """What makes memory of a device system RAM: an option, and the first release that has it."""
-
-    option: str
-    since: Tuple[int, ...]
-
-
-def _needed(state: State, desired: Desired) -> Optional[_Need]:
-    kmem = _Need("CONFIG_DEV_DAX_KMEM", KMEM_SINCE)
-    if desired.pmem_mode != "system-ram" or system_ram.handed_out(state, desired):
-        return None
-    if desired.kind in ("re6p", "bare_metal_pmem"):
-        return kmem
-    ram_region = any(region.type == "ram" for region in state.regions)
-    if desired.kind == "cxl":
-        return _Need("CONFIG_DEV_DAX_CXL", CXL_RAM_SINCE) if ram_region or not state.regions else kmem
-    return None
+def _needed(state: State, desired: Desired) -> Optional[KernelOption]:
+    """The option that decides how new the kernel must be."""
+    found = [item for item in platforms.get(desired.kind).kernel_options(state, desired) if item.since]
+    return found[-1] if found else None
 
 
 def _is_backported(release: str) -> bool:

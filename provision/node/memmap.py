@@ -6,7 +6,7 @@ Without the argument the range is a memory node without CPUs; with it, it is ``/
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import mount, ndctl, numa, owned, system_ram
+from . import fsdax, mount, ndctl, numa, owned, system_ram
 from .command import System
 from .devices import is_memmap, namespaces
 from .directory import human
@@ -149,20 +149,10 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
             # The range is a namespace without page structures of its own.
             notes += ndctl.map_notes(desired, "pmem{}".format(number), size, "mem", making=True)
     else:
-        for number, item in enumerate(devices):
-            where = desired.pmem_mount_prefix + str(number)
-            device = item.blockdev or ndctl.block_device(item.dev)
-            ready = item.mode == "fsdax" and item.blockdev != ""
-            if not ready:
-                after += system_ram.release(state, item).after + ndctl.convert(state, desired, item, "fsdax")
-            steps = mount.plan(state, desired, device, where, not ready, item.size)
-            after += steps
-            problems += mount.problems(state, device, where)
-            location = item.map if ready else ndctl.map_of(desired, "fsdax", item)
-            making = any(step.action == "make_filesystem" for step in steps)
-            notes += ndctl.map_notes(desired, item.dev, item.size, location, making)
-            if not item.labels:
-                notes.append(ndctl.label_note(item))
+        used = fsdax.use_namespaces(state, desired, devices)
+        after, reboot_why = used.after, used.reboot_why
+        notes += used.notes
+        problems += used.problems
     return Part(
         before=before,
         add_arguments=add,

@@ -3,10 +3,10 @@
 import re
 from typing import Any, Dict, List, Optional
 
-from . import devices, filesystem, mount, numa, owned
+from . import devices, filesystem, mount, owned
 from .command import CommandError, System
 from .directory import human
-from .state import Namespace, NumaNode, Region, State
+from .state import Namespace, Region, State
 from .step import Action, Applied, Desired, Step
 
 ALIGNMENT = 16 << 20  # of namespaces, where the kernel does not say
@@ -209,28 +209,6 @@ def room_notes(state: State, desired: Desired) -> List[str]:
 def label_note(item: Namespace) -> str:
     """What a namespace without a label means."""
     return "{} has no label: its size cannot change, and ownership is kept in {}".format(item.dev, owned.PATH)
-
-
-def nothing_there(state: State, desired: Desired) -> str:
-    """Why there is no persistent memory to use."""
-    if any(region.type == "ram" for region in state.regions):
-        return "the CXL region is volatile (ram) and cannot hold namespaces; use pmem_mode: system-ram"
-    if desired.kind == "re6p":
-        return "there is no namespace0.0: is this a re6p instance, and is the kernel's nfit driver loaded?"
-    if desired.kind == "cxl":
-        return (
-            "there is no CXL region; create one with `cxl create-region` (it needs to know the decoder)"
-            + ("".join(_not_taken(state, node, desired) for node in numa.cpuless(state)))
-        )
-    return "there is no persistent memory region: are the modules installed and enabled in the firmware?"
-
-
-def _not_taken(state: State, node: NumaNode, desired: Desired) -> str:
-    """Why a node without CPUs is not the memory that is looked for."""
-    why = numa.other_memory(state, node)
-    if not why and desired.pmem_mode == "fsdax":
-        why = "the firmware hands it out like any other memory: use pmem_mode: system-ram"
-    return "; node {} has {} and no CPUs, but {}".format(node.id, human(node.size), why) if why else ""
 
 
 def _in_region(system: System, region: str) -> List[Namespace]:

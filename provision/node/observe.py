@@ -10,14 +10,12 @@ from . import (
     build,
     daxctl,
     devices,
-    directory,
     families,
     filesystem,
     flavors,
     fstab,
     gpu,
     inuse,
-    ipmctl,
     kernel,
     modules,
     mount,
@@ -25,6 +23,7 @@ from . import (
     owned,
     packages,
     plan,
+    platforms,
     pmem,
     removal,
 )
@@ -73,16 +72,14 @@ def observe(system: System, desired: Desired) -> State:
         packages=packages.observe(system, os, packages.needed(desired, os)),
         runtime=flavors.of(desired).observe(system, os, desired),
     )
-    if desired.pmem_mode == "directory":
-        state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])
-    if desired.kind == "local":
-        # Nothing else of this machine is ours to change, so nothing else is looked at.
-        return _with_remains(system, desired, state)
+    platform = platforms.get(desired.kind)
+    if not platform.managed:
+        # Nothing else of this machine is ours to change, so nothing else is observed.
+        return _with_remains(system, desired, platform.observe(system, state, desired))
     trouble: List[str] = []
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
     loader = bootloader.observe(system)
-    nodes = numa.observe_nodes(system)
     state = state._replace(
         kernel=kernel.observe(system, os, desired, loader),
         bootloader=loader,
@@ -92,20 +89,17 @@ def observe(system: System, desired: Desired) -> State:
         mounts=mount.parse_mounts(system.read("/proc/mounts")),
         fstab=fstab.parse(system.read(fstab.PATH)),
         dax=devices.dax_devices(system),
-        numa=numa.told_apart(system, nodes) if desired.kind in ("cxl", "bare_metal_pmem") else nodes,
-        # Only where memory is set aside by address; the kernel's log is long.
-        ranges=numa.observe_ranges(system, system.run(["dmesg"]).out) if desired.kind == "re7p" else [],
+        numa=numa.observe_nodes(system),
         memory=numa.observe_policy(system),
-        dimms=ipmctl.observe(system) if desired.kind == "bare_metal_pmem" else state.dimms,
         modules=modules.observe(system),
         files={path: system.read(path) for path in FILES if system.exists(path)},
-        tools=observe_tools(system) if desired.kind not in ("cpu", "gpu") else state.tools,
-        gpu=gpu.observe(system, whole=desired.kind == "gpu"),
+        tools=observe_tools(system) if platform.modes != ("none",) else state.tools,
+        gpu=gpu.observe(system, whole=platform.has_gpus),
         owned=owned.observe(system),
         jobs=inuse.observe_jobs(system),
         trouble=trouble,
     )
-    state = _with_remains(system, desired, state)
+    state = _with_remains(system, desired, platform.observe(system, state, desired))
     # Who uses a mount matters, and is worth the look, only where it would end.
     part = removal.plan(state, desired) if desired.remove else pmem.plan(state, desired)
     users = {

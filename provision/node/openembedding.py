@@ -7,7 +7,7 @@ when they were installed.
 import re
 from typing import List, NamedTuple, Tuple
 
-from . import cuda, families, foreign, openembedding_source
+from . import cuda, families, foreign, openembedding_source, platforms
 from .command import System
 from .runtime import interpreter
 from .state import OsInfo, Runtime, State
@@ -54,7 +54,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     """What this host's environment is to have."""
     stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
     revision = desired.runtime_revision or REVISION
-    framework = "tensorflow" if desired.kind == "gpu" else "tensorflow-cpu"
+    framework = "tensorflow" if platforms.get(desired.kind).has_gpus else "tensorflow-cpu"
     pypi, source = bool(_PYPI.fullmatch(package)), package == openembedding_source.PACKAGE
     sources = foreign.sources_of(desired)
     pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
@@ -74,7 +74,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         needs += ["deepctr", "pandas", "scikit-learn"]
     if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
         pip.append(["packaging", "cloudpickle", "pyyaml", "cffi"])
-        pip.append(_horovod(desired.kind))
+        pip.append(_horovod(platforms.get(desired.kind).has_gpus))
         needs.append(HOROVOD)
     if desired.worker and desired.runtime_variant == "mpi":
         pip.append(["mpi4py"])
@@ -93,10 +93,10 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     )
 
 
-def _horovod(kind: str) -> List[str]:
+def _horovod(gpus: bool) -> List[str]:
     """What pip is told for Horovod with Gloo, for TensorFlow alone."""
     without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
-    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if kind == "gpu" else []
+    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if gpus else []
     given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
     return given + without + gpu + ["--no-build-isolation", HOROVOD]
 
@@ -179,13 +179,13 @@ def notes(state: State, desired: Desired) -> List[str]:
     """What is worth knowing of it."""
     found = (
         ["OpenEmbedding's connections are neither encrypted nor authenticated"]
-        if desired.kind != "local"
+        if platforms.get(desired.kind).managed
         else []
     )
     right, runtime = wanted(desired, foreign.version_of(state, desired)), state.runtime
     compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
     build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
-    if desired.kind == "gpu" and compiled and build is not None:
+    if platforms.get(desired.kind).has_gpus and compiled and build is not None:
         headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
             "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "

@@ -16,6 +16,7 @@ from . import (
     inuse,
     kernel,
     packages,
+    platforms,
     pmem,
     removal,
 )
@@ -34,14 +35,15 @@ def make_plan(state: State, desired: Desired) -> Plan:
     if desired.remove:
         return _removal(state, desired)
     part, flavor = pmem.plan(state, desired), flavors.of(desired)
+    managed = platforms.get(desired.kind).managed
     steps = packages.plan(state, desired)
-    if desired.kind == "local":
-        steps += part.before + flavor.plan(state, desired)
-    else:
+    if managed:
         steps += flavor.plan(state, desired) + _steps(state, desired, part)
+    else:
+        steps += part.before + flavor.plan(state, desired)
     notes, problems = part.notes + flavor.notes(state, desired), list(part.problems)
     problems += packages.problems(state, desired) + flavor.problems(state, desired)
-    if desired.kind != "local":
+    if managed:
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
         notes += _trial_notes(state, desired, part)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
@@ -62,7 +64,7 @@ def _removal(state: State, desired: Desired) -> Plan:
     """The steps that take away what oeprov made; kernel arguments go by a boot on trial, like any change."""
     part = removal.plan(state, desired)
     bare = _bare(desired)
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
     notes = part.notes + _trial_notes(state, bare, part)

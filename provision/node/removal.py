@@ -25,6 +25,7 @@ from . import (
     ndctl,
     numa,
     owned,
+    platforms,
     repositories,
     runtime,
     system_ram,
@@ -46,7 +47,7 @@ _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
 def observe(system: System, desired: Desired, state: State) -> Remains:
     """What is there of jobs and of files of ours; ``state`` has the mounts."""
-    local = desired.kind == "local"
+    managed = platforms.get(desired.kind).managed
     pools, foreign = _pools(system, _pool_roots(desired, state))
     jobs: Dict[str, JobFiles] = {}
     for name in system.list(desired.remove_jobs):
@@ -56,18 +57,18 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
             steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
             saved = len([item for item in steps if item.startswith("step-")])
             jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=bool(run))
-    for unit in [] if local else systemd.ours(system):
+    for unit in systemd.ours(system) if managed else []:
         name = re.sub(r"^oeprov-(.+)-(?:server|worker)-\d+[.]service$", r"\1", unit)
         found = jobs.get(name, JobFiles(name))
         jobs[name] = found._replace(units=found.units + [unit])
     for name, paths in pools.items():
         jobs[name] = jobs.get(name, JobFiles(name))._replace(pools=paths)
-    files = [] if local else [path for path in _FILES if system.exists(path)]
+    files = [path for path in _FILES if system.exists(path)] if managed else []
     return Remains(
         jobs=[jobs[name] for name in sorted(jobs)],
         foreign=foreign,
         files=files,
-        user=not local and _has_user(),
+        user=managed and _has_user(),
     )
 
 
@@ -81,7 +82,7 @@ def _has_user() -> bool:
 
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return [desired.pmem_directory] if desired.pmem_directory else []
     places = [item.where for item in state.mounts if mount.is_place(item.where, desired)]
     return [os.path.join(where, "oeprov") for where in places]
@@ -109,7 +110,7 @@ def plan(state: State, desired: Desired) -> Part:
         for name in state.jobs
     ]
     part = _jobs(state, desired)
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return part._replace(before=part.before + _directory(state, desired, part), problems=problems)
     memory, kept = _memory(state, desired)
     arguments = _arguments(state, desired)
@@ -157,7 +158,7 @@ def _jobs(state: State, desired: Desired) -> Part:
         if not paths:
             continue
         # Those of jobs of kind local lie in a user's own directory.
-        mine = item.pools if desired.kind == "local" else paths
+        mine = paths if platforms.get(desired.kind).managed else item.pools
         if words and name not in desired.remove_objects:
             notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
             continue
