@@ -21,7 +21,7 @@ from provision import flavors, remote, wheel
 from provision.bundle_packages import Part, collect, digest, run, system_of
 from provision.errors import HostError, OeprovError
 from provision.inventory import Host, Inventory
-from provision.node import build, families, gpu, gpubundle, kernelinstall, packages
+from provision.node import build, families, gpu, kernelinstall, packages
 from provision.node.command import System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
@@ -145,7 +145,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     """Packages of the GPU driver, of each kind that GPUs of today need."""
     if desired.kind != "gpu" or not desired.gpu_driver:
         return []
-    headers = tuple(gpubundle.kernel_packages(os))
+    headers = tuple(gpu.kernel_packages(os))
     if not desired.kernel_version and not any(name.startswith(headers) for name in desired.runtime_packages):
         raise OeprovError(
             f"host {host.name}: its driver needs packages for its kernel, which is not known here: set "
@@ -154,7 +154,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     given = _kernel_from(desired, os)
     return [
         Part(tuple(item.names), given, tuple(item.repositories), tuple(item.streams))
-        for item in gpubundle.drivers(os, desired)
+        for item in gpu.bundle_drivers(os, desired)
     ]
 
 

@@ -216,7 +216,7 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
     log = os.path.join(into, "log")
-    nodes = [node.id for node in numa.observe_nodes(system) if node.size and not node.cpus]
+    nodes = [node.id for node in numa.without_cpus(numa.observe_nodes(system))]
     for argv in commands(desired, into, nodes):
         result = system.run(argv, timeout=_HOURS)
         with open(system.path(log), "a") as file:

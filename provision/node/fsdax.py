@@ -3,9 +3,8 @@
 from typing import List
 
 from . import mount, ndctl, system_ram
-from .part import Part
 from .state import Namespace, State
-from .step import Desired
+from .step import Desired, Part
 
 
 def plan(state: State, desired: Desired, absent: str) -> Part:

@@ -5,9 +5,9 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
-from . import devices, firewall, jobfiles, modules, platforms, port, systemd
+from . import devices, jobfiles, modules, platforms, port, systemd
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -44,7 +44,7 @@ class Health(NamedTuple):
         return decode(cls, data)
 
 
-def look(system: System, ports: List[int], services: List[str], places: List[str]) -> Health:
+def observe_health(system: System, ports: List[int], services: List[str], places: List[str]) -> Health:
     """The machine's health now; ``places``: what is written to, as far as it is there."""
     meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", system.read("/proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", system.read("/sys/kernel/mm/transparent_hugepage/enabled"))
@@ -53,7 +53,7 @@ def look(system: System, ports: List[int], services: List[str], places: List[str
     regions = [name for name in names if re.match(r"region\d+$", name)]
     bad = {name: devices.bad_blocks(system.read("{}/{}/badblocks".format(_BUS, name))) for name in regions}
     taken = {str(number): port.holder(system, number) for number in ports}
-    on, lets_in = firewall.look(system, ports)
+    on, lets_in = observe_firewall(system, ports)
     return Health(
         time=time.time(),
         memory=int(meminfo.get("MemTotal", 0)) << 10,
@@ -103,13 +103,58 @@ def _servers(system: System) -> Dict[str, str]:
     return {unit.name: systemd.how_it_ended(system, unit) for unit in down}
 
 
+def observe_firewall(system: System, ports: List[int]) -> Tuple[str, Dict[str, bool]]:
+    """(the firewall that is on, or empty; port → whether it lets the port in), of firewalld and ufw.
+
+    Only a plain no counts: an administrator's own rules are taken for a yes.
+    """
+    if system.run(["firewall-cmd", "--state"]).ok:
+        return "firewalld", {str(number): _firewalld(system, number) for number in ports}
+    said = system.run(["ufw", "status"])
+    if said.ok and re.search(r"^Status: active", said.out, re.MULTILINE):
+        return "ufw", {str(number): _ufw(said.out, number) for number in ports}
+    return "", {}
+
+
+def _firewalld(system: System, number: int) -> bool:
+    zones = [
+        line.split()[0]
+        for line in system.run(["firewall-cmd", "--get-active-zones"]).out.splitlines()
+        if line and not line[0].isspace()
+    ]
+    for zone in zones:
+        ask = ["firewall-cmd", "--zone=" + zone]
+        if zone == "trusted" or system.run(ask + ["--query-port={}/tcp".format(number)]).ok:
+            return True
+        if system.run(ask + ["--list-rich-rules"]).out.strip():
+            return True
+    return not zones
+
+
+def _ufw(status: str, number: int) -> bool:
+    for line in status.splitlines():
+        rule = re.match(r"(\S+)(?: \(v6\))?\s+(?:ALLOW|LIMIT)\b", line)
+        if rule and _covers(rule.group(1), number):
+            return True
+    return False
+
+
+def _covers(to: str, number: int) -> bool:
+    """``to``: ``7700/tcp``, ``7700:7710/tcp``, ``80,443/tcp``, ``Anywhere``, or a program's name."""
+    ports = re.match(r"([\d:,]+)(/tcp)?$", to)
+    if not ports:
+        return to == "Anywhere"
+    spans = [item.split(":") for item in ports.group(1).split(",")]
+    return any(int(span[0]) <= number <= int(span[-1]) for span in spans)
+
+
 def main(wanted: Dict[str, Any]) -> None:
     """Print state and health; an error of any kind becomes an answer too."""
     system = System()
     try:
         desired = Desired.from_dict(wanted["desired"])
         state = observe(system, desired)
-        health = look(system, wanted["ports"], wanted["services"], _places(desired, state))
+        health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
         answer: Dict[str, Any] = {"state": state.to_dict(), "health": health.to_dict()}
     except Exception as error:
         answer = {"error": "{}: {}".format(type(error).__name__, error)}

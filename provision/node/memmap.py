@@ -11,9 +11,8 @@ from .command import System
 from .devices import is_memmap, namespaces
 from .directory import human
 from .numa import coalesce, cpuless
-from .part import Part
 from .state import MemoryRange, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _GRAIN = 2 << 20  # what the kernel maps memory by

@@ -20,9 +20,8 @@ from . import (
     pmem,
     removal,
 )
-from .part import Part
 from .state import State
-from .step import Desired, Plan, Step
+from .step import Desired, Part, Plan, Step
 
 __all__ = ["Desired", "Plan", "Step", "make_plan"]
 

@@ -2,10 +2,9 @@
 
 from . import ipmctl, numa
 from .command import System
-from .part import Part, join
 from .platform_base import EL8, GIB, Platform
 from .state import Dimms, NumaNode, State
-from .step import Desired
+from .step import Desired, Part, join
 
 
 class _BareMetal(Platform):

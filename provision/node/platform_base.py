@@ -8,9 +8,8 @@ from typing import Dict, List, NamedTuple, Tuple
 
 from . import fsdax, system_ram
 from .command import System
-from .part import Part
 from .state import NumaNode, OsInfo, State
-from .step import Desired
+from .step import Desired, Part
 
 GIB = 1 << 30
 MIB = 1 << 20

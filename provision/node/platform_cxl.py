@@ -5,10 +5,9 @@ from typing import List
 from . import numa, system_ram
 from .command import System
 from .directory import human
-from .part import Part
 from .platform_base import GIB, MIB, UBUNTU, KernelOption, Platform
 from .state import DaxDevice, NumaNode, Region, State
-from .step import Desired
+from .step import Desired, Part
 
 _RAM_REGIONS = KernelOption("CONFIG_DEV_DAX_CXL", (6, 3))
 

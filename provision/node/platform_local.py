@@ -2,10 +2,9 @@
 
 from . import directory
 from .command import System
-from .part import Part
 from .platform_base import GIB, Platform
 from .state import Directory, OsInfo, Runtime, State
-from .step import Desired
+from .step import Desired, Part
 
 
 class _Local(Platform):

@@ -5,10 +5,9 @@ from typing import List
 from . import memmap, numa
 from .command import System
 from .devices import is_memmap
-from .part import Part
 from .platform_base import EL8, GIB, GUEST_REFUSAL, MIB, KernelOption, Platform
 from .state import MemoryRange, NumaNode, State
-from .step import Desired
+from .step import Desired, Part
 
 
 class _Re7p(Platform):

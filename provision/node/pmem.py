@@ -3,9 +3,8 @@
 from typing import List
 
 from . import filesystem, inuse, ipmctl, modules, ndctl, platforms
-from .part import Part
 from .state import State
-from .step import Desired, Step
+from .step import Desired, Part, Step
 
 _MAKES = ("make_filesystem", "create_namespace", "reconfigure_dax", "create_goal")
 

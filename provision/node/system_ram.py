@@ -4,9 +4,8 @@ from typing import List
 
 from . import daxctl, families, mount, ndctl, numa
 from .directory import human
-from .part import Part
 from .state import DaxDevice, Namespace, NumaNode, State
-from .step import Desired, Step
+from .step import Desired, Part, Step
 
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:

@@ -11,7 +11,7 @@ from provision.node import (
     build,
     families,
     family_el8,
-    gpubundle,
+    gpu,
     observe,
     openembedding,
     packages,
@@ -225,7 +225,7 @@ def test_each_release_names_all_that_any_host_needs(os: OsInfo) -> None:
     for table in (family.fresh, family.pythons, family.glibc):
         assert set(table) == set(family.releases)
     assert all(release in family.releases for release in [*family.lacks, *family.daxctl])
-    assert gpubundle.kernel_packages(os)
+    assert gpu.kernel_packages(os)
     assert families.names(os, "build")
     # Every need without a package is explained, or stops the plan.
     unexplained = set(family.lacks.get(families.release(family, os), [])) - set(packages._WITHOUT)
