@@ -8,7 +8,7 @@ from .step import Desired, Part
 
 
 def plan(state: State, desired: Desired, absent: str) -> Part:
-    """Uses the namespaces that are there, and creates one on each region without; ``absent``: why none is."""
+    """Use each namespace, and create one on each region without; ``absent``: why there is no memory."""
     part = use_namespaces(state, desired, ndctl.chosen(state, desired))
     number = len(ndctl.chosen(state, desired))
     after, notes = part.after, part.notes
@@ -29,7 +29,7 @@ def plan(state: State, desired: Desired, absent: str) -> Part:
 
 
 def use_namespaces(state: State, desired: Desired, items: List[Namespace]) -> Part:
-    """Makes fsdax namespaces of ``items`` and mounts them; one that is in use as it should be stays."""
+    """Put ``items`` into mode fsdax and mount them; a namespace that is already right stays as it is."""
     part = Part(after=[], notes=[], problems=[])
     reboot_why = ""
     for number, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""What ``oeprov doctor`` wants to know of a machine beyond what plans depend on. Changes nothing."""
+"""Observations for `oeprov doctor` beyond those that plans depend on; they change nothing."""
 
 import json
 import os
@@ -22,17 +22,19 @@ class Health(NamedTuple):
 
     time: float = 0.0
     memory: int = 0
-    huge_pages: int = 0  # reserved for those who ask for huge pages, and for nobody else
+    huge_pages: int = 0  # reserved, so not available as ordinary memory
     transparent: str = ""  # always, madvise or never
-    ports: Dict[str, str] = {}  # of those asked for, which are taken: port -> by whom
+    ports: Dict[str, str] = {}  # those of the requested ports that are taken: port -> by which process
     modules: List[str] = []  # persistent memory modules
-    flags: Dict[str, str] = {}  # module -> what its firmware complains about
+    flags: Dict[str, str] = {}  # module -> the faults that its firmware reports
     bad_blocks: Dict[str, int] = {}  # region -> blocks of 512 bytes that cannot be read
-    services: Dict[str, str] = {}  # service -> its state, of those asked for
-    disks: Dict[str, List[int]] = {}  # mount point of what oeprov writes to -> free and whole size
-    servers: Dict[str, str] = {}  # unit of a parameter server that does not run -> how it ended
-    firewall: str = ""  # the one that is on
-    lets_in: Dict[str, bool] = {}  # of the ports asked for: port -> whether that firewall lets it in
+    services: Dict[str, str] = {}  # requested service -> its state
+    disks: Dict[
+        str, List[int]
+    ] = {}  # mount point of a file system that oeprov uses -> free bytes and all bytes
+    servers: Dict[str, str] = {}  # unit of a parameter server that should run -> how it ended
+    firewall: str = ""  # the active one: firewalld or ufw
+    lets_in: Dict[str, bool] = {}  # requested port -> the firewall lets it in
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -45,7 +47,7 @@ class Health(NamedTuple):
 
 
 def observe_health(system: System, ports: List[int], services: List[str], places: List[str]) -> Health:
-    """The machine's health now; ``places``: what is written to, as far as it is there."""
+    """Observe the host's health; ``places``: directories that oeprov uses."""
     meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", system.read("/proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", system.read("/sys/kernel/mm/transparent_hugepage/enabled"))
     names = system.list(_BUS)
@@ -72,14 +74,14 @@ def observe_health(system: System, ports: List[int], services: List[str], places
 
 
 def _places(desired: Desired, state: State) -> List[str]:
-    """What oeprov and its jobs write to."""
+    """Directories that oeprov and its jobs write to."""
     mounts = [item.where for item in state.mounts if item.where.startswith(desired.pmem_mount_prefix)]
     system = ["/", "/boot", jobfiles.HOME] if platforms.get(desired.kind).managed else []
     return [path for path in [*system, desired.runtime_venv, desired.pmem_directory, *mounts] if path]
 
 
 def _disks(system: System, places: List[str]) -> Dict[str, List[int]]:
-    """Space of the file systems that the places lie on, each once."""
+    """Space of the file systems of ``places``, each file system once."""
     found: Dict[str, List[int]] = {}
     for place in places:
         while place != "/" and not os.path.ismount(system.path(place)):
@@ -87,13 +89,13 @@ def _disks(system: System, places: List[str]) -> Dict[str, List[int]]:
         try:
             space = os.statvfs(system.path(place))
         except OSError:
-            continue  # what is wrong with a mount is said elsewhere
+            continue  # the plan reports faults of a mount
         found[place] = [space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize]
     return found
 
 
 def _servers(system: System) -> Dict[str, str]:
-    """Servers whose job was not stopped, and that do not run."""
+    """Servers that do not run although their job was not stopped."""
     names = [name for name in systemd.ours(system) if "-server-" in name]
     try:
         units = systemd.show(system, names)
@@ -149,7 +151,7 @@ def _covers(to: str, number: int) -> bool:
 
 
 def main(wanted: Dict[str, Any]) -> None:
-    """Print state and health; an error of any kind becomes an answer too."""
+    """Print state and health as one line of JSON, or the error."""
     system = System()
     try:
         desired = Desired.from_dict(wanted["desired"])

@@ -1,4 +1,4 @@
-"""Looks at the whole machine once: everything that a plan depends on."""
+"""Observe a whole host once: everything that its plan depends on."""
 
 import os as operating_system
 import re
@@ -32,18 +32,18 @@ from .family import manager_name
 from .state import OsInfo, State, Tools
 from .step import Desired
 
-# Files of ours whose text decides whether a step is still to do.
+# Our files whose text decides whether a step is needed.
 FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT)
 
 
 def parse_os_release(text: str) -> Dict[str, str]:
-    """KEY=value lines, quotes taken off."""
+    """Parse KEY=value lines and remove the quotes."""
     pairs = re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text, re.MULTILINE)
     return dict(pairs)
 
 
 def observe_os(system: System) -> OsInfo:
-    """The distribution; derivatives count as what they are like."""
+    """The distribution; a derivative counts as the one that it is like."""
     release = parse_os_release(system.read("/etc/os-release"))
     name = release.get("ID", "")
     lineage = families.lineage(name, release.get("ID_LIKE", "").split())
@@ -100,7 +100,7 @@ def observe(system: System, desired: Desired) -> State:
         trouble=trouble,
     )
     state = _with_remains(system, desired, platform.observe(system, state, desired))
-    # Who uses a mount matters, and is worth the look, only where it would end.
+    # Looking for a mount's users takes long, so only mounts that the plan ends are looked at.
     part = removal.plan(state, desired) if desired.remove else pmem.plan(state, desired)
     users = {
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
@@ -115,7 +115,7 @@ def _with_remains(system: System, desired: Desired, state: State) -> State:
 
 
 def observe_tools(system: System) -> Tools:
-    """Versions of the tools that set up persistent memory; empty for those that are not there."""
+    """Versions of the tools for persistent memory; empty if not installed."""
     return Tools(
         ndctl=_version(system, "ndctl"), daxctl=_version(system, "daxctl"), cxl=_version(system, "cxl")
     )
@@ -127,5 +127,5 @@ def _version(system: System, tool: str) -> str:
 
 
 def observe_node(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """``observe`` on plain values, as it travels: ``wanted`` is a Desired as dictionary."""
+    """``observe`` from and to plain JSON values; ``wanted`` are the fields of a Desired."""
     return observe(System(), Desired.from_dict(wanted)).to_dict()

@@ -21,7 +21,7 @@ def plan(state: State, desired: Desired) -> Part:
     notes: List[str] = []
     problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps) if steps else []
     if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
-        # Nothing is made on modules that cannot keep it; what works goes on, a file system of ours too.
+        # Broken modules get nothing new; namespaces and file systems that are there stay in use.
         said, makes = modules.complaints(state), any(step.action in _MAKES for step in steps)
         refused = makes and modules.is_broken(state)
         problems += said if refused else []
@@ -35,7 +35,7 @@ def plan(state: State, desired: Desired) -> Part:
 
 
 def _sized(state: State, steps: List[Step]) -> List[Step]:
-    """The same steps, with the sizes of dax devices that are there."""
+    """The steps, with the sizes of existing dax devices in their texts."""
     found = []
     for step in steps:
         for item in state.dax:
