@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_plan_cases import CASES, load
 
-from provision import fresh
+from provision.converge import fresh
 from provision.node import platforms
 from provision.node.plan import make_plan
 from provision.node.step import Desired
