@@ -22,7 +22,6 @@ from provision.artifacts.bundle_packages import Part, collect, digest, run, syst
 from provision.cluster import flavor_facts, own_sources
 from provision.cluster.errors import HostError, OeprovError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import Kind
 from provision.cluster.systems import assigned
 from provision.hosts import remote
 from provision.node import build, families, gpu, kernelinstall, packages
@@ -80,7 +79,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     for name, host in inventory.hosts.items():
         os, desired = systems[name], host.desired()
         wanted.setdefault(system_of(os), {}).update(dict.fromkeys(_parts(host, os)))
-        if host.kind is Kind.local:
+        if not host.platform.managed:
             pip_only.update(desired.runtime_requirements)
             continue
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
@@ -145,7 +144,7 @@ def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
 
 def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     """Packages of the GPU driver, of each kind that GPUs of today need."""
-    if desired.kind != "gpu" or not desired.gpu_driver:
+    if not host.platform.has_gpus or not desired.gpu_driver:
         return []
     headers = tuple(gpu.kernel_packages(os))
     if not desired.kernel_version and not any(name.startswith(headers) for name in desired.runtime_packages):

@@ -20,7 +20,7 @@ from rich.markup import escape
 from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, InventoryError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import GpuSettings, KernelSettings, Kind, mode_refusal
+from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
 from provision.converge import planview, rolling
 from provision.converge.stepview import StepView
@@ -97,10 +97,10 @@ def pmem_mode(
 
 def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
     """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
-    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
+    able = {name: host for name, host in inventory.hosts.items() if not host.platform.refuse(mode)}
     for name, host in inventory.hosts.items():
         if name not in able and (not able or host.pmem.mode != "none"):
-            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
+            raise ConvergeError(f"host {name}: mode {mode}: {host.platform.refuse(mode)}")
     return able
 
 
@@ -348,9 +348,9 @@ class _Change:
         view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
         for name in plans:
-            kind = self.inventory.hosts[name].kind
-            if kind is not Kind.local:
-                history.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
+            host = self.inventory.hosts[name]
+            if host.platform.managed:
+                history.write(self.journal, self.inventory.cluster, name, found.states[name], host.kind)
         if self.bundle:
             with self.console.status("sending the bundle"):
                 for name in plans:

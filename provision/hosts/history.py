@@ -10,11 +10,6 @@ from provision.node import bootloader, grubdefaults, platforms
 from provision.node.state import State
 
 
-def mode_of(state: State, kind: Kind) -> str:
-    """How persistent memory is used now; empty when it is not."""
-    return platforms.get(kind.value).find_mode(state)
-
-
 def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
     """Write down what a host is, before anything is done to it."""
     journal.write(

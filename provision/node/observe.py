@@ -93,7 +93,7 @@ def observe(system: System, desired: Desired) -> State:
         memory=numa.observe_policy(system),
         modules=modules.observe(system),
         files={path: system.read(path) for path in FILES if system.exists(path)},
-        tools=observe_tools(system) if platform.modes != ("none",) else state.tools,
+        tools=observe_tools(system) if platform.has_memory else state.tools,
         gpu=gpu.observe(system, whole=platform.has_gpus),
         owned=owned.observe(system),
         jobs=inuse.observe_jobs(system),

@@ -12,7 +12,7 @@ class _BareMetal(Platform):
     modes = ("fsdax", "system-ram", "memory", "none")
     packages = ("ipmctl",)
     handed_out_by_firmware = True
-    has_regions = True
+    regions = ("pmem", "volatile")
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
         return state._replace(numa=numa.told_apart(system, state.numa), dimms=ipmctl.observe(system))

@@ -42,8 +42,16 @@ class Platform:
     memory = "persistent"  # the kind of memory, for messages
     packages: Tuple[str, ...] = ()  # needs beyond those of the mode, in the words of family.py
     handed_out_by_firmware = False  # the memory may be a node without CPUs from the start
-    has_regions = False  # the memory is there only if a region is
+    regions: Tuple[str, ...] = ()  # types of regions of which the memory consists; (): it has none
+    no_region: Tuple[str, ...] = ()  # what `oeprov doctor` says without one, and its advice; (): the usual
+    takes_memmap = False  # pmem_memmap may name its range
+    instance_types: Tuple[str, ...] = ()  # patterns of Alibaba Cloud's instance families, without "ecs."
     refusals: Dict[str, str] = {}  # mode -> why the platform does not have it, where there is more to say
+
+    @property
+    def has_memory(self) -> bool:
+        """There is memory with a mode."""
+        return self.modes != ("none",)
 
     def refuse(self, mode: str) -> str:
         """Why the platform does not have ``mode``, and what to use instead; empty when it has."""

@@ -18,7 +18,11 @@ class _Cxl(Platform):
     memory = "CXL"
     packages = ("cxl",)
     handed_out_by_firmware = True
-    has_regions = True
+    regions = ("pmem", "volatile", "ram")
+    no_region = (
+        "there is no region of CXL memory",
+        "`cxl list -M` shows whether the expander is seen; `cxl create-region` makes a region of it",
+    )
     refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
 
     def observe(self, system: System, state: State, desired: Desired) -> State:

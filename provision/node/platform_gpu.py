@@ -8,6 +8,7 @@ from .step import Desired
 class _Gpu(Cpu):
     name = "gpu"
     has_gpus = True
+    instance_types = ("gn*", "vgn*", "sgn*", "ebmgn*", "sccgn*")
 
     def fresh(self, desired: Desired) -> State:
         # An A10, as on Alibaba Cloud's gn7i.

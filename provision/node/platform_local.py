@@ -28,6 +28,9 @@ class _Local(Platform):
     def plan(self, state: State, desired: Desired) -> Part:
         return Part(before=directory.plan(state, desired), problems=directory.problems(state, desired))
 
+    def find_mode(self, state: State) -> str:
+        return "directory" if any(item.is_directory for item in state.directories) else ""
+
     def fresh(self, desired: Desired) -> State:
         return State(
             os=OsInfo("debian", "12", "debian", "Debian GNU/Linux 12", "x86_64", "apt", "3.11.2", True),

@@ -8,7 +8,8 @@ from .step import Desired
 class _Re6p(Platform):
     name = "re6p"
     modes = ("fsdax", "system-ram", "none")
-    has_regions = True
+    regions = ("pmem", "volatile")
+    instance_types = ("re6p*",)
     refusals = {"memory": GUEST_REFUSAL}
 
     def explain_absence(self, state: State, desired: Desired) -> str:

@@ -14,6 +14,8 @@ class _Re7p(Platform):
     name = "re7p"
     modes = ("fsdax", "system-ram", "none")
     refusals = {"memory": GUEST_REFUSAL}
+    takes_memmap = True
+    instance_types = ("re7p*",)
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
         # The kernel's log is long; only here does anything depend on it.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_plan_cases import CASES, load
 
+from provision.cluster.settings import Kind
 from provision.converge import fresh
 from provision.node import platforms
 from provision.node.plan import make_plan
@@ -40,6 +41,11 @@ def test_a_new_host_can_be_planned_for_in_each_mode_that_it_has(kind: str, mode:
 
 
 def test_nobody_asks_which_platform_a_host_is() -> None:
-    asks = re.compile(r"\.kind (==|!=|in|not in|is) ")
-    found = [path.name for path in NODE.glob("*.py") if asks.search(path.read_text())]
+    names = "|".join(platforms.kinds())
+    asks = re.compile(rf"\bkind (==|!=|in|not in|is|is not) [(]?(Kind[.]|\"({names})\")")
+    found = [path.name for path in NODE.parent.rglob("*.py") if asks.search(path.read_text())]
     assert found == []
+
+
+def test_users_choose_among_the_platforms_of_the_registry() -> None:
+    assert [kind.value for kind in Kind] == platforms.kinds()
