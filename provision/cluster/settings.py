@@ -16,18 +16,15 @@ from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.setting_types import Flag, Port, Settings, Share, Size, Text
 from provision.cluster.training_settings import TrainingSettings
+from provision.node import platforms
 
 
 class Kind(str, Enum):
-    """What a host is, which decides how its memory is reached."""
+    """What a host is: one of node's platforms, which decides how its memory is reached."""
 
-    re6p = "re6p"
-    re7p = "re7p"
-    bare_metal_pmem = "bare_metal_pmem"
-    cxl = "cxl"
-    gpu = "gpu"
-    cpu = "cpu"
-    local = "local"
+    _ignore_ = "item"
+    for item in platforms.kinds():
+        vars()[item] = item
 
 
 Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "directory"]
@@ -275,37 +272,3 @@ JOB_WIDE: tuple[str, ...] = (
     *ContainerSettings.variables(),
     *KubernetesSettings.variables(),
 )
-
-MODES: dict[Kind, tuple[str, ...]] = {
-    Kind.re6p: ("fsdax", "system-ram", "none"),
-    Kind.re7p: ("fsdax", "system-ram", "none"),
-    Kind.bare_metal_pmem: ("fsdax", "system-ram", "memory", "none"),
-    Kind.cxl: ("system-ram", "fsdax", "none"),
-    Kind.gpu: ("none",),
-    Kind.cpu: ("none",),
-    Kind.local: ("directory", "none"),
-}
-"""Modes that a kind can do; the first is what ``auto`` means."""
-
-
-def mode_refusal(kind: Kind, mode: str) -> str:
-    """Why ``kind`` cannot do ``mode`` and what can be done instead; empty when it can."""
-    if mode == "auto" or mode in MODES[kind]:
-        return ""
-    if kind in (Kind.re6p, Kind.re7p) and mode == "memory":
-        return (
-            f"{kind.value} is a guest: memory mode is set by ipmctl in the firmware of the physical "
-            "machine, which a guest cannot reach; use system-ram (a memory node of its own) or fsdax"
-        )
-    if kind is Kind.cxl and mode == "memory":
-        return "CXL memory has no memory mode; use system-ram"
-    if kind is Kind.local:
-        return (
-            "kind local is this machine with a directory in place of persistent memory; use directory, or "
-            "give the host the kind that it is (re6p, re7p, bare_metal_pmem, cxl) and reach it over ssh"
-        )
-    if mode == "directory":
-        return f"directory stands in for persistent memory on kind local only; {kind.value} can do " + (
-            ", ".join(MODES[kind])
-        )
-    return f"kind {kind.value} has no persistent memory; use none, or correct oeprov_kind"

@@ -50,7 +50,7 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
                 f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
                 "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
             )
-        if not on_host(host) and host.kind is not Kind.local and host.pmem.mode != "none":
+        if not on_host(host) and host.platform.managed and host.pmem.mode != "none":
             raise TrainingError(
                 f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
                 "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
@@ -294,7 +294,7 @@ def _worker(
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
-    if host.kind is Kind.gpu and training.device == "auto":
+    if host.platform.has_gpus and training.device == "auto":
         options["device"] = "gpu"
     environment = worker_environment(host, threads)
     argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
