@@ -96,6 +96,9 @@ class Client:
     def shutdown(self) -> None: ...
     def close(self) -> None: ...
 
+def optimizers() -> dict[str, tuple[dict[str, float], bool]]:
+    """Every optimizer: its parameters' defaults, and whether updates depend on the number of the push."""
+
 class Server:
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Ansible's way to ``provision.inventory.ecs``: for `ansible-inventory -i ecs.yml --graph`, and our playbooks."""
+"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; see ``provision/inventory/ecs.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
-from provision.inventory import ecs
 from provision.cluster.errors import OeprovError
+from provision.inventory import ecs
 
 DOCUMENTATION = r"""
 name: oeprov_ecs

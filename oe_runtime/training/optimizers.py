@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-# Name: class of Keras or of oe_runtime.keras, a learning rate that suits click models, other settings.
-_OPTIMIZERS: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "adadelta": ("Adadelta", 1.0, {}),
-    "adagrad": ("Adagrad", 0.05, {}),
-    "adagraddecay": ("AdagradDecay", 0.05, {}),
-    "adam": ("Adam", 0.001, {}),
-    "adamasync": ("AdamAsync", 0.001, {}),
-    "adamax": ("Adamax", 0.002, {}),
-    "adamw": ("AdamW", 0.001, {}),
-    "amsgrad": ("Adam", 0.001, {"amsgrad": True}),
-    "ftrl": ("Ftrl", 0.05, {}),
-    "lion": ("Lion", 0.0001, {}),
-    "momentum": ("SGD", 0.02, {"momentum": 0.9}),
-    "nadam": ("Nadam", 0.001, {}),
-    "rmsprop": ("RMSprop", 0.001, {}),
-    "sgd": ("SGD", 0.1, {}),
-}
-LEARNING_RATES = {name: rate for name, (_, rate, _) in _OPTIMIZERS.items()}
+from oe_runtime.spec import OPTIMIZERS
+
+_DEFAULT_RATE = 0.001
+
+# Default learning rates for click models, with names for an option of another optimizer.
+LEARNING_RATES = dict(
+    sorted(
+        {
+            **{name.replace("_", ""): _DEFAULT_RATE for name in OPTIMIZERS},
+            "adadelta": 1.0,
+            "adagrad": 0.05,
+            "adagraddecay": 0.05,
+            "adamax": 0.002,
+            "amsgrad": _DEFAULT_RATE,
+            "ftrl": 0.05,
+            "lion": 0.0001,
+            "momentum": 0.02,
+            "sgd": 0.1,
+        }.items()
+    )
+)
 
 
 def make(name: str, learning_rate: float) -> Any:
     """Return the Keras optimizer `name` of LEARNING_RATES with its default settings. Imports Keras."""
     import keras
 
-    import oe_runtime.keras as embed
+    from oe_runtime.keras import optimizers as ours
 
-    kind, _, options = _OPTIMIZERS[name]
-    return (getattr(keras.optimizers, kind, None) or getattr(embed, kind))(learning_rate, **options)
+    if name == "amsgrad":
+        return keras.optimizers.Adam(learning_rate, amsgrad=True)
+    if name == "momentum":
+        return keras.optimizers.SGD(learning_rate, momentum=0.9)
+    kinds = {kind.lower(): value for kind, value in (vars(ours) | vars(keras.optimizers)).items()}
+    return kinds[name](learning_rate)

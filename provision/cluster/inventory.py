@@ -1,7 +1,7 @@
 """The inventory's hosts and settings, checked and final.
 
-Values are final: ``auto`` and empty defaults are replaced by what they mean for the host, so that nobody
-downstream decides again. ``inventory_check.load`` makes it from a file.
+Values are final: ``auto`` and empty defaults are replaced by their meaning for the host, so that no later
+code decides again. ``inventory_check.load`` makes it from a file.
 """
 
 from __future__ import annotations

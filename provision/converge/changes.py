@@ -27,10 +27,11 @@ from provision.converge.stepview import StepView
 from provision.hosts import history, playbook
 from provision.hosts.journal import Interrupted, Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
+from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey, survey
 from provision.inventory import edit as inventory_edit
+from provision.inventory.loader import load
 from provision.jobs import store
-from provision.jobs.child import StopRequest
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.roles import role_of
@@ -64,10 +65,8 @@ def bootstrap(
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
-    code = _Run(inventory, "bootstrap", state_dir, consent, as_json, bundle).run(check=check)
+    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
     if code == 0 and not check and stack.has_metrics(inventory):
-        from provision.inventory.loader import load
-
         # All hosts, also where this run had a --limit: Prometheus wants the whole cluster.
         stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
     return code
@@ -90,10 +89,10 @@ def pmem_mode(
     """
     inventory = replace(inventory, hosts=_able(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
-    run = _Run(changed, "pmem_mode", state_dir, consent, as_json)
-    code = run.run(check=check)
+    change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
+    code = change.run(check=check)
     if code == 0 or (check and code == 2):
-        return _offer_mode(inventory, mode, run, check=check, wanted=write_inventory) or code
+        return _offer_mode(inventory, mode, change, check=check, wanted=write_inventory) or code
     return code
 
 
@@ -106,11 +105,11 @@ def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
     return able
 
 
-def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, wanted: bool) -> int:
+def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool, wanted: bool) -> int:
     """Write the mode that hosts have now into the inventory, if the user wants it; 1 when that failed."""
 
     def say(words: str) -> None:
-        run.console.print(words, highlight=False, soft_wrap=True)
+        change.console.print(words, highlight=False, soft_wrap=True)
 
     hosts = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
     if not hosts or (check and not wanted):
@@ -125,14 +124,14 @@ def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, want
             say(f"  {escape(line)}")
         if check:
             return 0
-        ask = not wanted and not run.as_json and not run.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and _agrees(run.console, "Write this into the inventory?")):
+        ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
+        if wanted or (ask and _agrees(change.console, "Write this into the inventory?")):
             for edit in edits:
                 edit.write()
                 say(f"[green]✓[/] wrote {escape(str(edit.path))}")
         elif not ask:
-            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, run.state_dir)}"
-            flags += state_flag(run.state_dir)
+            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, change.state_dir)}"
+            flags += state_flag(change.state_dir)
             say(f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
     except InventoryError as error:
         say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
@@ -142,8 +141,6 @@ def _offer_mode(inventory: Inventory, mode: str, run: _Run, *, check: bool, want
 
 def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
     """The option that chooses these hosts again; empty where that is every host that the mode is for."""
-    from provision.inventory.loader import load
-
     try:
         if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
             return ""
@@ -162,9 +159,7 @@ def kernel_only(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
     """Bring the kernel of every host to what the inventory asks for, and nothing else."""
-    run = _Run(inventory, "bootstrap", state_dir, consent, as_json)
-    run.roles = ("kernel",)
-    return run.run(check=check)
+    return _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",)).run(check=check)
 
 
 def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
@@ -193,14 +188,13 @@ def remove(
 
     ``remarks`` are said of the first plans, before anybody is asked.
     """
-    run = _Run(inventory, "destroy", state_dir, consent, as_json)
-    run.playbook = "pmem_mode"  # it does the steps of every role in the order of the plan
-    run.remarks = remarks
-    code = run.run(check=check)
-    return code, run.found
+    # That playbook does the steps of every role in the order of the plan.
+    change = _Change(inventory, "destroy", state_dir, consent, as_json, playbook="pmem_mode", remarks=remarks)
+    code = change.run(check=check)
+    return code, change.found
 
 
-class _Run:
+class _Change:
     """One run of ``bootstrap``, ``pmem-mode`` or ``destroy``."""
 
     def __init__(
@@ -210,14 +204,19 @@ class _Run:
         state_dir: Path,
         consent: Consent,
         as_json: bool,
+        *,
         bundle: Bundle | None = None,
+        playbook: str = "",
+        roles: tuple[str, ...] = (),
+        remarks: Callable[[ClusterSurvey], list[str]] = lambda _: [],
     ) -> None:
+        """``playbook``: where it is not of that ``name``; ``roles``: do the steps of these alone."""
         self.inventory = inventory
         self.bundle = bundle
-        self.playbook = name
+        self.playbook = playbook or name
         self.found = ClusterSurvey()  # the newest
-        self.roles: tuple[str, ...] = ()  # whose steps are done; none: everybody's
-        self.remarks: Callable[[ClusterSurvey], list[str]] = lambda _: []  # on what was seen at first
+        self.roles = roles
+        self.remarks = remarks
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
@@ -341,7 +340,7 @@ class _Run:
         if self.consent.yes:
             return True
         if not sys.stdin.isatty():
-            raise ConvergeError("there is nobody to ask: add --yes to agree to these steps")
+            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
         return _agrees(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:

@@ -52,7 +52,8 @@ def plan(
     commands: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not seen or a wish out of reach.
+    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not reached
+    or a goal that cannot be met.
 
     ``systems``: what freshly installed hosts run (``offline``), see ``systems.assigned``.
     """

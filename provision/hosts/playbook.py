@@ -15,8 +15,8 @@ from typing import Any, Literal
 from provision.cluster import share
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Host, Inventory
+from provision.hosts.stop_request import StopRequest
 from provision.inventory import vault
-from provision.jobs.child import StopRequest
 
 Status = Literal["ok", "failed", "skipped", "unreachable"]
 _STATUS: dict[str, Status] = {

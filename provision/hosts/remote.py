@@ -1,6 +1,6 @@
 """One command on one host over SSH, through OpenSSH's client, with every way it can fail said in words.
 
-The client, its configuration, agents, jump hosts and known_hosts are those that Ansible's connections use.
+It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible.
 """
 
 from __future__ import annotations

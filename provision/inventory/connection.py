@@ -29,7 +29,7 @@ _REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "ansible_become_pass": (None, _SUDO),
     "ansible_sudo_pass": (None, _SUDO),
     "ansible_become_method": (("sudo", "ansible.builtin.sudo"), _SUDO),
-    "ansible_become_user": (("root",), "oeprov becomes root and nobody else"),
+    "ansible_become_user": (("root",), "oeprov becomes root only"),
     "ansible_become_exe": (("sudo",), _SUDO),
     "ansible_become_flags": (("-n", "-H -S -n", ""), _SUDO),
 }

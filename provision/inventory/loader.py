@@ -132,7 +132,7 @@ class _Problems:
         for group in (PARAMETER_SERVERS, WORKERS):
             if group not in self.raw.groups:
                 close = difflib.get_close_matches(group, self.raw.groups, n=1)
-                hint = f"; did you mean it by {close[0]!r}?" if close else ""
+                hint = f"; did you mean {close[0]!r}?" if close else ""
                 self.add(str(self.raw.path), f"group {group} is missing{hint}")
             elif not any(group in host.groups for host in self.raw.hosts):
                 self.add(self.raw.where_group(group), "has no hosts; a cluster needs at least one")

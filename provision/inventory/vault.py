@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 
 _wanted: list[Source] = []  # by the command line
-_passwords: dict[Source, Any] = {}  # those that somebody typed, as Ansible's VaultSecret
+_passwords: dict[Source, Any] = {}  # typed by the user, as Ansible's VaultSecret
 _values: set[str] = set()  # vaulted texts that were read
 
 
@@ -94,7 +94,7 @@ def _password(source: Source, loader: Any) -> Any:
 def _ask(source: Source) -> str:
     if not sys.stdin.isatty():
         raise InventoryError(
-            "the vault's password: there is nobody to ask; name a file in ANSIBLE_VAULT_PASSWORD_FILE or "
+            "the vault's password: no terminal to ask at; name a file in ANSIBLE_VAULT_PASSWORD_FILE or "
             "with --vault-id LABEL@FILE"
         )
     given = getpass.getpass(_prompt(source) + " ")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.child import StopRequest
+from provision.hosts.stop_request import StopRequest
 from provision.jobs.metrics import Event
 from provision.jobs.store import Job
 from provision.jobs.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""One process of a job under its supervisor, and the wish that the job stop."""
+"""One process of a job under its supervisor."""
 
 from __future__ import annotations
 
@@ -6,50 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs.placement import endpoint
 from provision.jobs.store import Job, ProcessSpec, ProcessState
 from provision.node import process
-
-TICK = 0.1  # seconds between looks at the processes
-
-
-class StopRequest:
-    """Asked to stop, once (orderly) or again (at once)."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.count = 0
-
-    def ask(self, *_: object) -> None:
-        """Count one request; fits as a signal handler."""
-        self.count += 1
-        self._event.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep, but wake when asked to stop; True when that was ever asked."""
-        if self._event.is_set():
-            time.sleep(min(seconds, TICK))
-            return True
-        return self._event.wait(seconds)
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM and a closed terminal ask this to stop (main thread only)."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        previous = {number: signal.signal(number, self.ask) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 @dataclass
@@ -86,7 +51,7 @@ class Child:
         )
 
     def end(self, seconds: float) -> None:
-        """SIGTERM, and SIGKILL when it has not ended after so many seconds; it is gone when this returns."""
+        """Send SIGTERM, and SIGKILL after ``seconds``; the process has ended when this returns."""
         self.send(signal.SIGTERM)
         try:
             self.popen.wait(seconds)
@@ -102,7 +67,7 @@ class Child:
         return f"{self.spec.name} on {self.spec.host} (pid {self.popen.pid})"
 
     def send(self, number: int) -> None:
-        """Signal it; it was not waited for yet, so that its pid cannot be somebody else's."""
+        """Signal the process; it was not waited for yet, so no other process has its pid."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
 

@@ -1,4 +1,4 @@
-"""``oeprov jobs``: what jobs take on disk, and the removal of those that nobody needs any more.
+"""``oeprov jobs``: the disk space of jobs, and the removal of old ones.
 
 Listing asks no host and no cluster. Removal takes a job's directory, its rows in persistent memory and what
 it has on its hosts; a job is refused while anything of it may still run.
@@ -152,7 +152,7 @@ def holding(job: Job) -> Holding:
 
 
 def _check_state(job: Job) -> None:
-    """TrainingError where nobody can tell whether the job runs."""
+    """Raise TrainingError if it is unknown whether the job runs."""
     try:
         JobState.model_validate_json(job.state_file.read_bytes())
     except FileNotFoundError:
@@ -387,7 +387,7 @@ def _claims(job: Job) -> list[str]:
 
 def _agreed(console: Console, chosen: list[Holding]) -> bool:
     if not sys.stdin.isatty():
-        raise TrainingError("there is nobody to ask: add --yes to remove them; nothing was removed")
+        raise TrainingError("no terminal to ask at: add --yes to remove them; nothing was removed")
     answer = console.input(f"Remove {_count(chosen)} with logs, checkpoints and exports? \\[y/N] ")
     return answer.strip().lower() in ("y", "yes")
 
@@ -397,7 +397,7 @@ def _take_away(item: Holding, state_dir: Path, *, here_only: bool) -> None:
     if item.spec is None:
         _remove_directory(item.job)
         return
-    with cluster_lock(state_dir, item.spec.cluster):  # nobody resumes it meanwhile
+    with cluster_lock(state_dir, item.spec.cluster):  # so that it is not resumed meanwhile
         if is_running(item.job):
             raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
         if not here_only:

@@ -1,4 +1,4 @@
-"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of so many rows.
+"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of a given size.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
@@ -36,7 +36,7 @@ _NONE, _TWO, _THREE = (
     ("amsgrad",),
 )
 _LINE = 256
-_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/decisions.md)
+_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _SLOT = 16  # bytes of a pool's metadata a row
 _SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said

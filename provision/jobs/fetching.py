@@ -78,7 +78,7 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
 
 
 def _put(new: Path, path: Path) -> None:
-    """Rename it to its place; what was there goes into the temporary directory, and with that."""
+    """Rename ``new`` to ``path``; the old content moves into the temporary directory and goes with it."""
     if os.path.lexists(path):
         path.rename(new.with_name(new.name + ".old"))
     new.rename(path)

@@ -324,7 +324,7 @@ class HostWorker:
         errands.run(self.fleet.hosts[self.spec.host], "send", args, LOOK_SECONDS)
 
     def give_up(self, reason: str) -> None:
-        """Its host does not answer: nobody knows whether it runs."""
+        """Its host does not answer, so it is unknown whether the process runs."""
         self.exit_code, self.how, self.silent = 1, f"cannot be reached any more: {reason}", True
 
     def how_it_ended(self) -> str:

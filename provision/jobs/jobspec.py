@@ -75,7 +75,7 @@ def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
 
 
 def check_together(training: TrainingSettings, workers: int) -> None:
-    """Refuse settings that the trainer would, for a job of so many workers."""
+    """Refuse settings that the trainer would refuse for a job of ``workers`` workers."""
     if not training.epochs and not training.steps:
         raise TrainingError(
             "training_epochs is 0: then training_steps says when training ends, and it is 0 too"

@@ -201,7 +201,7 @@ def _process_table(item: dict[str, Any]) -> Table:
 
 
 def _troubles(item: dict[str, Any]) -> list[str]:
-    """What happened to processes that are not what was started, one line each (one a silent host)."""
+    """What happened to processes that no longer run as started, one line each; one line per silent host."""
     lines: dict[str, None] = {}
     for entry in item["processes"]:
         if entry["trouble"]:

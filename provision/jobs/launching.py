@@ -22,6 +22,7 @@ from provision.cluster.state_directory import state_flag
 from provision.hosts import playbook
 from provision.hosts.journal import cluster_lock
 from provision.hosts.playbook import TaskResult
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import survey
 from provision.jobs import (
     containers,
@@ -36,7 +37,6 @@ from provision.jobs import (
     store,
 )
 from provision.jobs.background import start_detached
-from provision.jobs.child import TICK, StopRequest
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.metrics import MetricsTail
@@ -57,30 +57,32 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     when it is refused, in which case nothing was made.
     """
     console = Console(stderr=True) if options.as_json else Console()
-    wish = StopRequest()
-    with wish.on_signals():
+    stop_request = StopRequest()
+    with stop_request.on_signals():
         try:
             with cluster_lock(state_dir, inventory.cluster):
                 if options.resume is None:
                     job, placed = _new(inventory, options, state_dir, console)
                     resume = False
                 else:
-                    job, placed, resume = _old(inventory, options, state_dir, console, wish)
-                _prepare(job, inventory, placed, state_dir, console, wish, fresh=options.resume is None)
+                    job, placed, resume = _old(inventory, options, state_dir, console, stop_request)
+                _prepare(
+                    job, inventory, placed, state_dir, console, stop_request, fresh=options.resume is None
+                )
         except TrainingError as error:
-            if wish.count and not isinstance(error, Interrupted):
+            if stop_request.count and not isinstance(error, Interrupted):
                 # Ctrl-C ends ssh too, which then looks like a host that is lost.
                 raise Interrupted(f"stopped before training began ({error})") from None
             raise
         if options.detach:
             start_detached(job, resume)
-            return _detached(job, state_dir, console, wish, as_json=options.as_json)
+            return _detached(job, state_dir, console, stop_request, as_json=options.as_json)
         with TrainingView(console) as view:
-            outcome = Supervisor(job, view.event, wish).run(resume)
+            outcome = Supervisor(job, view.event, stop_request).run(resume)
     last_screen(job, outcome, state_dir, console)
     if options.as_json:
         print(json.dumps(result(job)))
-    return 130 if wish.count else outcome.exit_code
+    return 130 if stop_request.count else outcome.exit_code
 
 
 def _new(
@@ -99,7 +101,7 @@ def _new(
 
 
 def _old(
-    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console, wish: StopRequest
+    inventory: Inventory, options: LaunchOptions, state_dir: Path, console: Console, stop_request: StopRequest
 ) -> tuple[Job, Placement, bool]:
     """The job to go on with, its processes on today's hosts, and whether there is a checkpoint of it."""
     given = options.given()
@@ -153,7 +155,7 @@ def _old(
     states = _check(inventory, wanted, console)
     inventory = readiness.needed(inventory, wanted)
     with console.status(f"waiting for processes of {job.id} that still end"):
-        wait_for_orphans(job, wish)
+        wait_for_orphans(job, stop_request)
     # What was written down on another host since its launcher ended is of this run too.
     known = Fleet(job, spec)
     try:
@@ -196,7 +198,7 @@ def _remove_pools(old: Fleet, new: Placement, console: Console) -> None:
 
 
 def _other_servers(job: Job, old: JobSpec, new: Placement) -> bool:
-    """Whether the number of servers changes. TrainingError if only those that were can go on."""
+    """Whether the number of servers changes. TrainingError if the job can only go on with the old number."""
     count = sum(item.role == "parameter_server" for item in new.processes)
     if count == sum(item.role == "parameter_server" for item in old.processes):
         return False
@@ -255,12 +257,12 @@ def _prepare(
     placed: Placement,
     state_dir: Path,
     console: Console,
-    wish: StopRequest,
+    stop_request: StopRequest,
     *,
     fresh: bool,
 ) -> None:
     """Directories, the token and servers on the hosts; a job that cannot be prepared leaves nothing there."""
-    # Whoever stops this job must know of units that may be there, even if this process is killed right now.
+    # Written before the units start: `oeprov stop` must find them even if this process is killed now.
     units = {item.name: _unit_state(item) for item in placed.processes if item.unit and item.role != "worker"}
     events_from = MetricsTail(job.metrics_file).offset
     _write(job, "prepared", units, events_from)
@@ -282,14 +284,14 @@ def _prepare(
             run_id=job.id,
             variables={"training_job_directory": str(job.directory)},
             host_variables={name: {"oeprov_job": values} for name, values in placed.hosts.items()},
-            stop=wish,
+            stop=stop_request,
             on_result=take,
         )
     if run.outcome == "ok" and all(item.endpoint for item in units.values()):
         _write(job, "prepared", units, events_from)
         try:
             _say_prepared(job, inventory, units.values(), time.monotonic() - begun, console)
-        except OSError:  # whoever read our words has gone: nobody would look after the servers
+        except OSError:  # the reader of our output is gone, so nothing would supervise the servers
             _take_back(job, console, fresh=fresh)
             raise
         run.log.unlink(missing_ok=True)
@@ -332,7 +334,7 @@ def _write(
 
 
 def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
-    """Take away what was started; words about hosts where that failed, for the end of a message."""
+    """Stop and remove what was started; returns the hosts where that failed, as the end of a message."""
     hosts, state = Fleet(job, job.spec()), job.state()
     with console.status("taking back what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
@@ -347,16 +349,18 @@ def _take_back(job: Job, console: Console, *, fresh: bool) -> str:
     return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""
 
 
-def _detached(job: Job, state_dir: Path, console: Console, wish: StopRequest, *, as_json: bool) -> int:
+def _detached(
+    job: Job, state_dir: Path, console: Console, stop_request: StopRequest, *, as_json: bool
+) -> int:
     """Wait until the background supervisor has the worker running, or failed."""
     begun = time.monotonic()
     state = job.state()
-    while state.phase in ("prepared", "starting") and not wish.count:
+    while state.phase in ("prepared", "starting") and not stop_request.count:
         if state.phase == "prepared" and time.monotonic() - begun > 30:
             raise TrainingError(f"the supervisor did not start; its log: {job.log('supervisor')}")
-        wish.wait(TICK)
+        stop_request.wait(TICK)
         state = job.state()
-    if wish.count and state.phase in ACTIVE:
+    if stop_request.count and state.phase in ACTIVE:
         stop(state_dir, job.id, as_json=as_json)
         return 130
     if state.phase in ("failed", "interrupted"):

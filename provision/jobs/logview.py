@@ -154,7 +154,7 @@ def _tail(path: Path, count: int) -> tuple[list[bytes], int]:
     whole, newline, _ = data.rpartition(b"\n")
     found = whole.split(b"\n") if newline else []
     if begin and len(found) <= count:
-        found = found[1:]  # its beginning lies before what was read
+        found = found[1:]  # an incomplete first line
     return found[len(found) - min(count, len(found)) :], begin + len(whole) + len(newline)
 
 

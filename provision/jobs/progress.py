@@ -14,7 +14,7 @@ from rich.text import Text
 from provision.jobs.metrics import Event
 
 WORDS = 80  # columns that the step and the facts beside the bar may take
-PLAIN_SECONDS = 2.0  # at least so long between two plain progress lines
+PLAIN_SECONDS = 2.0  # minimum time between two plain progress lines
 
 
 def number(value: Any, digits: int = 4) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import fleet, store
-from provision.jobs.child import TICK, StopRequest
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.kubernetes import record
@@ -102,7 +102,7 @@ def _stop_orphans(job: Job) -> list[str]:
 
 
 def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
-    """Phase and message of a job whose worker told its end when nobody listened any more.
+    """Phase and message of a job whose worker reported its end after the launcher was gone.
 
     One that had failed before keeps its reason, unless it is done after all.
     """

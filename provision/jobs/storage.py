@@ -104,7 +104,7 @@ def cpu_count(host: Host, state: State | None) -> int:
 
 
 def dram_bytes(host: Host, state: State | None) -> int:
-    """The host's DRAM, in bytes; 0 where nobody looked."""
+    """The host's DRAM in bytes; 0 if it was not observed."""
     if not on_host(host):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return numa.dram(state) if state else 0

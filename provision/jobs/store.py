@@ -72,7 +72,7 @@ class JobSpec(_Record):
 
 
 class ProcessState(_Record):
-    """One process that was started: who it is, so that nobody else is ever signalled."""
+    """One process that was started, identified so that no other process is ever signalled."""
 
     name: str
     role: Role
@@ -260,7 +260,7 @@ class Job:
         return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
 
     def remove_pools(self, spec: ProcessSpec) -> None:
-        """Remove the rows that a server on this machine left in persistent memory, and nobody else's."""
+        """Remove the rows that this server left in persistent memory of this machine, and no others."""
         path = Path(spec.pools)
         if spec.unit or path.name != spec.name or path.parent.name != self.id:
             return
@@ -346,7 +346,7 @@ def _listed(found: list[Job]) -> str:
 
 
 def modified(path: Path) -> int:
-    """When a file was last written, in ns since 1970; 0 when nobody can say."""
+    """When a file was last written, in ns since 1970; 0 if unknown."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from provision.cluster.errors import HostError
+from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import worker_group
-from provision.jobs.child import TICK, Child, Refused, Stopped, StopRequest, start, wait_ready
+from provision.jobs.child import Child, Refused, Stopped, start, wait_ready
 from provision.jobs.fleet import Fleet, HostServer, HostWorker, describe, ended, message_of, readopt
 from provision.jobs.metrics import Event, MetricsTail
 from provision.jobs.store import (
@@ -45,7 +46,7 @@ class Limits:
     checkpoint: float = 600.0  # a worker that was told to stop: it writes a checkpoint first
     server: float = 30.0  # a server that was told to stop
     loss: float = 20.0  # a worker whose server, or another worker, died: it says so itself
-    # A server that ended is started again so often within so long, as systemd does with units.
+    # At most so many restarts of a server within `restart_window`, as systemd does with units.
     restarts: int = 5
     restart_window: float = 600.0
     restart_pause: float = 1.0  # before it
@@ -86,10 +87,10 @@ class Supervisor:
         self.units = [
             readopt(specs[name], item, waited_for=waited) for name, item in known.items() if name in specs
         ]
-        self.group = [item for item in self.spec.processes if item.role == "worker"]  # who is to train
+        self.group = [item for item in self.spec.processes if item.role == "worker"]  # the workers that train
         self.workers: list[Worker] = []  # by rank
-        self.deaf: list[Worker] = []  # of them, those that had to be killed
-        self.gone: list[Worker] = []  # that the others go on without
+        self.deaf: list[Worker] = []  # workers that had to be killed
+        self.gone: list[Worker] = []  # lost workers that the others go on without
         self.losses: list[str] = []  # how they were lost
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.stopped: dict[str, ProcessState] = {}  # units after they were stopped
@@ -189,7 +190,7 @@ class Supervisor:
         return worker
 
     def _may_start_again(self, outcome: Outcome) -> bool:
-        """Whether workers may start anew: one of several was killed or a server lost, not for a mistake.
+        """Whether workers may restart: one of several or a server was lost, without a user's mistake.
 
         A server that is a child is then started again here, one that is a unit by its system. After the last
         step they may once, though there is only one: what is left is evaluation and export.
@@ -215,11 +216,11 @@ class Supervisor:
         return self.spec.settings.get("on_worker_lost") == "continue"
 
     def _silent(self) -> bool:
-        """Whether a worker cannot be started again, for its host does not answer."""
+        """Whether a worker cannot be restarted because its host does not answer."""
         return self.goes_on and any(map(worker_group.is_silent, self.workers))
 
     def _regroup(self) -> bool:
-        """Let the rest of the workers be all of them, if somebody was lost who they may go on without."""
+        """Go on with the remaining workers, if some were lost and the job may continue without them."""
         lost = [
             worker for worker in self.workers if worker_group.was_lost(worker) and worker not in self.deaf
         ]
@@ -231,10 +232,10 @@ class Supervisor:
         return True
 
     def _let_go(self) -> None:
-        """Workers of a queue who are lost: the others do not wait for them, and need not start again."""
+        """Drop lost workers of a queue: the others neither wait for them nor restart."""
         if not (self.goes_on and self.spec.settings.get("workqueue")):
             return
-        # Without the first one nobody writes checkpoints.
+        # Worker 0 writes the checkpoints: without it training cannot continue.
         lost = list(filter(worker_group.was_lost, self.workers[1:]))
         if lost:
             self._go_on_with([item.spec for item in self.workers if item not in lost], lost, again=False)
@@ -283,7 +284,7 @@ class Supervisor:
         return self._ended()
 
     def _ended(self) -> Outcome:
-        """All workers have ended, or one has: then so do the others, who cannot go on without it."""
+        """How the run ended: all workers have ended, or one has and the others cannot continue."""
         failed = list(filter(worker_group.failed, self.workers))
         if failed and self.goes_on and self.spec.settings.get("workqueue"):
             for worker in self.workers:
@@ -314,7 +315,7 @@ class Supervisor:
                 return Outcome("interrupted", f"stopped {words}", 130)
             message = f"stopped without a new checkpoint: the worker {failed[0].how_it_ended()}"
             return Outcome("interrupted", message, 130)
-        # Who was lost says more than who lost it.
+        # The cause is the lost worker, not the ones that noticed.
         worker = next((item for item in failed if item.poll() != WORKER_LOST), failed[0])
         code, said = worker.poll(), self.last.get("error", {}).get("message")
         how = worker.how_it_ended()
@@ -323,7 +324,7 @@ class Supervisor:
         return Outcome("failed", f"{worker.label} {how}", 1)
 
     def _wait_for(self, workers: Sequence[Worker], seconds: float) -> list[Worker]:
-        """Let these end by themselves; after so long, or when asked to stop once more, end them: which."""
+        """Wait until these have ended; kill them after ``seconds`` or at a second stop request: which."""
         asked, deadline = self.stop.count, time.monotonic() + seconds
         while any(worker.poll() is None for worker in workers):
             self._events()
@@ -333,7 +334,7 @@ class Supervisor:
         return []
 
     def _kill(self, workers: Sequence[Worker]) -> list[Worker]:
-        """End those who have not ended: which."""
+        """Kill the workers that still run and return them."""
         self.deaf = [worker for worker in workers if worker.poll() is None]
         for worker in self.deaf:
             self._signal(worker, signal.SIGKILL)
@@ -342,14 +343,14 @@ class Supervisor:
         return self.deaf
 
     def _is_over(self) -> bool:
-        """Whether training came to its end, whatever became of processes since.
+        """Whether training finished, even if processes failed afterwards.
 
         Only our own trainer can tell: programs of others may end well though they have lost a server.
         """
         return "end" in self.last and not any(spec.adapted for spec in self.spec.processes)
 
     def _ask_hosts(self) -> None:
-        """Let the hosts say which of their servers are not what was started."""
+        """Ask the hosts which of their servers are no longer the ones that were started."""
         if self.units:
             answers = self.fleet.look()
             for server in self.units:
@@ -360,7 +361,7 @@ class Supervisor:
         return bool(self.spec.settings.get("server_wait"))
 
     def _start_again(self, child: Child) -> bool:
-        """Start a server that ended anew at its address, for the worker waits for it; but not for ever."""
+        """Restart a server at its address while workers wait for it; False after too many restarts."""
         times, now = self.restarts.setdefault(child.spec.name, []), time.monotonic()
         times[:] = [then for then in times if now - then < self.limits.restart_window]
         if not self.spec.settings.get("server_wait") or len(times) >= self.limits.restarts:
@@ -392,7 +393,7 @@ class Supervisor:
         return True
 
     def _back(self, child: Child) -> bool:
-        """Start a server again and wait until it listens; False when it does not."""
+        """Restart a server and wait until it listens; False when it does not."""
         place = self.children.index(child)
         self.job.ready_file(child.spec.name).unlink(missing_ok=True)
         try:
@@ -431,7 +432,7 @@ class Supervisor:
         return Outcome("failed", message, 1)
 
     def _drain(self) -> None:
-        """Tell the workers to finish their step and write a checkpoint; asked again, end them at once."""
+        """Let the workers finish their step and write a checkpoint; a second stop request kills them."""
         self._write("stopping")
         self._emit({"event": "stopping", "again": "ends it at once, without a checkpoint"})
         for worker in self.workers:
@@ -460,7 +461,7 @@ class Supervisor:
         self._write(self.phase)
 
     def _stop_workers(self, said: str) -> str:
-        """End workers that still run and read their last events; hosts out of reach, unless ``said``."""
+        """End workers that still run, read their last events; names hosts out of reach, unless ``said``."""
         for worker in self.workers:
             if isinstance(worker, Child):
                 worker.end(self.limits.server)
@@ -479,7 +480,7 @@ class Supervisor:
         return left
 
     def _stop_servers(self, said: str, keep_pools: bool) -> str:
-        """End all servers; hosts out of reach. ``keep_pools``: their rows stay for a resumed job."""
+        """End all servers; names hosts out of reach. ``keep_pools``: keep their rows for a resumed job."""
         for child in reversed(self.children):
             child.end(self.limits.server)
             if not keep_pools:

@@ -1,4 +1,4 @@
-"""The workers of one run: who of them was lost, who goes on, and the command lines of those that do."""
+"""The workers of one run: which were lost, which continue, and the command lines of those."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def has_mistake(worker: Worker) -> bool:
 
 
 def rest(specs: Sequence[ProcessSpec], lost: Collection[str]) -> list[ProcessSpec]:
-    """Who goes on without those `lost`, by name, in the order of their ranks; nobody, if nobody can.
+    """The workers that continue without `lost` (names), by rank; none if training cannot continue.
 
     The first one's host has the run directory. So if the first is lost, it is started there again, and the
     last one beside it gives way.

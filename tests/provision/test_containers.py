@@ -16,9 +16,9 @@ from test_training_supervisor import assert_nothing_left, until
 
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
+from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import containers, jobspec, launching, placement, store
-from provision.jobs.child import StopRequest
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import Job
 from provision.jobs.supervisor import Supervisor

@@ -154,7 +154,7 @@ def test_prompt_means_no_unless_told(
 def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = see(Plan("one", [MAKE]))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(ConvergeError, match="nobody to ask: add --yes"):
+    with pytest.raises(ConvergeError, match="no terminal to ask at: add --yes"):
         bootstrap(state_dir, consent=Consent())
     assert runs == []
 
@@ -534,7 +534,7 @@ def test_stale_plan_is_refused_with_the_difference(
         (state_dir / "pmem0" / "somebody's").touch()
         return True
 
-    monkeypatch.setattr(changes._Run, "_agreed", agree_while_the_host_changes)
+    monkeypatch.setattr(changes._Change, "_agreed", agree_while_the_host_changes)
     assert bootstrap(state_dir) == 1
     shown = capsys.readouterr().out
     assert "the host has changed since the plan was made; nothing was done" in shown

@@ -327,7 +327,7 @@ def test_the_command_shows_and_refuses(
     )
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
-    assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+    assert "no terminal to ask at: add --yes" in capsys.readouterr().err
 
 
 def test_consent_that_names_nothing_is_said_and_changes_nothing(

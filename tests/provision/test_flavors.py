@@ -15,10 +15,10 @@ from test_training_supervisor import assert_nothing_left, until
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
+from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
 from provision.jobs import data, flavors, jobspec, launching, placement, store
-from provision.jobs.child import StopRequest
 from provision.jobs.flavors import openembedding
 from provision.jobs.metrics import summary
 from provision.jobs.request import LaunchOptions

@@ -113,7 +113,7 @@ def test_rm_asks_and_removes_what_was_named(
 ) -> None:
     make("j1", 3), make("j2", 2), make("j3", 1)
     assert cli.run(["jobs", "rm", "j1"]) == 1
-    assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+    assert "no terminal to ask at: add --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: "")
     assert cli.run(["jobs", "rm", "j1"]) == 1

@@ -12,9 +12,10 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.hosts.stop_request import StopRequest
 from provision.jobs import supervisor, worker_group
 from provision.jobs.background import start_detached
-from provision.jobs.child import Child, StopRequest
+from provision.jobs.child import Child
 from provision.jobs.ending import last_screen
 from provision.jobs.fleet import Fleet, HostServer, HostWorker
 from provision.jobs.jobview import status

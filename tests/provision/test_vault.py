@@ -125,7 +125,7 @@ def test_without_the_password_there_is_one_sentence(
 def test_nobody_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     vault.want((), True)
-    with pytest.raises(InventoryError, match="there is nobody to ask"):
+    with pytest.raises(InventoryError, match="no terminal to ask at"):
         load(whole(tmp_path))
 
 

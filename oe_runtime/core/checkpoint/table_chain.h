@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
-#define OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +17,7 @@ using TableChain = std::vector<std::string>;
 // The newest file of each chain.
 std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 
-// The headers of the newest file of each chain, `rows` being at most so many as the chain has, after checking
+// The headers of the newest file of each chain, `rows` being at most those of the chain, after checking
 // that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_bytes`
 // bytes, and that each increment follows its base. Throws CheckpointError naming the file and the field with
 // both values.
@@ -66,5 +65,3 @@ class TableChainReader {
 void AddRowsByServer(const TableChain& chain, std::vector<uint64_t>* rows);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_TABLE_CHAIN_H_

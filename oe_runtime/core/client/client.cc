@@ -7,7 +7,7 @@
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_format.h"
@@ -366,7 +366,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
-  // Those that refuse it get it all the same, alone: they say which gradient it was, and count it.
+  // Those that refuse it still get it, alone: they say which gradient it was, and count it.
   if (std::any_of(refusing.begin(), refusing.end(), [](const auto& one) { return one.load(); })) {
     for (uint32_t server = 0; server < servers_; ++server) batches[server].skip = !refusing[server];
   }
@@ -421,7 +421,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
 
 size_t Client::StateValues(uint32_t table) const {
   const TableSpec spec = Spec(table);
-  return Optimizer<float>::Create(spec.optimizer, spec.dim)->state_values();
+  return ValuesOf(SlotsOf(spec.optimizer, spec.dim));
 }
 
 void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,

@@ -1,12 +1,11 @@
-#ifndef OE_CORE_COMMON_COME_AFTER_OTHERS_H_
-#define OE_CORE_COMMON_COME_AFTER_OTHERS_H_
+#pragma once
 
 #include <sched.h>
 #include <sys/resource.h>
 
 namespace oe {
 
-// For the threads of the background: whoever trains or is served comes before the calling thread. It takes no
+// For background threads: training and serving come before the calling thread. It takes no
 // processor from one that has it when it wakes, and where all are busy it gets a tenth of one. Both are of
 // the calling thread only, and always allowed.
 inline void ComeAfterOthers() noexcept {
@@ -17,5 +16,3 @@ inline void ComeAfterOthers() noexcept {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_COME_AFTER_OTHERS_H_

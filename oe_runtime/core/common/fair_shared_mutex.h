@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
-#define OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -13,10 +12,10 @@ namespace oe {
 
 // A shared mutex, first come, first served: a writer waits only for the readers before it, and readers only
 // for the writers before them. With std::shared_mutex, glibc lets readers that come later overtake a writer
-// for as long as one of them is there. A reader may also wait without a thread. The lock is nobody's: another
-// thread than the one that took it may give it back.
+// for as long as one of them is there. A reader may also wait without a thread. A thread may
+// release a lock that another one took.
 //
-// Not recursive, also not for readers; whoever holds several takes them in one order. A lock without waiters
+// Not recursive, not even for readers. Take several in one order. A lock without waiters
 // is one atomic operation.
 class FairSharedMutex {
  public:
@@ -82,5 +81,3 @@ class FairSharedMutex {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INDEX_ARRAY_INDEX_H_
-#define OE_CORE_INDEX_ARRAY_INDEX_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace oe {
 
-// A row number for each possible key, 4 bytes a key. Pages without rows take no memory. The keys of an
+// A row number for each possible key, 4 bytes each. Pages without rows take no memory. The keys of an
 // internal shard are those with key / stride == position, key % stride == first, for stride = servers ·
 // internal shards.
 class ArrayIndex final : public Index {
@@ -43,5 +42,3 @@ class ArrayIndex final : public Index {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_INDEX_ARRAY_INDEX_H_

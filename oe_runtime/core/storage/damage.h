@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_DAMAGE_H_
-#define OE_CORE_STORAGE_DAMAGE_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -10,7 +9,7 @@
 
 namespace oe {
 
-// What was done about damaged rows of a table in its pools. Thread-safe.
+// Counts and logs damaged rows of a table in its pools. Thread-safe.
 class Damage {
  public:
   enum class Kind {
@@ -43,5 +42,3 @@ class Damage {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_DAMAGE_H_

@@ -1,7 +1,7 @@
 """A flavor's half of a job: what it refuses, and its command lines.
 
 What it means for a host's settings is in ``provision.cluster.flavor_facts``, what it needs on hosts in
-``provision.node.flavors``. A flavor is one module here and one there; nobody else asks which it is.
+``provision.node.flavors``. A flavor is one module here and one there; no other code compares its name.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1
 
 
 class Variant(NamedTuple):
-    """One way in which it trains; ``flags`` are those that its script takes, by our name."""
+    """One way to train; ``flags`` maps our setting names to its script's flags."""
 
     script: str
     launcher: tuple[str, ...]

@@ -61,7 +61,7 @@ class Api:
     def ask(self, method: str, path: str, body: Document | None = None, **query: Any) -> Document:
         """One request and its answer.
 
-        ApiFailure when it is refused, TrainingError when nobody answers, or somebody else.
+        ApiFailure when it is refused, TrainingError when nothing answers, or another service does.
         """
         data = self._send(method, path, body, query).read()
         try:
@@ -89,7 +89,7 @@ class Api:
                 for line in whole:
                     yield line.decode(errors="replace")
         except self._broken():
-            pass  # whoever follows asks again
+            pass  # the follower asks again
         finally:
             response.close()
         if rest:

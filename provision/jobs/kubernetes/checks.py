@@ -16,7 +16,7 @@ _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI
 def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
     """The documents as the cluster knows them, which it would make.
 
-    TrainingError with all that is missing of one kind: nobody answers, an old version, namespace, rights,
+    TrainingError with everything missing of one kind: no answer, an old version, namespace, rights,
     claim, kinds.
     """
     try:

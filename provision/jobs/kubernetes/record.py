@@ -17,7 +17,7 @@ Phase = Literal["running", "done", "failed", "interrupted"]
 
 
 class Record(BaseModel):
-    """Where a job is and how it ended; "running" until somebody saw its end."""
+    """Where a job is and how it ended; "running" until its end was seen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1

@@ -16,8 +16,8 @@ from rich.markup import escape
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
+from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
-from provision.jobs.child import StopRequest
 from provision.jobs.kubernetes import api, checks, manifests, record, state
 from provision.jobs.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.kubernetes.follow import Follower
@@ -40,10 +40,10 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
         raise TrainingError("to go on with a job on Kubernetes: oeprov resume JOB")
     notes = settle(inventory, options).notes  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
-    wish = StopRequest()
-    with wish.on_signals(), _words():
+    stop_request = StopRequest()
+    with stop_request.on_signals(), _words():
         job = _create(inventory, options, cluster, state_dir)
-        return _Run(cluster, job, options, state_dir, wish).start(notes)
+        return _Run(cluster, job, options, state_dir, stop_request).start(notes)
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -60,18 +60,18 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     if found.phase == "running":
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
     cluster = Api(found.context)
-    wish = StopRequest()
-    with wish.on_signals(), _words():
+    stop_request = StopRequest()
+    with stop_request.on_signals(), _words():
         checks.rehearse(cluster, [_secret(job), *record.documents(job)])
-        return _Run(cluster, job, options, state_dir, wish).start()
+        return _Run(cluster, job, options, state_dir, stop_request).start()
 
 
 def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
     """Let the worker write a checkpoint and take the job's objects away, but for its volumes."""
     found = record.read(job)
-    wish = StopRequest()
-    with wish.on_signals(), _words():
-        return _Run(Api(found.context), job, LaunchOptions(as_json=as_json), state_dir, wish).stop()
+    stop_request = StopRequest()
+    with stop_request.on_signals(), _words():
+        return _Run(Api(found.context), job, LaunchOptions(as_json=as_json), state_dir, stop_request).stop()
 
 
 @contextmanager
@@ -122,9 +122,9 @@ class _Run:
     """A job on its cluster, from here."""
 
     def __init__(
-        self, cluster: Api, job: Job, options: LaunchOptions, state_dir: Path, wish: StopRequest
+        self, cluster: Api, job: Job, options: LaunchOptions, state_dir: Path, stop_request: StopRequest
     ) -> None:
-        self.cluster, self.job, self.options, self.wish = cluster, job, options, wish
+        self.cluster, self.job, self.options, self.stop_request = cluster, job, options, stop_request
         self.record = record.read(job)
         self.documents = record.documents(job)
         self.work = record.work(self.documents)
@@ -185,12 +185,12 @@ class _Run:
                 left = ", ".join(self.left) or "nothing"
                 self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
-            if self.wish.wait(POLL_SECONDS):
+            if self.stop_request.wait(POLL_SECONDS):
                 return self.stop(follower)
         follower.join()
         if phase == "gone":
             self._take_away(keep_volumes=True)
-            self._note("interrupted", "its workers were deleted by somebody else")
+            self._note("interrupted", "its workers were deleted from outside oeprov")
         else:
             words = words if phase == "done" else self._why(words)
             self._take_away(keep_volumes=phase != "done")
@@ -232,7 +232,7 @@ class _Run:
             f"nothing of {self.job.id} is left on the cluster"
             + ("" if phase == "done" else " but its volumes")
         )
-        return self._result(0 if follower is None or not self.wish.count else 130)
+        return self._result(0 if follower is None or not self.stop_request.count else 130)
 
     def _take_away(self, *, keep_volumes: bool) -> None:
         everything = [_secret(self.job), *self.documents]
@@ -258,12 +258,12 @@ class _Run:
 
     def _wait(self, role: str, seconds: float) -> None:
         """Until no pod of the role is left."""
-        deadline, asked = time.monotonic() + seconds, self.wish.count
+        deadline, asked = time.monotonic() + seconds, self.stop_request.count
         while any(pod.role == role for pod in state.pods(self.cluster, self.record.namespace, self.job.id)):
-            if time.monotonic() > deadline or self.wish.count > asked:
+            if time.monotonic() > deadline or self.stop_request.count > asked:
                 self._say(f"[yellow]![/] pods of {role}s still end; look with: kubectl get pods")
                 return
-            self.wish.wait(POLL_SECONDS)
+            self.stop_request.wait(POLL_SECONDS)
 
     def _note(self, phase: str, message: str = "") -> None:
         self.record = self.record.model_copy(update={"phase": phase, "message": message})

@@ -14,7 +14,7 @@ ROLE = "worker"
 _HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks
 RETRIES = 3  # of all workers, since they end together; each goes on from the last checkpoint
 
-# For whoever looks at the object. So there is nothing that --on-worker-lost could choose here.
+# Shown by kubectl. --on-worker-lost has nothing to choose here: lost workers always restart.
 _WORKER_LOST = (
     "A pod that is lost is started again; all workers then go on from the last checkpoint, or from the "
     "beginning if there is none yet."
