@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup format constraints sbom wheel sdist clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check format constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -23,6 +23,8 @@ help:
 	@echo 'make test-kubernetes  training on a real Kubernetes (as root; KUBERNETES=DIRECTORY, or built first)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
+	@echo 'make docs      serve the documentation site on 127.0.0.1:8000 (DOCS_ADDRESS)'
+	@echo 'make docs-check  build it, with warnings as errors'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
@@ -102,7 +104,9 @@ fuzz:
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 
 # Each of these is a hook of .pre-commit-config.yaml too.
-LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy
+LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check
+
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 .PHONY: $(LINTERS)
 lint: $(LINTERS)
@@ -134,6 +138,15 @@ lint-cxx:
 lint-tidy:
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
 	tools/tidy.sh build/test
+
+DOCS_ADDRESS ?= 127.0.0.1:8000
+
+docs:
+	@tools/setup.sh lint
+	$(MKDOCS) serve -a $(DOCS_ADDRESS)
+
+docs-check:
+	$(MKDOCS) build --strict --quiet
 
 format:
 	@tools/setup.sh lint

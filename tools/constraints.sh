@@ -22,7 +22,7 @@ write() {
 # One resolution for all profiles; uv keeps the versions that the output names already.
 all=$scratch/all.txt
 cat constraints/{build,run,demo,test,lint}.txt >"$all" 2>/dev/null || true
-extras=(--extra tensorflow --extra test --extra lint)
+extras=(--extra tensorflow --extra test --extra lint --extra docs)
 compile "$scratch/build.in" pyproject.toml "${extras[@]}" --generate-hashes "$@" -o "$all"
 
 # Its parts: each file has what its profile needs beyond the files before it.

@@ -3,7 +3,7 @@
 #   tools/setup.sh run    what `oeprov` needs: system packages, .venv, the C++ core built into it
 #   tools/setup.sh demo   the same, and TensorFlow
 #   tools/setup.sh test   the same, and what the tests need (pytest and others)
-#   tools/setup.sh lint   the same, and the linters
+#   tools/setup.sh lint   the same, the linters and what builds the documentation site
 #   tools/setup.sh fuzz   what `run` has, and clang for libFuzzer
 # Does nothing (in well under a second) where all is there already.
 # Python packages are those that constraints/ names, with their SHA-256. OEPROV_UNLOCKED=1 takes whatever versions the
@@ -56,7 +56,7 @@ case $profile in
   run | fuzz) extras='' locks='run' enough='run fuzz demo test lint' ;;
   demo) extras='[tensorflow]' locks='run demo' enough='demo test lint' ;;
   test) extras='[tensorflow,test]' locks='run demo test' enough='test lint' ;;
-  lint) extras='[tensorflow,test,lint]' locks='run demo test lint' enough='lint' ;;
+  lint) extras='[tensorflow,test,lint,docs]' locks='run demo test lint' enough='lint' ;;
   *) fail "unknown profile '$profile' (run, demo, test, lint, fuzz)" ;;
 esac
 unlocked=${OEPROV_UNLOCKED:-}

@@ -18,6 +18,7 @@ from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "containers/README.md", "docs/deeprec-flags.md"]
+DECISIONS = ROOT / "docs" / "design" / "decisions"
 _MODULE = re.compile(r"python -m (oe_runtime[.\w]*)(.*)")
 MADE = {"inventory/lab.yml"}  # by a command
 _FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
@@ -107,18 +108,25 @@ def test_flags_of_the_trainer_beside_deeprecs() -> None:
     assert {flag for flag in flags if not re.search(rf"{flag}\b", help_of("oe_runtime.train"))} == set()
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/decisions.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_that_are_named_are_there(document: str) -> None:
     text, place = text_of(document), (ROOT / document).parent
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     for link in links:
         assert (place / link.partition("#")[0]).exists(), link
-    if document == "docs/decisions.md":
-        return  # of the past, too
     for span in code(text):
         for word in span.split():
             if word.partition("/")[0] in _FOLDERS and "/" in word and word not in MADE:
                 assert (ROOT / word.rstrip(",.:")).exists(), word
+
+
+def test_decisions_are_in_their_index_once() -> None:
+    listed = re.findall(r"^- \[(.*)\]\((.*\.md)\)$", (DECISIONS / "index.md").read_text(), re.MULTILINE)
+    pages = {path.name: path.read_text() for path in DECISIONS.glob("*.md") if path.name != "index.md"}
+    assert sorted(name for _, name in listed) == sorted(pages)
+    for title, name in listed:
+        assert pages[name].startswith(f"# {title}\n\nStatus: accepted, "), name
+        assert re.findall(r"^## (.*)$", pages[name], re.MULTILINE) == ["Context", "Decision", "Consequences"]
 
 
 def test_variables_that_are_named_are_known() -> None:
