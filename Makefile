@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint format pictures wheel clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
+	@echo 'make pictures  draw the pictures of the README anew (chromium; two minutes)'
 	@echo 'make wheel     a wheel in dist/'
 	@echo 'make clean     remove build outputs and .venv (not .oeprov, where jobs and checkpoints live)'
 
@@ -114,6 +115,10 @@ format:
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+pictures: setup
+	@tools/setup.sh test
+	$(BIN)/python tools/pictures.py
 
 wheel: setup
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
