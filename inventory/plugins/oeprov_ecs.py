@@ -1,4 +1,4 @@
-"""Ansible's way to ``provision.ecs``: for `ansible-inventory -i ecs.yml --graph`, and our playbooks."""
+"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; see ``provision/inventory/ecs.py``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
-from provision import ecs
-from provision.errors import OeprovError
+from provision.cluster.errors import OeprovError
+from provision.inventory import ecs
 
 DOCUMENTATION = r"""
 name: oeprov_ecs
@@ -64,7 +64,7 @@ author: oeprov
 
 
 class InventoryModule(BaseInventoryPlugin):
-    """Everything is in ``provision.ecs``; this hands it on."""
+    """Everything is in ``provision.inventory.ecs``; this hands it on."""
 
     NAME = ecs.PLUGIN
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import typer
 
-from provision import cli, settings
+from provision.cli import main as cli
+from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -137,11 +138,13 @@ def test_variables_that_are_named_are_known() -> None:
         spans = [
             found for span in code(text_of(document)) if (found := re.match(rf"({prefixes})[a-z_]+", span))
         ]
-        assert {found[0] for found in spans} - others <= set(settings.KNOWN)
+        blocks = re.findall(r"^```yaml[^\n]*\n(.*?)^```", text_of(document), re.DOTALL | re.MULTILINE)
+        keys = {found[0] for block in blocks for found in re.finditer(rf"\b({prefixes})[a-z_]+(?=:)", block)}
+        assert ({found[0] for found in spans} | keys) - others <= set(settings.KNOWN), document
 
 
 def test_metrics_that_are_named_are_served() -> None:
-    source = (ROOT / "oe_runtime" / "prometheus.py").read_text()
+    source = (ROOT / "oe_runtime" / "server" / "metrics.py").read_text()
     named = {name for document in DOCUMENTS for name in re.findall(r"`oe_(\w+)`", text_of(document))}
     assert len(named) > 5
     for name in named - {"runtime"}:

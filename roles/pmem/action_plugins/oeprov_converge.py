@@ -9,9 +9,10 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from provision import delivery, settings
-from provision.errors import OeprovError
-from provision.inventory_check import host_of
+from provision.artifacts import delivery
+from provision.cluster import settings
+from provision.cluster.errors import OeprovError
+from provision.inventory.loader import host_of
 
 STATE_DIR = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
 CONNECTION = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
