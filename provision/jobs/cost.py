@@ -36,7 +36,7 @@ _NONE, _TWO, _THREE = (
     ("amsgrad",),
 )
 _LINE = 256
-_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/decisions.md)
+_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _SLOT = 16  # bytes of a pool's metadata a row
 _SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said

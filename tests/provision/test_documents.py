@@ -25,6 +25,7 @@ DOCUMENTS = [
     *("docs/deeprec-flags.md", "docs/get-started.md"),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/guides/*.md")),
 ]
+DECISIONS = ROOT / "docs" / "design" / "decisions"
 _MODULE = re.compile(r"python -m (oe_runtime[.\w]*)(.*)")
 MADE = {"inventory/lab.yml"}  # by a command
 GENERATED = ROOT / "docs" / "reference"  # when the site is built, which checks the links there
@@ -116,19 +117,26 @@ def test_flags_of_the_trainer_beside_deeprecs() -> None:
     assert {flag for flag in flags if not re.search(rf"{flag}\b", help_of("oe_runtime.train"))} == set()
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/decisions.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_that_are_named_are_there(document: str) -> None:
     text, place = text_of(document), (ROOT / document).parent
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     for link in links:
         path = (place / link.partition("#")[0]).resolve()
         assert path.exists() or GENERATED in path.parents, link
-    if document == "docs/decisions.md":
-        return  # of the past, too
     for span in code(text):
         for word in span.split():
             if word.partition("/")[0] in _FOLDERS and "/" in word and word not in MADE:
                 assert (ROOT / word.rstrip(",.:")).exists(), word
+
+
+def test_decisions_are_in_their_index_once() -> None:
+    listed = re.findall(r"^- \[(.*)\]\((.*\.md)\)$", (DECISIONS / "index.md").read_text(), re.MULTILINE)
+    pages = {path.name: path.read_text() for path in DECISIONS.glob("*.md") if path.name != "index.md"}
+    assert sorted(name for _, name in listed) == sorted(pages)
+    for title, name in listed:
+        assert pages[name].startswith(f"# {title}\n\nStatus: accepted, "), name
+        assert re.findall(r"^## (.*)$", pages[name], re.MULTILINE) == ["Context", "Decision", "Consequences"]
 
 
 def test_variables_that_are_named_are_known() -> None:
