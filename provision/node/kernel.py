@@ -21,7 +21,7 @@ from .state import Bootloader, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 # Trial boots that failed, one a line: WHAT, WHEN and WHY with tabs between; WHAT is a release, or arguments.
-FAILED = "/var/lib/oeprov/failed-kernels"
+FAILED = "/var/lib/oeprov/failed-kernels"  # kernels and arguments that failed their trial boot
 
 KMEM_SINCE = (5, 1)
 CXL_RAM_SINCE = (6, 3)
