@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint docs docs-check format wheel clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check format constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -28,13 +28,16 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
-	@echo 'make wheel     a wheel in dist/'
+	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
+	@echo 'make sbom      a bill of materials (CycloneDX) of the environment in dist/'
+	@echo 'make constraints  pin what pyproject.toml asks for; UPGRADE=1 takes the newest versions'
 	@echo 'make clean     remove build outputs and .venv (not .oeprov, where jobs and checkpoints live)'
 
 setup:
 	@tools/setup.sh run
 
-demo: setup
+demo:
+	@tools/setup.sh demo
 	$(BIN)/oeprov bootstrap -i inventory/local.yml --yes
 	$(BIN)/oeprov launch-training -i inventory/local.yml
 
@@ -100,18 +103,39 @@ fuzz:
 
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 
-lint:
+# Each of these is a hook of .pre-commit-config.yaml too.
+LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check
+
+.PHONY: $(LINTERS)
+lint: $(LINTERS)
+
+$(filter lint-%,$(LINTERS)): lint-setup
+
+lint-setup:
 	@tools/setup.sh lint
+
+lint-ruff:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-mypy:
 	$(BIN)/mypy
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-node:
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
+
+lint-ansible:
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles
+
+lint-cxx:
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+lint-tidy:
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
 	tools/tidy.sh build/test
-	$(MAKE) docs-check
 
 DOCS_ADDRESS ?= 127.0.0.1:8000
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
@@ -124,14 +148,27 @@ docs-check:
 	@tools/setup.sh docs
 	$(MKDOCS) build --strict --quiet
 
-format: 
+format:
 	@tools/setup.sh lint
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+constraints: setup
+	tools/constraints.sh $(if $(UPGRADE),--upgrade)
+
+sbom: setup
+	@[ -x build/release/bin/cyclonedx-py ] || { $(BIN)/python -m venv build/release && \
+	  build/release/bin/pip install -q --require-hashes -r constraints/release.txt; }
+	@mkdir -p dist
+	build/release/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+	  --output-reproducible -o dist/oeprov.cdx.json $(BIN)/python
+
 wheel: setup
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+sdist: setup
+	$(BIN)/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
 
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from oe_runtime import _core
 from oe_runtime.errors import CheckpointError, SpecError
 from oe_runtime.rows import PARTS, Assigned, Rows, warn_of_cap
 from oe_runtime.spec import TableSpec
@@ -28,8 +29,6 @@ _PIECE = 32 << 20  # bytes of values that are in memory at once, and of a row gr
 _SPEC = b"oe_runtime.table"  # the table's specification, JSON
 _PUSHES = b"oe_runtime.pushes"  # how many it had
 _KEYS_AT_ONCE = 1 << 26  # that are compared with each other
-# Whose updates depend on the number of the push.
-_COUNTING = ("adagrad_decay", "adam", "adam_async", "adamax", "adamw", "nadam")
 
 
 class _Client(Protocol):
@@ -202,7 +201,8 @@ class _Source:
 
     def _warn_of_pushes(self) -> None:
         name = self._spec.optimizer["name"]
-        if not self._slots or name not in _COUNTING:
+        _, counts_pushes = _core.optimizers()[name]
+        if not self._slots or not counts_pushes:
             return
         pushes = (self._columns.metadata or {}).get(_PUSHES, b"").decode()
         now = str(_pushes(self._client, self._spec))

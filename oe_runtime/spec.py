@@ -12,15 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from oe_runtime import _core
 from oe_runtime.errors import SpecError
 
-__all__ = ["DTYPES", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
+__all__ = ["DTYPES", "OPTIMIZERS", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
 
 # Whether connections are encrypted; auto: those that leave the machine.
 TLS = ("auto", "on", "off")
 
 # Of weights; see TableSpec.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# Names for TableSpec.optimizer.
+OPTIMIZERS = tuple(_core.optimizers())
 
 # Kinds of memory for rows; see StorageSpec.
 STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")

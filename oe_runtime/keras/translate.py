@@ -10,40 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 
+from oe_runtime import _core
+from oe_runtime.keras import optimizers as ours
 from oe_runtime.keras.keras2 import refuse_legacy
-from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
+from oe_runtime.spec import OPTIMIZERS
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
-_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
-_FTRL = (
-    "learning_rate_power",
-    "initial_accumulator_value",
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "l2_shrinkage_regularization_strength",
-    "beta",
-)
-
-# The hyperparameters that decide how a row is updated, weight decay apart; the learning rate travels with
-# every push instead.
-_OPTIMIZERS: Mapping[type, tuple[str, tuple[str, ...]]] = {
-    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
-    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
-    AdagradDecay: (
-        "adagrad_decay",
-        ("initial_accumulator_value", "accumulator_decay_step", "accumulator_decay_rate"),
-    ),
-    keras.optimizers.Adam: ("adam", _ADAM),
-    AdamAsync: ("adam_async", ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")),
-    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.AdamW: ("adamw", _ADAM),
-    keras.optimizers.Ftrl: ("ftrl", _FTRL),
-    Ftrl: ("ftrl", (*_FTRL, "group_lasso")),
-    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
-    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
-    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
+# Each optimizer of tables by the Keras class of that name: Keras's own, or one of this package.
+_OPTIMIZERS: Mapping[type, str] = {
+    kind: name
+    for name in OPTIMIZERS
+    for module in (keras.optimizers, ours)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and kind.__name__.lower() == name.replace("_", "")
 }
 
 # Options of any Keras optimizer that change an update beyond its rule.
@@ -93,8 +73,10 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
             raise ValueError(
                 f"optimizer {kind.__name__}({option}={value}): {_NO_EQUIVALENT}; leave {option} out"
             )
-    name, hyperparameters = _OPTIMIZERS[kind]
-    values = {key: getattr(optimizer, key) for key in hyperparameters}
+    name = _OPTIMIZERS[kind]
+    # The learning rate travels with every push instead.
+    defaults, _ = _core.optimizers()[name]
+    values = {key: getattr(optimizer, key) for key in defaults if hasattr(optimizer, key)}
     values["weight_decay"] = _weight_decay(optimizer)
     return {"name": name, **{k: v if isinstance(v, bool) else float(v) for k, v in values.items()}}
 

@@ -19,7 +19,7 @@ class SweepRule {
   virtual ~SweepRule() = default;
   // Whether the row goes in push number `step` at `time`.
   virtual bool Evicts(const std::byte* row, uint32_t step, TtlClock::Reading time) const noexcept = 0;
-  // Whether a row goes that was last pushed so many pushes and seconds ago.
+  // Whether a row goes that was last pushed `steps` pushes and `seconds` seconds ago.
   virtual bool Expires(uint64_t /*steps*/, uint64_t /*seconds*/) const noexcept { return false; }
   // How many seconds rows live without a push; 0: the clock does not matter.
   virtual uint32_t seconds() const noexcept { return 0; }
