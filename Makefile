@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check format constraints sbom wheel sdist clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
+	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
 	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
 	@echo 'make sbom      a bill of materials (CycloneDX) of the environment in dist/'
 	@echo 'make constraints  pin what pyproject.toml asks for; UPGRADE=1 takes the newest versions'
@@ -106,10 +107,12 @@ CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 # Each of these is a hook of .pre-commit-config.yaml too.
 LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check
 
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
 .PHONY: $(LINTERS)
 lint: $(LINTERS)
 
-$(filter lint-%,$(LINTERS)): lint-setup
+$(LINTERS): lint-setup
 
 lint-setup:
 	@tools/setup.sh lint
@@ -138,14 +141,12 @@ lint-tidy:
 	tools/tidy.sh build/test
 
 DOCS_ADDRESS ?= 127.0.0.1:8000
-MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 docs:
-	@tools/setup.sh docs
+	@tools/setup.sh lint
 	$(MKDOCS) serve -a $(DOCS_ADDRESS)
 
 docs-check:
-	@tools/setup.sh docs
 	$(MKDOCS) build --strict --quiet
 
 format:
@@ -153,6 +154,9 @@ format:
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+generate: setup
+	$(BIN)/python tools/generate.py
 
 constraints: setup
 	tools/constraints.sh $(if $(UPGRADE),--upgrade)

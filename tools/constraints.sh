@@ -22,7 +22,7 @@ write() {
 # One resolution for all profiles; uv keeps the versions that the output names already.
 all=$scratch/all.txt
 cat constraints/{build,run,demo,test,lint}.txt >"$all" 2>/dev/null || true
-extras=(--extra tensorflow --extra test --extra lint)
+extras=(--extra tensorflow --extra test --extra lint --extra docs)
 compile "$scratch/build.in" pyproject.toml "${extras[@]}" --generate-hashes "$@" -o "$all"
 
 # Its parts: each file has what its profile needs beyond the files before it.
@@ -39,11 +39,6 @@ part run "$scratch/build.in" pyproject.toml
 part demo "$scratch/build.in" pyproject.toml --extra tensorflow
 part test "$scratch/build.in" pyproject.toml --extra tensorflow --extra test
 part lint "$scratch/build.in" pyproject.toml "${extras[@]}"
-
-# All of `run` too, in the versions above: the site is built in an environment of any profile.
-cp constraints/docs.txt "$scratch/" 2>/dev/null || true
-compile --generate-hashes -c "$all" pyproject.toml --extra docs "$@" -o "$scratch/docs.txt"
-write docs <"$scratch/docs.txt"
 
 # Resolved alone: tools of a release, and what tools/setup.sh installs without dependencies.
 alone() {

@@ -3,8 +3,7 @@
 #   tools/setup.sh run    what `oeprov` needs: system packages, .venv, the C++ core built into it
 #   tools/setup.sh demo   the same, and TensorFlow
 #   tools/setup.sh test   the same, and what the tests need (pytest and others)
-#   tools/setup.sh lint   the same, and the linters
-#   tools/setup.sh docs   what `run` has, and what builds the documentation site
+#   tools/setup.sh lint   the same, the linters and what builds the documentation site
 #   tools/setup.sh fuzz   what `run` has, and clang for libFuzzer
 # Does nothing (in well under a second) where all is there already.
 # Python packages are those that constraints/ names, with their SHA-256. OEPROV_UNLOCKED=1 takes whatever versions the
@@ -52,14 +51,13 @@ if ! "$venv/bin/python" -c '' 2>/dev/null; then
   "$python" -m venv --clear "$venv"
 fi
 
-# Each profile holds the ones before it; docs is beside them.
+# Each profile holds the ones before it.
 case $profile in
-  run | fuzz) extras='' locks='run' enough='run fuzz demo test lint docs' ;;
+  run | fuzz) extras='' locks='run' enough='run fuzz demo test lint' ;;
   demo) extras='[tensorflow]' locks='run demo' enough='demo test lint' ;;
   test) extras='[tensorflow,test]' locks='run demo test' enough='test lint' ;;
-  lint) extras='[tensorflow,test,lint]' locks='run demo test lint' enough='lint' ;;
-  docs) extras='[docs]' locks='docs' enough='docs' ;;
-  *) fail "unknown profile '$profile' (run, demo, test, lint, docs, fuzz)" ;;
+  lint) extras='[tensorflow,test,lint,docs]' locks='run demo test lint' enough='lint' ;;
+  *) fail "unknown profile '$profile' (run, demo, test, lint, fuzz)" ;;
 esac
 unlocked=${OEPROV_UNLOCKED:-}
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 14))'; then
@@ -73,8 +71,6 @@ digest=$( { echo "$PWD $unlocked"; find oe_runtime/core -type f \( -name '*.cc' 
 for p in $enough; do
   [ "$(cat "$venv/.setup-$p" 2>/dev/null)" != "$digest" ] || exit 0
 done
-# Whether another profile has built these sources here already.
-built=$(cat "$venv"/.setup-* 2>/dev/null | grep -xm1 "$digest" || true)
 echo "setup: building and installing into $venv (profile $profile)"
 pip() { "$venv/bin/pip" install -q --no-build-isolation "$@"; }
 # Pinned files only, but from whichever index pip is set up for.
@@ -91,7 +87,7 @@ else
   files=()
   for lock in $locks; do files+=(-r "constraints/$lock.txt"); done
   locked "${files[@]}"
-  [ -n "$built" ] || pip --no-deps -e .
+  pip --no-deps -e .
 fi
 # Without what they depend on: tensorflow would put the same files a second time over those of tensorflow-cpu, and
 # DeepCTR pins an h5py that Keras 3 cannot use.

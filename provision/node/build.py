@@ -10,7 +10,7 @@ import shutil
 import zipfile
 from typing import Dict
 
-from . import families, repositories
+from . import families, platforms, repositories
 from .command import CommandError, System
 from .packages import apply as install_packages
 from .state import OsInfo, State
@@ -57,7 +57,7 @@ def wheel_key(system: OsInfo, python: str) -> str:
 
 def build_of(state: State, desired: Desired) -> str:
     """The build that the host wants; empty where it is not given a wheel."""
-    if desired.kind == "local" or not desired.runtime_wheel_digest:
+    if not platforms.get(desired.kind).managed or not desired.runtime_wheel_digest:
         return ""
     version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
     return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])
