@@ -10,7 +10,7 @@ from .state import State
 from .step import Action, Applied, Desired, Step
 
 # What passed, in one line: driver, TensorFlow, devices.
-CHECKED = "/var/lib/oeprov/gpu-check"
+CHECKED = "/var/lib/oeprov/gpu-check"  # what the last training step on the GPUs passed with
 UNIT_NAME = "oeprov-nvidia-persistence.service"
 UNIT = "/etc/systemd/system/" + UNIT_NAME
 ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME

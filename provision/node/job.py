@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List
 from . import jobfiles, numa, port, process, systemd
 from .command import CommandError, System
 
-STOPPING = "/run/oeprov-job.stop"
+STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
 MOST_EVENTS = 16 << 20  # bytes of them in one answer
 LOG_LINES = 200  # of each unit, brought back when it is stopped

@@ -224,7 +224,7 @@ def dram(state: State) -> int:
 
 
 # Read by the parameter server's unit: memkind takes its nodes from here.
-ENVIRONMENT = "/etc/oeprov/memory.env"
+ENVIRONMENT = "/etc/oeprov/memory.env"  # which memory nodes a server is bound to; read by its unit
 
 
 def environment_text(nodes: List[int]) -> str:

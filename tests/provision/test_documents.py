@@ -139,6 +139,18 @@ def test_decisions_are_in_their_index_once() -> None:
         assert re.findall(r"^## (.*)$", pages[name], re.MULTILINE) == ["Context", "Decision", "Consequences"]
 
 
+def test_rooms_of_the_walks_are_there() -> None:
+    """Both walks of the architecture go through at most 15 files, which are where it says."""
+    walks = text_of("docs/design/architecture.md").split("### Walk: ")[1:]
+    assert len(walks) == 2
+    for walk in walks:
+        rooms = re.findall(r"^\| (\d+) \| (.*?) \|", walk, re.MULTILINE)
+        assert [number for number, _ in rooms] == [str(n + 1) for n in range(len(rooms))]
+        assert 5 < len(rooms) <= 15
+        for file in re.findall(r"`([\w/]+/\w+\.\w+)`", " ".join(room for _, room in rooms)):
+            assert any((ROOT / above / file).exists() for above in ("provision", "oe_runtime", "")), file
+
+
 def test_variables_that_are_named_are_known() -> None:
     prefixes = "|".join(prefix for prefix in settings.PREFIXES if prefix != "oeprov_")
     others = {"pmem_libpmem", "pmem_memkind", "training_"}
