@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check pictures format constraints sbom wheel sdist clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
+	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
 	@echo 'make pictures  draw the pictures of the README anew (chromium; two minutes)'
 	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
 	@echo 'make sbom      a bill of materials (CycloneDX) of the environment in dist/'
@@ -155,6 +156,9 @@ format:
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+generate: setup
+	$(BIN)/python tools/generate.py
 
 pictures: setup
 	@tools/setup.sh test

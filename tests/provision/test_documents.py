@@ -21,7 +21,7 @@ from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    *("README.md", "containers/README.md", "examples/README.md"),
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "containers/README.md", "examples/README.md"),
     *("docs/deeprec-flags.md", "docs/get-started.md"),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/guides/*.md")),
 ]
@@ -29,7 +29,7 @@ DECISIONS = ROOT / "docs" / "design" / "decisions"
 _MODULE = re.compile(r"python -m (oe_runtime[.\w]*)(.*)")
 MADE = {"inventory/lab.yml"}  # by a command
 GENERATED = ROOT / "docs" / "reference"  # when the site is built, which checks the links there
-_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."} - {"build"}
 
 
 def text_of(document: str) -> str:
@@ -126,7 +126,7 @@ def test_files_that_are_named_are_there(document: str) -> None:
         assert path.exists() or GENERATED in path.parents, link
     for span in code(text):
         for word in span.split():
-            if word.partition("/")[0] in _FOLDERS and "/" in word and word not in MADE:
+            if word.partition("/")[0] in _FOLDERS and "/" in word and "NAME" not in word and word not in MADE:
                 assert (ROOT / word.rstrip(",.:")).exists(), word
 
 
@@ -139,12 +139,26 @@ def test_decisions_are_in_their_index_once() -> None:
         assert re.findall(r"^## (.*)$", pages[name], re.MULTILINE) == ["Context", "Decision", "Consequences"]
 
 
+def test_rooms_of_the_walks_are_there() -> None:
+    """Both walks of the architecture go through at most 15 files, which are where it says."""
+    walks = text_of("docs/design/architecture.md").split("### Walk: ")[1:]
+    assert len(walks) == 2
+    for walk in walks:
+        rooms = re.findall(r"^\| (\d+) \| (.*?) \|", walk, re.MULTILINE)
+        assert [number for number, _ in rooms] == [str(n + 1) for n in range(len(rooms))]
+        assert 5 < len(rooms) <= 15
+        for file in re.findall(r"`([\w/]+/\w+\.\w+)`", " ".join(room for _, room in rooms)):
+            assert any((ROOT / above / file).exists() for above in ("provision", "oe_runtime", "")), file
+
+
 def test_variables_that_are_named_are_known() -> None:
     prefixes = "|".join(prefix for prefix in settings.PREFIXES if prefix != "oeprov_")
     others = {"pmem_libpmem", "pmem_memkind", "training_"}
     for document in DOCUMENTS:
         spans = [
-            found for span in code(text_of(document)) if (found := re.match(rf"({prefixes})[a-z_]+", span))
+            found
+            for span in code(text_of(document))
+            if (found := re.match(rf"({prefixes})[a-z_]+\b(?!\.py)", span))
         ]
         blocks = re.findall(r"^```yaml[^\n]*\n(.*?)^```", text_of(document), re.DOTALL | re.MULTILINE)
         keys = {found[0] for block in blocks for found in re.finditer(rf"\b({prefixes})[a-z_]+(?=:)", block)}
