@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from provision.cluster.inventory import Host
 
-JOBS = PurePosixPath("/var/lib/oeprov/jobs")
+JOBS = PurePosixPath("/var/lib/oeprov/jobs")  # per job: token, units.json, files of its processes
 USER = "oeprov"
 MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
 NUMACTL = "/usr/bin/numactl"

@@ -3,7 +3,6 @@
 from typing import Dict, Optional
 
 from . import (
-    bootdefault,
     bootloader,
     daxctl,
     directory,
@@ -33,7 +32,6 @@ for _part in (
     directory,
     kernel,
     bootloader,
-    bootdefault,
     trial,
     gpu,
     gpucheck,

@@ -10,13 +10,13 @@ import shutil
 import zipfile
 from typing import Dict
 
-from . import families, repositories
+from . import families, platforms, repositories
 from .command import CommandError, System
 from .packages import apply as install_packages
 from .state import OsInfo, State
 from .step import Desired
 
-WHEELS = "/var/lib/oeprov/wheels"
+WHEELS = "/var/lib/oeprov/wheels"  # wheels that were built or brought, by kind of system
 # How the message begins that asks for a build; provision/artifacts/delivery.py brings the wheel then.
 WHEEL_WANTED = "the wheel is not on the host: "
 CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt
@@ -57,7 +57,7 @@ def wheel_key(system: OsInfo, python: str) -> str:
 
 def build_of(state: State, desired: Desired) -> str:
     """The build that the host wants; empty where it is not given a wheel."""
-    if desired.kind == "local" or not desired.runtime_wheel_digest:
+    if not platforms.get(desired.kind).managed or not desired.runtime_wheel_digest:
         return ""
     version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
     return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])

@@ -33,9 +33,8 @@ _BAZEL = [
 ]
 # What its storage is linked against, by how persistent memory is used.
 _LINKED = {"fsdax": ["--copt=-lpmem", "--copt=-lmemkind"], "kmem": ["--copt=-lmemkind"]}
-# C library of systems that are older than the image's; programs run on the same or a newer one.
-_OLD = {"CentOS 7": "2.17"}
-_IMAGES = {"ubuntu18.04": "2.27", "ubuntu20.04": "2.31", "ubuntu22.04": "2.35"}
+# N of the image's C library 2.N; programs run on the same or a newer one.
+_IMAGES = {"ubuntu18.04": 27, "ubuntu20.04": 31, "ubuntu22.04": 35}
 _HOURS = 6 * 3600
 
 
@@ -128,14 +127,13 @@ def problems(state: State, desired: Desired) -> List[str]:
                 desired.runtime_python, python, right, right, python.replace(".", "")
             )
         )
-    family = families.of(state.os)
-    old = _OLD.get(family.name, "") if family is not None else ""
-    new = next((version for name, version in _IMAGES.items() if name in image), "")
-    if old and new and not desired.runtime_package:
+    own = families.glibc(state.os)
+    needed = next((version for name, version in _IMAGES.items() if name in image), 0)
+    if 0 < own < needed and not desired.runtime_package:
         found.append(
-            "{} has C library {}, and what is built in {} wants {}: use EL 8 or later, or Ubuntu 18.04 or "
-            "later, or name a wheel for it as runtime_package".format(
-                families.title(state.os), old, image, new
+            "{} has C library 2.{}, and what is built in {} wants 2.{}: use a newer system or an older "
+            "runtime_image, or name a wheel for this one as runtime_package".format(
+                families.title(state.os), own, image, needed
             )
         )
     if state.runtime.image:
@@ -218,7 +216,7 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
     log = os.path.join(into, "log")
-    nodes = [node.id for node in numa.observe_nodes(system) if node.size and not node.cpus]
+    nodes = [node.id for node in numa.without_cpus(numa.observe_nodes(system))]
     for argv in commands(desired, into, nodes):
         result = system.run(argv, timeout=_HOURS)
         with open(system.path(log), "a") as file:

@@ -6,9 +6,6 @@ from . import family_alinux3, family_debian, family_el7, family_el8, family_el9,
 from .family import Family
 from .state import OsInfo
 
-_LINEAGES = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
-KNOWN = "CentOS 7, EL 8 and 9 (RHEL, Rocky, Alma, CentOS Stream), Alibaba Cloud Linux 3, Ubuntu and Debian"
-
 # What derivatives whose releases have numbers of their own are made from: ID -> major release -> ID and
 # release of that one; "": any other release.
 _MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
@@ -50,6 +47,14 @@ def known() -> List[Family]:
     ]
 
 
+def known_names() -> str:
+    """The families for messages, with the IDs of os-release that each is for."""
+    return ", ".join(
+        item.name + (" ({})".format(", ".join(item.ids)) if len(item.ids) > 1 else "")
+        for item in sorted(known())
+    )
+
+
 def known_systems() -> List[str]:
     """ID and release of all systems that are known, such as debian-12."""
     return sorted(
@@ -59,10 +64,9 @@ def known_systems() -> List[str]:
 
 def lineage(name: str, like: List[str]) -> str:
     """``debian``, ``rhel`` or ``other`` by ID and ID_LIKE of os-release."""
-    for item in known():
-        if name in item.ids:
-            return item.lineage
-    return next((_LINEAGES[word] for word in [name] + like if word in _LINEAGES), "other")
+    lineages = {word: item.lineage for item in known() for word in item.ids}
+    lineages["fedora"] = "rhel"
+    return next((lineages[word] for word in [name] + like if word in lineages), "other")
 
 
 def of(os: OsInfo) -> Optional[Family]:
@@ -140,6 +144,12 @@ def treated_as(os: OsInfo) -> str:
 def title(os: OsInfo) -> str:
     """The system as it calls itself."""
     return os.name or " ".join(word for word in (os.id, os.version) if word) or "this system"
+
+
+def glibc(os: OsInfo) -> int:
+    """N of its C library 2.N; 0: not known."""
+    found, number = _like(os)
+    return 0 if found is None else found.glibc.get(number, 0)
 
 
 def daxctl_version(os: OsInfo) -> int:

@@ -1,11 +1,22 @@
-"""What differs between distributions, as data: one file a family (``family_*.py``), each a ``Family``;
-``families.py`` finds the one of a host.
+"""What differs between families of distributions, as data: one ``Family`` per file ``family_*.py``.
 
-They are Python because nodes are sent nothing else: both Ansible and ``provision/hosts/payload.py`` carry
-modules.
+``families.py`` lists them and finds the family of a host. The data is Python because hosts are sent Python
+modules only.
 """
 
 from typing import Dict, List, NamedTuple, Optional
+
+# Kernel options that decide which modes of memory are possible, as kernels of today have them.
+DAX_OPTIONS = {"CONFIG_DEV_DAX_KMEM": "m", "CONFIG_FS_DAX": "y", "CONFIG_X86_PMEM_LEGACY": "m"}
+CXL_OPTIONS = dict(DAX_OPTIONS, CONFIG_DEV_DAX_CXL="m")  # from kernel 6.3 on
+
+
+class Fresh(NamedTuple):
+    """A release as its installer leaves it, for `oeprov plan --offline`: kernel, its options, Python."""
+
+    kernel: str
+    python: str
+    options: Dict[str, str] = DAX_OPTIONS
 
 
 class Repository(NamedTuple):
@@ -51,6 +62,7 @@ class GpuDriver(NamedTuple):
     proprietary: DriverPackages
     open: Optional[DriverPackages] = None
     headers: Dict[str, str] = {}  # kernel_source -> what modules are built against; "" for any other
+    per_kernel: List[str] = []  # how the names of packages begin that are for one kernel only
     branches: Dict[str, str] = {}  # release -> the branch that newest is there
     repositories: List[str] = []  # those that it comes from on top of the enabled ones
     fabric: str = ""  # package of nvidia-fabricmanager, by {branch} or of the enabled stream; empty: none
@@ -81,3 +93,20 @@ class Family(NamedTuple):
     by_major: bool = False  # minor releases run each other's programs
     time_service: str = "chronyd"
     gone: str = ""  # where its packages are now, when its own mirrors have none any more
+    fresh: Dict[str, Fresh] = {}  # release -> how its installer leaves it
+    grub: str = "grub"  # how the names of GRUB's programs and its directory in /boot begin
+    grubby: bool = False  # boot entries are edited with grubby
+    bls: bool = False  # boot entries are files (Boot Loader Specification)
+    auto_online: str = "offline"  # policy for hot-added memory
+    module_platform: str = "el{release}"  # what modules of dnf are made for
+    get_python: str = ""  # command that installs a Python where the installer leaves none
+
+    @property
+    def package_manager(self) -> str:
+        """The first of its package managers, as ``OsInfo`` names it."""
+        return manager_name(self.managers[0])
+
+
+def manager_name(program: str) -> str:
+    """What ``OsInfo.package_manager`` calls a program: ``apt`` for apt-get."""
+    return "apt" if program == "apt-get" else program

@@ -2,17 +2,18 @@
 
 from typing import Callable, Dict, List
 
+from . import platforms
 from .step import Desired
 
 DEFAULT = "oe_runtime"
 
 
 def _oe_runtime(desired: Desired) -> List[str]:
-    found = []
-    if desired.parameter_server or desired.kind != "local":
+    found, managed = [], platforms.get(desired.kind).managed
+    if desired.parameter_server or managed:
         # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
         found.append("libpmem")
-    if desired.kind != "local":
+    if managed:
         found.append("libstdc++")
         if desired.runtime_python == "python3":
             found.append("venv")

@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from . import build, deeprec, openembedding, runtime
+from . import build, deeprec, openembedding, platforms, runtime
 from .command import CommandError, System
 from .flavor_needs import DEFAULT
 from .state import OsInfo, Runtime, State
@@ -22,7 +22,7 @@ class Flavor(NamedTuple):
 
 
 def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
-    python = "" if desired.kind == "local" else build.python_of(os, desired)
+    python = build.python_of(os, desired) if platforms.get(desired.kind).managed else ""
     return runtime.observe(system, desired.runtime_venv, desired.runtime_requirements, python)
 
 

@@ -86,6 +86,9 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 why=why,
                 commands=([["rm", "-rf", venv]] if create and runtime.exists else []) + _commands(args),
                 action="install_foreign",
+                role="runtime",
+                preparing=True,
+                scope="training",
                 args=args,
             )
         )
@@ -105,6 +108,9 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 else "{} is there".format(runtime.sources),
                 commands=_clone(args),
                 action="get_sources",
+                role="runtime",
+                preparing=True,
+                scope="training",
                 args=args,
             )
         )

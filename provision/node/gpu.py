@@ -4,12 +4,23 @@
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories, secureboot
+from . import (
+    cuda,
+    families,
+    gpucheck,
+    gpufabric,
+    kernel,
+    kernelinstall,
+    packages,
+    platforms,
+    repositories,
+    secureboot,
+)
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
-from .state import Gpu, OsInfo, State
+from .state import Gpu, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 _PCI = "/sys/bus/pci/devices"
@@ -77,7 +88,7 @@ def _installed(system: System, release: str = "") -> str:
 
 def concerned(state: State, desired: Desired) -> bool:
     """Whether the inventory wants GPUs here, and there are some."""
-    return desired.kind == "gpu" and bool(state.gpu.devices)
+    return platforms.get(desired.kind).has_gpus and bool(state.gpu.devices)
 
 
 def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
@@ -148,6 +159,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             destroys=[NOUVEAU] if state.gpu.nouveau else [],
             commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
+            role="gpu",
             args={
                 "manager": state.os.package_manager,
                 "names": names,
@@ -181,7 +193,7 @@ def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]
     for release in _kernels(state, desired):
         source_of = desired.kernel_source if "elrepo" in release else ""
         header = where.headers.get(source_of, where.headers.get("", ""))
-        plain = re.sub(r"\.(x86_64|aarch64)$", "", release) if state.os.family == "rhel" else release
+        plain = kernelinstall.package_release(state.os, release)
         for word in [header] + text.split():
             names += [word.format(release=plain, **words)] if word else []
     manager = [state.os.package_manager, "module"]
@@ -247,6 +259,60 @@ def will_run(state: State, desired: Desired) -> str:
     if changes(state, desired):
         return branch_of(state, desired)
     return state.gpu.installed or state.gpu.driver
+
+
+# One GPU of each kind of kernel modules: an A10, and a V100 for all before Turing.
+_BUNDLED_GPUS = ("2236", "1db4")
+
+
+class BundledDriver(NamedTuple):
+    """Packages that are installed together, streams of dnf's modules, and repositories beyond the enabled."""
+
+    names: List[str]
+    streams: List[str]
+    repositories: List[str]
+
+
+def kernel_packages(os: OsInfo) -> List[str]:
+    """How the names of packages begin that a driver needs for one kernel."""
+    family = families.of(os)
+    return family.gpu.per_kernel if family else []
+
+
+def bundle_drivers(os: OsInfo, desired: Desired) -> List[BundledDriver]:
+    """The driver that the inventory asks for, and the fabric manager of the same version."""
+    release = "" if desired.kernel_version in ("", "newest") else desired.kernel_version
+    desired = desired._replace(kernel_version="")
+    elrepo = desired.kernel_source in kernelinstall.ELREPO
+    found = []
+    for device in _BUNDLED_GPUS:
+        # A kernel of ELRepo is known by its name.
+        state = State(
+            os=os,
+            kernel=KernelState(running=release or ("newest.elrepo" if elrepo else "newest")),
+            gpu=Gpu(["0000:00:07.0"], ids=[device]),
+        )
+        last, branch = last_branch(state), branch_of(state, desired)
+        where, packed = source(state, desired)[0], packages_of(state, desired)
+        if where is None or packed is None or (last and branch and int(branch) > int(last)):
+            continue
+        streams, names = packed
+        fabric = gpufabric.package(where, branch) if desired.gpu_fabric_manager else ""
+        # Without a branch in its name it is of the stream that is enabled, as the driver.
+        names = [_newest(os, name) for name in names] + ([fabric] if fabric else [])
+        item = BundledDriver(names, [argv[-1] for argv in streams if "enable" in argv], where.repositories)
+        if item not in found:
+            found.append(item)
+    return found
+
+
+def _newest(os: OsInfo, name: str) -> str:
+    """Packages of the newest kernel by the name that always means it."""
+    if "newest" not in name:
+        return name
+    if os.package_manager != "apt":
+        return name.split("-newest")[0]
+    return name.replace("newest", kernelinstall.meta_package(os).rpartition("-")[2])
 
 
 def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:

@@ -10,7 +10,7 @@ from .state import State
 from .step import Action, Applied, Desired, Step
 
 # What passed, in one line: driver, TensorFlow, devices.
-CHECKED = "/var/lib/oeprov/gpu-check"
+CHECKED = "/var/lib/oeprov/gpu-check"  # what the last training step on the GPUs passed with
 UNIT_NAME = "oeprov-nvidia-persistence.service"
 UNIT = "/etc/systemd/system/" + UNIT_NAME
 ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME
@@ -143,6 +143,7 @@ def plan_load() -> List[Step]:
             why="it is not loaded",
             commands=[["modprobe", "nvidia"]],
             action="load_gpu_driver",
+            role="gpu",
         )
     ]
 
@@ -158,6 +159,7 @@ def plan(state: State, desired: Desired, again: bool) -> List[Step]:
                 why="else each start of a program waits for it, and its settings are lost",
                 commands=[["write", UNIT, UNIT_TEXT], ["systemctl", "enable", "--now", UNIT_NAME]],
                 action="keep_gpu_driver",
+                role="gpu",
             )
         )
     trains = bounds_of(state, desired) is not None
@@ -171,6 +173,7 @@ def plan(state: State, desired: Desired, again: bool) -> List[Step]:
                 why="driver, CUDA or GPUs are not those that were tried last",
                 commands=[_smi_command()] + ([[python, "-I", "-c", "<a training step>"]] if trains else []),
                 action="check_gpu",
+                role="gpu",
                 args={"python": python if trains else "", "devices": state.gpu.devices},
             )
         )

@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import cuda, families, gpu, gpucheck, gpufabric
+from . import cuda, families, gpu, gpucheck, gpufabric, platforms
 from .state import State
 from .step import Desired
 
@@ -14,7 +14,7 @@ _APT_LINE = (
 
 def problems(state: State, desired: Desired) -> List[str]:
     """Why the host cannot train on its GPUs as the inventory has it."""
-    if desired.kind != "gpu":
+    if not platforms.get(desired.kind).has_gpus:
         return []
     if not state.gpu.devices:
         return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
@@ -171,6 +171,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
+    family = families.of(state.os)
     return [
         "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
         "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
@@ -180,7 +181,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
             build.cudnn,
             build.cuda.replace(".", "-"),
             build.cudnn.split(".")[0],
-            "NVIDIA's repository" if state.os.family == "rhel" else _vendor(state),
+            "NVIDIA's repository" if family and gpu.REPOSITORY in family.repositories else _vendor(state),
         )
     ]
 

@@ -71,6 +71,7 @@ def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[
             ),
             commands=[start] if right else use.commands + [install, start],
             action="run_gpu_fabric",
+            role="gpu",
             args={"manager": manager, "package": where.fabric, "repositories": use._asdict()},
         )
     ]

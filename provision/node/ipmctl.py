@@ -6,9 +6,8 @@ from typing import Any, Dict, List
 from . import mount, ndctl, owned, system_ram
 from .command import CommandError, System
 from .directory import human
-from .part import Part
 from .state import Dimms, Region, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -141,6 +140,7 @@ def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
         # One command for the modules of all sockets: goals of single sockets need a reboot each.
         commands=[["ipmctl", "create", "-f", "-goal", argument]],
         action="create_goal",
+        disturbs=True,
         args={"goal": argument},
     )
 

@@ -12,10 +12,10 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import jobfiles, memory, port, process, systemd
+from . import jobfiles, numa, port, process, systemd
 from .command import CommandError, System
 
-STOPPING = "/run/oeprov-job.stop"
+STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
 MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
 MOST_EVENTS = 16 << 20  # bytes of them in one answer
 LOG_LINES = 200  # of each unit, brought back when it is stopped
@@ -317,13 +317,13 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
             "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
-            "nodes": memory.by_node(system, unit.pid) if unit.pid else {},
-            "resident": memory.resident(system, unit.pid) if unit.pid else 0,
+            "nodes": numa.process_bytes(system, unit.pid) if unit.pid else {},
+            "resident": process.resident_bytes(unit.pid) or 0,
         }
     return {
         "boot": boot_id(system),
         "processes": found,
-        "cpuless": memory.cpuless(system),
+        "cpuless": [node.id for node in numa.without_cpus(numa.observe_nodes(system))],
         "events": _tail(system, _events(directory), args.get("offset", -1)),
     }
 

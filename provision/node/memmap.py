@@ -6,14 +6,13 @@ Without the argument the range is a memory node without CPUs; with it, it is ``/
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import mount, ndctl, numa, owned, system_ram
+from . import fsdax, mount, ndctl, numa, owned, system_ram
 from .command import System
 from .devices import is_memmap, namespaces
 from .directory import human
 from .numa import coalesce, cpuless
-from .part import Part
 from .state import MemoryRange, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _GRAIN = 2 << 20  # what the kernel maps memory by
@@ -149,20 +148,10 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
             # The range is a namespace without page structures of its own.
             notes += ndctl.map_notes(desired, "pmem{}".format(number), size, "mem", making=True)
     else:
-        for number, item in enumerate(devices):
-            where = desired.pmem_mount_prefix + str(number)
-            device = item.blockdev or ndctl.block_device(item.dev)
-            ready = item.mode == "fsdax" and item.blockdev != ""
-            if not ready:
-                after += system_ram.release(state, item).after + ndctl.convert(state, desired, item, "fsdax")
-            steps = mount.plan(state, desired, device, where, not ready, item.size)
-            after += steps
-            problems += mount.problems(state, device, where)
-            location = item.map if ready else ndctl.map_of(desired, "fsdax", item)
-            making = any(step.action == "make_filesystem" for step in steps)
-            notes += ndctl.map_notes(desired, item.dev, item.size, location, making)
-            if not item.labels:
-                notes.append(ndctl.label_note(item))
+        used = fsdax.use_namespaces(state, desired, devices)
+        after, reboot_why = used.after, used.reboot_why
+        notes += used.notes
+        problems += used.problems
     return Part(
         before=before,
         add_arguments=add,
@@ -187,6 +176,7 @@ def _vacant_step(state: State, value: str) -> List[Step]:
             why="after the reboot the range {} would look like user data and need consent".format(value),
             commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
             action="mark_vacant",
+            role="kernel",
             args={"devices": names},
         )
     ]
@@ -216,6 +206,7 @@ def leave(state: State, desired: Desired, why: str) -> List[Step]:
                     ["wipefs", "-a", "/dev/" + item.blockdev] for item in state.namespaces if item.blockdev
                 ],
                 action="give_up_data",
+                disturbs=True,
                 args={"namespaces": [item.dev for item in state.namespaces], "lose": lost},
             )
         )

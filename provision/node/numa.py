@@ -12,6 +12,8 @@ from .step import Action, Applied, Step
 _NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
 AUTO_ONLINE = _MEMORY + "/auto_online_blocks"
+_PAGES = re.compile(r"\bN(\d+)=(\d+)")
+_PAGE_SIZE = re.compile(r"\bkernelpagesize_kB=(\d+)")
 _SRAT = re.compile(r"SRAT: Node (\d+) PXM \d+ \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)\]")
 
 
@@ -99,7 +101,7 @@ def _firmware_ranges(system: System) -> List[MemoryRange]:
 
 def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
     """The nodes with what tells those without CPUs apart; as they are where every node has CPUs."""
-    if not any(node.size and not node.cpus for node in nodes):
+    if not without_cpus(nodes):
         return nodes
     ram = _firmware_ranges(system)
     block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
@@ -146,9 +148,31 @@ def observe_policy(system: System) -> MemoryPolicy:
     )
 
 
+def without_cpus(nodes: List[NumaNode]) -> List[NumaNode]:
+    """Nodes that have memory and no CPUs: persistent or CXL memory as system RAM, for most."""
+    return [node for node in nodes if node.size and not node.cpus]
+
+
 def cpuless(state: State) -> List[NumaNode]:
-    """Nodes that have memory and no CPUs."""
-    return [node for node in state.numa if node.size and not node.cpus]
+    """Those of a host that was observed."""
+    return without_cpus(state.numa)
+
+
+def parse_numa_maps(text: str) -> Dict[int, int]:
+    """Bytes per node, from /proc/PID/numa_maps."""
+    found: Dict[int, int] = {}
+    for line in text.splitlines():
+        size = _PAGE_SIZE.search(line)
+        page = int(size.group(1)) * 1024 if size else os.sysconf("SC_PAGE_SIZE")
+        for node, pages in _PAGES.findall(line):
+            found[int(node)] = found.get(int(node), 0) + int(pages) * page
+    return found
+
+
+def process_bytes(system: System, pid: int) -> Dict[str, int]:
+    """Bytes that a process holds on each node; the keys are node numbers as text, ready for JSON."""
+    found = parse_numa_maps(system.read("/proc/{}/numa_maps".format(pid)))
+    return {str(node): size for node, size in sorted(found.items())}
 
 
 def other_memory(state: State, node: NumaNode) -> str:
@@ -200,7 +224,7 @@ def dram(state: State) -> int:
 
 
 # Read by the parameter server's unit: memkind takes its nodes from here.
-ENVIRONMENT = "/etc/oeprov/memory.env"
+ENVIRONMENT = "/etc/oeprov/memory.env"  # which memory nodes a server is bound to; read by its unit
 
 
 def environment_text(nodes: List[int]) -> str:
@@ -244,19 +268,19 @@ def forget_memkind(state: State) -> List[Step]:
 
 
 def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
-    nodes = observe_nodes(system)
+    there = [node.id for node in without_cpus(observe_nodes(system))]
     if args["devices"]:
         devices = [item for item in dax_devices(system) if item.chardev in args["devices"]]
         wanted = sorted({item.target_node for item in devices if item.mode == "system-ram"})
     else:
-        wanted = args.get("nodes") or [node.id for node in nodes if node.size and not node.cpus]
-    fit = [node.id for node in nodes if node.id in wanted and node.size and not node.cpus]
+        wanted = args.get("nodes") or there
+    fit = [node for node in there if node in wanted]
     if not fit or fit != wanted:
         raise CommandError(
             "memkind can have no memory nodes: {} should be nodes with memory and without CPUs, but those "
             "are {}".format(
                 ", ".join(args["devices"]) or ", ".join(map(str, wanted)) or "some",
-                ", ".join(str(node.id) for node in nodes if node.size and not node.cpus) or "none",
+                ", ".join(map(str, there)) or "none",
             )
         )
     changed = system.write(ENVIRONMENT, environment_text(fit))

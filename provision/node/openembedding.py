@@ -1,13 +1,17 @@
 """OpenEmbedding as it is: its package, the TensorFlow that it takes, Horovod and DeepCTR, and its scripts.
 
 Versions are those that its documents name (documents/en/pmem.md, README.md) and what these turned out to need
-when they were installed.
+when they were installed. A package that is built on the host follows documents/en/pmem.md, "Build", and
+docker/Dockerfile.base: what its network layer needs goes to ``tools`` beside the sources, PMDK 1.9 and
+libpmemobj++ 1.10 or newer too where the system's are older, and ``USE_PMEM=1 ./build.sh build`` makes an
+archive for pip. All comes from the projects themselves.
 """
 
+import os
 import re
 from typing import List, NamedTuple, Tuple
 
-from . import cuda, families, foreign, openembedding_source
+from . import cuda, families, foreign, platforms
 from .command import System
 from .runtime import interpreter
 from .state import OsInfo, Runtime, State
@@ -18,6 +22,37 @@ REPOSITORY = "https://github.com/4paradigm/OpenEmbedding.git"
 REVISION = "v0.1.2"
 SERVER = "test/benchmark/server.py"
 HOROVOD = "horovod==0.28.1"
+SOURCE = "source"  # what runtime_package says for a package that is built on the host
+_VERSION = "0.1.2"
+_PMDK = ("https://github.com/pmem/pmdk.git", "1.12.1")
+_CPP = ("https://github.com/pmem/libpmemobj-cpp.git", "1.13.0")
+_THIRD_PARTY = (
+    "gflags glog googletest sparsehash zlib snappy lz4 boost yaml jemalloc prometheus-cpp avro-cpp zookeeper "
+    "protobuf leveldb openssl brpc eigen"
+)
+_SCRIPT = """\
+cd {sources}
+git submodule update --init --checkout --recursive
+export prefix=$PWD/tools THIRD_PARTY=$PWD/tools
+export PKG_CONFIG_PATH=$prefix/lib64/pkgconfig:$prefix/lib/pkgconfig
+export LIBRARY_PATH=$prefix/lib64:$prefix/lib CPLUS_INCLUDE_PATH=$prefix/include
+(cd pico-ps/pico-core && third_party/prepare.sh build {parts})
+if ! pkg-config --atleast-version=1.9 libpmem || ! pkg-config --atleast-version=1.9 libpmemobj; then
+  rm -rf tools/pmdk
+  git clone --depth 1 --branch {pmdk[1]} {pmdk[0]} tools/pmdk
+  make -C tools/pmdk -j "$(nproc)" NDCTL_ENABLE=n DOC=n prefix=$prefix install
+fi
+if ! pkg-config --atleast-version=1.10 libpmemobj++; then
+  rm -rf tools/libpmemobj-cpp
+  git clone --depth 1 --branch {cpp[1]} {cpp[0]} tools/libpmemobj-cpp
+  options=
+  for each in TESTS EXAMPLES DOC BENCHMARKS; do options="$options -DBUILD_$each=OFF"; done
+  cmake -S tools/libpmemobj-cpp -B tools/libpmemobj-cpp/build -DCMAKE_INSTALL_PREFIX=$prefix $options
+  make -C tools/libpmemobj-cpp/build install
+fi
+./build.sh clean
+USE_PMEM=1 SKIP_CHECK_WHEEL_SETUP=1 VERSION={version} PYTHON={python} ./build.sh build
+"""
 _PYPI = re.compile(r"[A-Za-z0-9._-]+\s*([=<>!~].*)?")
 
 
@@ -54,8 +89,8 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     """What this host's environment is to have."""
     stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
     revision = desired.runtime_revision or REVISION
-    framework = "tensorflow" if desired.kind == "gpu" else "tensorflow-cpu"
-    pypi, source = bool(_PYPI.fullmatch(package)), package == openembedding_source.PACKAGE
+    framework = "tensorflow" if platforms.get(desired.kind).has_gpus else "tensorflow-cpu"
+    pypi, source = bool(_PYPI.fullmatch(package)), package == SOURCE
     sources = foreign.sources_of(desired)
     pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
     tensorflow = "{}=={}".format(framework, stack.tensorflow)
@@ -66,7 +101,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     # A cmake that is new enough, wherever; then it has its own place in the environment.
     pip += [["cmake>=3.13,<4"], [foreign.COMPILE]] if source else []
     # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
-    pip.append(["--no-build-isolation", openembedding_source.archive(sources) if source else package])
+    pip.append(["--no-build-isolation", _built_archive(sources) if source else package])
     needs = [package if pypi and not source else "openembedding", "psutil", tensorflow]
     if desired.worker:
         # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
@@ -74,7 +109,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         needs += ["deepctr", "pandas", "scikit-learn"]
     if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
         pip.append(["packaging", "cloudpickle", "pyyaml", "cffi"])
-        pip.append(_horovod(desired.kind))
+        pip.append(_horovod(platforms.get(desired.kind).has_gpus))
         needs.append(HOROVOD)
     if desired.worker and desired.runtime_variant == "mpi":
         pip.append(["mpi4py"])
@@ -89,35 +124,47 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         revision=revision,
         folders=[],
         script=SERVER,
-        compile=openembedding_source.script(sources, interpreter(desired.runtime_venv)) if source else "",
+        compile=_build_script(sources, interpreter(desired.runtime_venv)) if source else "",
     )
 
 
-def _horovod(kind: str) -> List[str]:
+def _build_script(sources: str, python: str) -> str:
+    """What bash runs; ``python`` is the environment's, which has pybind11."""
+    return _SCRIPT.format(
+        sources=sources, python=python, version=_VERSION, parts=_THIRD_PARTY, pmdk=_PMDK, cpp=_CPP
+    )
+
+
+def _built_archive(sources: str) -> str:
+    """The archive that the build makes."""
+    return os.path.join(sources, "build", "pypi", "dist", "openembedding-{}.tar.gz".format(_VERSION))
+
+
+def _horovod(gpus: bool) -> List[str]:
     """What pip is told for Horovod with Gloo, for TensorFlow alone."""
     without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
-    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if kind == "gpu" else []
+    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if gpus else []
     given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
     return given + without + gpu + ["--no-build-isolation", HOROVOD]
 
 
-def observe(system: System, os: OsInfo, desired: Desired) -> Runtime:
+def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
     """The environment and the sources as they are."""
-    state = State(os=os, runtime=Runtime(venv=desired.runtime_venv))
-    base = foreign.look(system, os, desired, wanted(desired, foreign.version_of(state, desired)))
+    state = State(os=os_info, runtime=Runtime(venv=desired.runtime_venv))
+    base = foreign.look(system, os_info, desired, wanted(desired, foreign.version_of(state, desired)))
     python = foreign.version_of(state._replace(runtime=base), desired)
     right = wanted(desired, python)
     # Which requirements are right is known only once the Python is.
-    found = foreign.look(system, os, desired, right)
-    return found if found.made or not found.exists else _theirs(system, os, desired, found)
+    found = foreign.look(system, os_info, desired, right)
+    return found if found.made or not found.exists else _theirs(system, os_info, desired, found)
 
 
-def _theirs(system: System, os: OsInfo, desired: Desired, found: Runtime) -> Runtime:
+def _theirs(system: System, os_info: OsInfo, desired: Desired, found: Runtime) -> Runtime:
     """An environment that somebody else made: what it has need not be what oeprov would take."""
     needs = [item for item in wanted(desired, "").requirements if not item.startswith("tensorflow")]
     names = [re.split("[=<>]", item)[0] for item in needs]
     loose = wanted(desired, "")._replace(requirements=names)
-    return foreign.look(system, os, desired, loose)._replace(base=found.base)
+    return foreign.look(system, os_info, desired, loose)._replace(base=found.base)
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
@@ -179,19 +226,19 @@ def notes(state: State, desired: Desired) -> List[str]:
     """What is worth knowing of it."""
     found = (
         ["OpenEmbedding's connections are neither encrypted nor authenticated"]
-        if desired.kind != "local"
+        if platforms.get(desired.kind).managed
         else []
     )
     right, runtime = wanted(desired, foreign.version_of(state, desired)), state.runtime
     compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
     build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
-    if desired.kind == "gpu" and compiled and build is not None:
+    if platforms.get(desired.kind).has_gpus and compiled and build is not None:
         headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
             "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
             "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
         )
-    if desired.runtime_package == openembedding_source.PACKAGE and not state.runtime.exists:
+    if desired.runtime_package == SOURCE and not state.runtime.exists:
         found.append(
             "OpenEmbedding is built on this host from {} and from what it depends on, with PMDK: that takes "
             "an hour and more, 10 GB, and the projects' own addresses".format(right.repository)
@@ -208,4 +255,4 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 def has_no_pmem(package: str) -> bool:
     """Whether it is PyPI's package, whose core was built without PMDK."""
-    return package != openembedding_source.PACKAGE and bool(_PYPI.fullmatch(package or PACKAGE))
+    return package != SOURCE and bool(_PYPI.fullmatch(package or PACKAGE))

@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any, Dict, List
 
-from . import cuda, families, flavor_needs, repositories
+from . import cuda, families, flavor_needs, platforms, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
@@ -24,14 +24,11 @@ _UPDATE_PAUSE = 15.0
 
 def _needs(desired: Desired) -> List[str]:
     """What the host must have, in a fixed order; each family has its own names for it."""
-    needs = flavor_needs.needs(desired)
-    if desired.kind != "local":
+    needs, platform = flavor_needs.needs(desired), platforms.get(desired.kind)
+    if platform.managed:
         if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
-        if desired.kind == "cxl":
-            needs.append("cxl")
-        if desired.kind == "bare_metal_pmem":
-            needs.append("ipmctl")
+        needs += platform.packages
         if desired.pmem_mode == "fsdax":
             needs.append(desired.pmem_filesystem)
         if desired.pmem_mode == "system-ram":
@@ -141,6 +138,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why="training and its tools need them and they are not installed",
             commands=use.commands + [install_command(state.os, missing, use.options)],
             action="install_packages",
+            role="runtime",
+            preparing=True,
+            scope="host" if platforms.get(desired.kind).managed else "training",
             args=dict(
                 {"manager": state.os.package_manager, "names": missing},
                 **({} if use == repositories.ENABLED else {"repositories": use._asdict()}),
@@ -166,12 +166,12 @@ def notes(state: State, desired: Desired) -> List[str]:
         if need in _WITHOUT and families.lacks(state.os, need)
     ]
     family = families.of(state.os)
-    if family is None or desired.kind == "local":
+    if family is None or not platforms.get(desired.kind).managed:
         return found
     if not families.is_known(state.os):
         found.append(
             "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
-                families.title(state.os), families.KNOWN, families.treated_as(state.os)
+                families.title(state.os), families.known_names(), families.treated_as(state.os)
             )
         )
     if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
@@ -190,11 +190,11 @@ def problems(state: State, desired: Desired) -> List[str]:
     name = families.title(state.os)
     # kind local may need nothing of the system, which is then nobody's business.
     if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
-        return ["{}: packages are known for {} only".format(name, families.KNOWN)]
+        return ["{}: packages are known for {} only".format(name, families.known_names())]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:
         found.append("{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing)))
-    elif missing and not state.os.is_root and desired.kind == "local":
+    elif missing and not state.os.is_root and not platforms.get(desired.kind).managed:
         found.append(
             "system packages are missing and this user cannot install them; as root: {} install {}".format(
                 "apt-get" if state.os.package_manager == "apt" else state.os.package_manager,

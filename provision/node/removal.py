@@ -11,12 +11,13 @@ import shutil
 from typing import Any, Dict, List, Tuple
 
 from . import (
-    bootdefault,
+    bootentry,
     bootloader,
     build,
     devices,
     filesystem,
     gpucheck,
+    grubdefaults,
     job,
     jobfiles,
     kernel,
@@ -25,6 +26,7 @@ from . import (
     ndctl,
     numa,
     owned,
+    platforms,
     repositories,
     runtime,
     system_ram,
@@ -32,9 +34,8 @@ from . import (
 )
 from .command import CommandError, System
 from .grubdefaults import DEFAULTS
-from .part import Part
 from .state import JobFiles, Namespace, Remains, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
@@ -46,7 +47,7 @@ _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
 def observe(system: System, desired: Desired, state: State) -> Remains:
     """What is there of jobs and of files of ours; ``state`` has the mounts."""
-    local = desired.kind == "local"
+    managed = platforms.get(desired.kind).managed
     pools, foreign = _pools(system, _pool_roots(desired, state))
     jobs: Dict[str, JobFiles] = {}
     for name in system.list(desired.remove_jobs):
@@ -56,18 +57,18 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
             steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
             saved = len([item for item in steps if item.startswith("step-")])
             jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=bool(run))
-    for unit in [] if local else systemd.ours(system):
+    for unit in systemd.ours(system) if managed else []:
         name = re.sub(r"^oeprov-(.+)-(?:server|worker)-\d+[.]service$", r"\1", unit)
         found = jobs.get(name, JobFiles(name))
         jobs[name] = found._replace(units=found.units + [unit])
     for name, paths in pools.items():
         jobs[name] = jobs.get(name, JobFiles(name))._replace(pools=paths)
-    files = [] if local else [path for path in _FILES if system.exists(path)]
+    files = [path for path in _FILES if system.exists(path)] if managed else []
     return Remains(
         jobs=[jobs[name] for name in sorted(jobs)],
         foreign=foreign,
         files=files,
-        user=not local and _has_user(),
+        user=managed and _has_user(),
     )
 
 
@@ -81,7 +82,7 @@ def _has_user() -> bool:
 
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return [desired.pmem_directory] if desired.pmem_directory else []
     places = [item.where for item in state.mounts if mount.is_place(item.where, desired)]
     return [os.path.join(where, "oeprov") for where in places]
@@ -109,11 +110,11 @@ def plan(state: State, desired: Desired) -> Part:
         for name in state.jobs
     ]
     part = _jobs(state, desired)
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return part._replace(before=part.before + _directory(state, desired, part), problems=problems)
     memory, kept = _memory(state, desired)
     arguments = _arguments(state, desired)
-    default = bootdefault.plan_back(state, desired.remove_grub_default)
+    default = plan_grub_default(state, desired.remove_grub_default)
     after = default.after + _files(state, desired, part, bool(kept.notes or arguments.notes))
     if state.dimms.app_direct:
         kept.notes.append("left: the goal of the modules, App Direct; ipmctl changes it")
@@ -157,7 +158,7 @@ def _jobs(state: State, desired: Desired) -> Part:
         if not paths:
             continue
         # Those of jobs of kind local lie in a user's own directory.
-        mine = item.pools if desired.kind == "local" else paths
+        mine = paths if platforms.get(desired.kind).managed else item.pools
         if words and name not in desired.remove_objects:
             notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
             continue
@@ -361,7 +362,60 @@ def _remove_user(system: System, _: Dict[str, Any]) -> Applied:
     return Applied(True, "the user {} is gone".format(USER))
 
 
+def plan_grub_default(state: State, before: str) -> Part:
+    """One step that sets it to ``before`` (empty: no line), where the running kernel stays the default.
+
+    Else a note: a kernel that no trial has proven must not become the default by a removal.
+    """
+    loader = state.bootloader
+    if loader.has_grubby or not loader.saved_default or before == "saved":
+        return Part()
+    starts = bootentry.default_release(loader.entries, before, loader.saved_entry)
+    if starts != state.kernel.running:
+        note = (
+            "left: GRUB_DEFAULT=saved in {}; before oeprov it was {}, with which the next boot would start "
+            "{}, and {} runs"
+        )
+        then = "kernel " + starts if starts else "what cannot be told"
+        return Part(notes=[note.format(DEFAULTS, before or "not set", then, state.kernel.running)])
+    return Part(
+        after=[
+            Step(
+                id="boot-default-back",
+                what="set GRUB_DEFAULT={} again".format(before) if before else "remove GRUB_DEFAULT=saved",
+                why="oeprov set it to saved; kernel {} stays the default".format(starts),
+                commands=[
+                    ["edit", DEFAULTS, "-GRUB_DEFAULT=saved"] + ["+GRUB_DEFAULT=" + before] * bool(before),
+                    bootloader.mkconfig_command(state),
+                ],
+                action="restore_grub_default",
+                role="kernel",
+                args={"value": before, "release": starts},
+            )
+        ]
+    )
+
+
+def _restore_grub_default(system: System, args: Dict[str, Any]) -> Applied:
+    value, release = args["value"], args["release"]
+    said = "GRUB_DEFAULT={}".format(value) if value else "no GRUB_DEFAULT"
+    loader = bootloader.observe(system)
+    if not loader.saved_default:
+        return Applied(False, "GRUB_DEFAULT is not saved any more")
+    bootloader.edit_defaults(system, loader, grubdefaults.edit_default(bootloader.defaults_of(loader), value))
+    now = bootloader.default_release(bootloader.observe(system))
+    if now != release:
+        bootloader.set_default(system, release)
+        raise CommandError(
+            "with {} the next boot would start kernel {} instead of {}; it is saved again".format(
+                said, now or "that cannot be told", release
+            )
+        )
+    return Applied(True, "{} again; an ordinary boot starts {}".format(said, release))
+
+
 ACTIONS: Dict[str, Action] = {
+    "restore_grub_default": _restore_grub_default,
     "remove_units": _remove_units,
     "remove_paths": _remove_paths,
     "remove_user": _remove_user,

@@ -11,7 +11,7 @@ import shutil
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-from . import families
+from . import families, platforms
 from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, python_version, wheel_file
 from .command import CommandError, System
 from .state import Runtime, State
@@ -215,7 +215,7 @@ def _install(
 def plan(state: State, desired: Desired) -> List[Step]:
     """One step that makes the environment when it is not there and installs what it lacks; none else."""
     runtime, venv = state.runtime._replace(venv=desired.runtime_venv), desired.runtime_venv
-    build, local = build_of(state, desired), desired.kind == "local"
+    build, local = build_of(state, desired), not platforms.get(desired.kind).managed
     why = _why(runtime, build, not local)
     if not why:
         return []
@@ -241,6 +241,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=commands,
             action="install_runtime",
+            role="runtime",
+            preparing=True,
+            scope="training",
             args=dict(
                 {
                     "venv": venv,
@@ -280,16 +283,17 @@ def problems(state: State, desired: Desired) -> List[str]:
                 state.os.cpu_level, CPU_LEVEL
             )
         )
-    if desired.kind != "local" and (not runtime.exists or why_again(runtime)):
+    managed = platforms.get(desired.kind).managed
+    if managed and (not runtime.exists or why_again(runtime)):
         found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
-    elif desired.kind == "local" and not runtime.exists:
+    elif not managed and not runtime.exists:
         found.append(
             "runtime_venv {}: is not a Python environment; leave runtime_venv out to use the one that oeprov "
             "runs in".format(desired.runtime_venv)
         )
-    elif desired.kind == "local" and not runtime.oeprov:
+    elif not managed and not runtime.oeprov:
         found.append(
             "runtime_venv {}: oeprov is not installed there; leave runtime_venv out to use the environment "
             "that oeprov runs in, or install it there with pip".format(desired.runtime_venv)

@@ -4,9 +4,8 @@ from typing import List
 
 from . import daxctl, families, mount, ndctl, numa
 from .directory import human
-from .part import Part
 from .state import DaxDevice, Namespace, NumaNode, State
-from .step import Desired, Step
+from .step import Desired, Part, Step
 
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:
@@ -29,6 +28,7 @@ def release(state: State, item: Namespace) -> Part:
             why="it is in use as system RAM",
             commands=[daxctl.reconfigure_command(dax.chardev, "devdax", movable=True)],
             action="reconfigure_dax",
+            disturbs=True,
             args={"device": dax.chardev, "mode": "devdax"},
         )
         return Part(after=[step])
@@ -149,6 +149,7 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
             why=why,
             commands=daxctl.online_commands(dax.chardev, desired.pmem_movable, wrong_zone),
             action="online_dax",
+            disturbs=wrong_zone,
             args={"device": dax.chardev, "movable": desired.pmem_movable},
         )
     ]
@@ -176,13 +177,11 @@ def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str
     ]
 
 
-def handed_out(state: State, desired: Desired) -> List[NumaNode]:
-    """For mode system-ram: nodes without CPUs that the firmware made of the memory, as on re7p.
+def handed_out(state: State) -> List[NumaNode]:
+    """Nodes without CPUs that the firmware made of the memory, as on re7p.
 
     Only where no device shows it in another way, and ipmctl, where it knows modules, calls as much volatile.
     """
-    if desired.pmem_mode != "system-ram" or desired.kind not in ("cxl", "bare_metal_pmem"):
-        return []
     if state.regions or state.namespaces or state.dax:
         return []
     nodes = [node for node in numa.cpuless(state) if not numa.other_memory(state, node)]
@@ -192,35 +191,33 @@ def handed_out(state: State, desired: Desired) -> List[NumaNode]:
     return nodes
 
 
-def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode]) -> Part:
+def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode], memory: str) -> Part:
     """The firmware made the memory a node already: memkind is told, and that is all."""
     names = ["node {} ({}, no CPUs)".format(node.id, human(node.size)) for node in nodes]
     note = (
         "{}: taken for the {} memory, which the firmware hands out like any other; it is not movable, so the "
-        "kernel may keep data of its own there".format(
-            ", ".join(names), "CXL" if desired.kind == "cxl" else "persistent"
-        )
+        "kernel may keep data of its own there".format(", ".join(names), memory)
     )
     before = mount.forget_step(state, desired)
     return Part(before=before, after=numa.plan_memkind(state, [node.id for node in nodes], []), notes=[note])
 
 
-def plan(state: State, desired: Desired) -> Part:
-    """Every namespace (or CXL device) a memory node without CPUs, now and after a reboot."""
-    if state.memory.dax_model == "class":
-        step = Step(
-            id="dax-model",
-            what="switch the dax devices to the bus model",
-            why="devices of the class model cannot be reconfigured",
-            commands=[["daxctl", "migrate-device-model"]],
-            action="migrate_dax_model",
-        )
-        part = _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
-        return part._replace(before=[step], reboot_why="the dax model changes at boot")
-    return _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
+def _on_bus_model(state: State, part: Part) -> Part:
+    """The same, after devices of the old model were switched over, which takes a boot."""
+    if state.memory.dax_model != "class":
+        return part
+    step = Step(
+        id="dax-model",
+        what="switch the dax devices to the bus model",
+        why="devices of the class model cannot be reconfigured",
+        commands=[["daxctl", "migrate-device-model"]],
+        action="migrate_dax_model",
+    )
+    return part._replace(before=[step], reboot_why="the dax model changes at boot")
 
 
-def _namespaces(state: State, desired: Desired) -> Part:
+def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
+    """Every namespace a memory node without CPUs, now and after a reboot; ``absent``: why there is none."""
     steps: List[Step] = []
     problems: List[str] = ndctl.missing(state, desired)
     names: List[str] = []
@@ -257,7 +254,7 @@ def _namespaces(state: State, desired: Desired) -> Part:
         uuids.append("")
         settled = False
     if not names:
-        return Part(problems=problems or [ndctl.nothing_there(state, desired)])
+        return _on_bus_model(state, Part(problems=problems or [absent]))
     problems += ndctl.alignment_problems(state, steps)
     # Mounts and their entries end before the devices do.
     before = [] if settled else mount.forget_step(state, desired)
@@ -265,14 +262,15 @@ def _namespaces(state: State, desired: Desired) -> Part:
     return _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
 
 
-def _cxl(state: State, desired: Desired) -> Part:
+def plan_devices(state: State, desired: Desired, absent: str) -> Part:
+    """The same for the dax devices of CXL regions."""
     steps: List[Step] = []
     problems: List[str] = []
     if not state.dax:
         if any(region.type == "ram" for region in state.regions):
             problem = "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)?"
-            return Part(problems=[problem])
-        return Part(problems=[ndctl.nothing_there(state, desired)])
+            return _on_bus_model(state, Part(problems=[problem]))
+        return _on_bus_model(state, Part(problems=[absent]))
     for dax in state.dax:
         problems += daxctl.target_problem(dax.chardev, dax.target_node, state.numa)
         if dax.mode == "system-ram":
@@ -309,8 +307,9 @@ def _finish(
     adding = any(step.action in ("reconfigure_dax", "create_namespace") for step in steps)
     steps = steps + _persist(state, desired, uuids, names) + numa.plan_memkind(state, nodes, names)
     policy = _policy(state)
-    return policy._replace(
+    part = policy._replace(
         after=policy.after + steps,
         notes=notes(desired, size) if adding else [],
         problems=problems + (preflight(state, desired, size) if adding else []),
     )
+    return _on_bus_model(state, part)
