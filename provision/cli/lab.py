@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir
-from provision.lab import Lab
+
+if TYPE_CHECKING:
+    from provision.lab import Lab
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,15 +8,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from provision.cluster.errors import OeprovError
-from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import (
     DEFAULT_STATE_DIR as DEFAULT_STATE_DIR,  # for commands, with StateDir
 )
+
+if TYPE_CHECKING:  # the models are slow to import
+    from provision.cluster.inventory import Inventory
 
 InventoryPath = Annotated[
     Path,
