@@ -54,7 +54,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
     """Text of ``UNIT``, which makes dax devices memory nodes at boot: namespaces by UUID, others by name.
 
     daxctl has a service for this since v72, but not for CXL, and Debian 12's udev rule passes an option that
-    daxctl lacks; so every host gets this unit. It fails if memory is not online in the wanted zone afterwards.
+    daxctl lacks; so every host gets this unit. It fails if memory is not online in the wanted zone then.
     It holds udev's rules meanwhile: EL's 40-redhat.rules bring memory online too, on guests not as movable.
     """
     wanted, state = ("=", "online_movable") if movable else ("!=", "online_kernel")
