@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check format constraints sbom wheel sdist clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -28,6 +28,8 @@ help:
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
+	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
+	@echo 'make pictures  draw the pictures of the README anew (chromium; two minutes)'
 	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
 	@echo 'make sbom      a bill of materials (CycloneDX) of the environment in dist/'
 	@echo 'make constraints  pin what pyproject.toml asks for; UPGRADE=1 takes the newest versions'
@@ -51,6 +53,7 @@ test-torch: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
 	$(BIN)/python -m pytest tests/oe_runtime/pytorch
+	$(BIN)/python -m pytest tests/documents -k pytorch
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(BACKENDS)
 
 test-jax: setup
@@ -153,6 +156,13 @@ format:
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+generate: setup
+	$(BIN)/python tools/generate.py
+
+pictures: setup
+	@tools/setup.sh test
+	$(BIN)/python tools/pictures.py
 
 constraints: setup
 	tools/constraints.sh $(if $(UPGRADE),--upgrade)

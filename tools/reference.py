@@ -22,20 +22,10 @@ PROGRAMS = (
     "train",
     "serve",
     "report",
-    "checkpoint_tools",
+    "checkpoint",
     "data.generate",
     "data.check",
 )
-
-
-def on_config(config: Any) -> Any:
-    """Expand the entries of the navigation that end with `*.md`."""
-    for entry in config.nav:
-        for title, value in entry.items():
-            if isinstance(value, str) and value.endswith("*.md"):
-                docs = Path(config.docs_dir)
-                entry[title] = [str(path.relative_to(docs)) for path in sorted(docs.glob(value))]
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -66,7 +56,7 @@ def commands() -> str:
     """Every command of `oeprov` with its options and examples, from the Typer application."""
     import typer
 
-    from provision.cli import app
+    from provision.cli.main import app
 
     lines = [
         "# Commands",
@@ -149,9 +139,9 @@ def programs() -> str:
 
 def metrics() -> str:
     """The metrics of a parameter server, from the page of a server with everything switched on."""
-    from oe_runtime import prometheus
+    from oe_runtime.server import metrics as served
 
-    page = prometheus.text(_STATISTICS, now=1_000_000.0)
+    page = served.text(_STATISTICS, now=1_000_000.0)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     lines = [
         "# Metrics",
@@ -218,7 +208,7 @@ _STATISTICS: dict[str, Any] = {
 
 def exit_codes() -> str:
     """What the programs end with, and the errors of both packages by class."""
-    lines = ["# Exit codes and errors", "", *_statement("provision.cli", "Exit codes:")]
+    lines = ["# Exit codes and errors", "", *_statement("provision.cli.main", "Exit codes:")]
     lines += [
         "",
         "| Code | `oeprov` | `python -m oe_runtime.train` and other programs |",
@@ -226,14 +216,14 @@ def exit_codes() -> str:
         "| 0 | done; `plan`: nothing to do; `doctor`: nothing is wrong | done |",
         "| 1 | an error, in one line on standard error | an error, in one line on standard error |",
         "| 2 | `plan` and `--check`: changes are pending; `checkpoint diff`: the checkpoints differ "
-        "| wrong arguments; `checkpoint_tools diff`: the checkpoints differ |",
+        "| wrong arguments; `checkpoint diff`: the checkpoints differ |",
         "| 3 | | a worker that could not go on without another worker |",
         "| 130 | stopped by the user (Ctrl-C) | stopped on request; training leaves a checkpoint |",
         "",
     ]
     for title, module in (
         ("Errors of the runtime", "oe_runtime.errors"),
-        ("Errors of oeprov", "provision.errors"),
+        ("Errors of oeprov", "provision.cluster.errors"),
     ):
         lines += [f"## {title}", "", f"In `{module}`.", "", "| Error | Is a | Meaning |", "|---|---|---|"]
         source = importlib.import_module(module)
@@ -256,9 +246,9 @@ def _statement(module: str, start: str) -> list[str]:
 # Files.
 
 _LAYOUTS = (
-    ("A job's directory", "provision.training.jobs"),
-    ("Checkpoints", "oe_runtime.checkpoint"),
-    ("The journal", "provision.journal"),
+    ("A job's directory", "provision.jobs.store"),
+    ("Checkpoints", "oe_runtime.checkpoint.store"),
+    ("The journal", "provision.hosts.journal"),
 )
 
 
@@ -275,7 +265,8 @@ def files_page() -> str:
         "|---|---|---|",
     ]
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "provision").rglob("*.py")):
+    modules = (ROOT / "provision").rglob("*.py")
+    for path in sorted(modules, key=lambda path: ("node" not in path.parts, path)):
         for name, what in _paths(path):
             found.setdefault(name, f"| `{name}` | {_cell(what)} | `{path.relative_to(ROOT)}` |")
     lines += [found[name] for name in sorted(found)]
@@ -288,18 +279,22 @@ def files_page() -> str:
 
 
 def _paths(path: Path) -> Iterator[tuple[str, str]]:
-    """Constants of a module that are system paths of ours, with their comment or the module's first line."""
+    """System paths of ours in a module, each with its comment or the docstring around it."""
     text = path.read_text()
-    tree, rows = ast.parse(text), text.splitlines()
-    for node in tree.body:
-        value = getattr(node, "value", None)
-        if isinstance(value, ast.Call) and value.args:
-            value = value.args[0]
-        if not isinstance(node, ast.Assign) or not isinstance(value, ast.Constant):
-            continue
-        if re.fullmatch(r"/(etc|var|run|opt)/\S*oeprov\S*", str(value.value)):
-            comment = re.search(r"#\s*(?!noqa)(\w.*)$", rows[node.lineno - 1])
-            yield str(value.value), comment[1] if comment else _first(ast.get_docstring(tree) or "")
+    rows = text.splitlines()
+
+    def visit(node: ast.AST, about: str) -> Iterator[tuple[str, str]]:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            about = _first(ast.get_docstring(node) or "") or about
+        if isinstance(node, ast.Constant) and re.fullmatch(
+            r"/(etc|var|run|opt)/\S*oeprov[^\s{]*", str(node.value)
+        ):
+            comment = re.search(r"\s#\s*(?:noqa: \w+ - )?(.*)$", rows[node.lineno - 1])
+            yield str(node.value), comment[1] if comment else about
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, about)
+
+    return visit(ast.parse(text), "")
 
 
 def _layout(docstring: str) -> str:

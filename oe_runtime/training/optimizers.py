@@ -1,4 +1,4 @@
-"""The trainer's optimizers by name: all that tables have."""
+"""The trainer's optimizers by name: all that tables support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oe_runtime.spec import OPTIMIZERS
 
 _DEFAULT_RATE = 0.001
 
-# Learning rates that suit click models when none is given; also of names that are an option of another.
+# Default learning rates for click models, with names for an option of another optimizer.
 LEARNING_RATES = dict(
     sorted(
         {
@@ -28,7 +28,7 @@ LEARNING_RATES = dict(
 
 
 def make(name: str, learning_rate: float) -> Any:
-    """The Keras optimizer `name`, one of LEARNING_RATES, otherwise with its own defaults. Imports Keras."""
+    """Return the Keras optimizer `name` of LEARNING_RATES with its default settings. Imports Keras."""
     import keras
 
     from oe_runtime.keras import optimizers as ours

@@ -32,7 +32,7 @@ from provision.node.step import Desired
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-THERE = "/var/lib/oeprov/bundle"  # on hosts
+THERE = "/var/lib/oeprov/bundle"  # what `bootstrap --bundle` brought
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for

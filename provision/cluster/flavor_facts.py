@@ -41,7 +41,7 @@ class _OeRuntime:
     own_wheel = True
 
     def venv(self, local: bool, _state_dir: Path) -> str:
-        return sys.prefix if local else "/opt/oeprov/venv"
+        return sys.prefix if local else "/opt/oeprov/venv"  # the environment of oe_runtime
 
     def storage(self, mode: str, _settings: RuntimeSettings) -> str:
         return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"

@@ -320,21 +320,12 @@ def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
 
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    switches = {"jit", "pipeline", "workqueue"}
-    own = {"export", "steps", "restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
-    options = training.model_dump(mode="json", exclude={*own, *switches})
-    options = {name: value for name, value in options.items() if value not in ("", None)}
-    if training.device == "auto":
-        del options["device"]
-    if training.steps:
-        options["steps"] = training.steps
-        if not training.epochs:
-            del options["epochs"]
-    if training.export:
-        options["export"] = run_dir / "export"
-    options["run_dir"] = run_dir
-    given = {"--jit": training.jit, "--no-pipeline": not training.pipeline, "--workqueue": training.workqueue}
-    return [*arguments(options), *(word for word, wanted in given.items() if wanted)]
+    own = {"restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
+    options = training.model_dump(mode="json", exclude=own)
+    options["epochs"], options["steps"] = training.epochs or None, training.steps or None
+    options["device"] = None if training.device == "auto" else training.device
+    options["export"] = run_dir / "export" if training.export else None
+    return arguments({**options, "run_dir": run_dir})
 
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
@@ -369,5 +360,12 @@ def python_of(host: Host) -> str:
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """A command line's words for these options."""
-    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    """A command line's words for these options; none for one that is not set."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value not in (None, ""):
+            words += [f"--{flag}", str(value)]
+    return words

@@ -16,7 +16,7 @@ from .packages import apply as install_packages
 from .state import OsInfo, State
 from .step import Desired
 
-WHEELS = "/var/lib/oeprov/wheels"
+WHEELS = "/var/lib/oeprov/wheels"  # wheels that were built or brought, by kind of system
 # How the message begins that asks for a build; provision/artifacts/delivery.py brings the wheel then.
 WHEEL_WANTED = "the wheel is not on the host: "
 CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt

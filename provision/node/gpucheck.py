@@ -9,8 +9,8 @@ from .command import NOT_FOUND, CommandError, System
 from .state import State
 from .step import Action, Applied, Desired, Step
 
-# The last passed test, in one line: driver, TensorFlow, devices.
-CHECKED = "/var/lib/oeprov/gpu-check"
+# One line: driver, TensorFlow, devices.
+CHECKED = "/var/lib/oeprov/gpu-check"  # versions of the last passed test of the GPUs
 UNIT_NAME = "oeprov-nvidia-persistence.service"
 UNIT = "/etc/systemd/system/" + UNIT_NAME
 ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME

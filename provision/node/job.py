@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List
 from . import jobfiles, numa, port, process, systemd
 from .command import CommandError, System
 
-STOPPING = "/run/oeprov-job.stop"
+STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
 MARKER = "OEPROV-JOB "  # marks the answer's line, since login shells may print a banner first
 MOST_EVENTS = 16 << 20  # bytes of events in one answer
 LOG_LINES = 200  # of each unit, brought back when it is stopped

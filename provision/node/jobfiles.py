@@ -13,7 +13,7 @@ from . import systemd
 from .command import CommandError, System
 
 RECORD = "units.json"
-HOME = "/var/lib/oeprov"
+HOME = "/var/lib/oeprov"  # home of the user oeprov; a job's files lie in jobs/JOB
 _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
 

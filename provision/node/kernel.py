@@ -22,7 +22,7 @@ from .state import Bootloader, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 # Failed trial boots, one per line: WHAT, WHEN and WHY, separated by tabs; WHAT is a release or arguments.
-FAILED = "/var/lib/oeprov/failed-kernels"
+FAILED = "/var/lib/oeprov/failed-kernels"  # kernels and arguments that failed their trial boot
 
 
 def series(release: str) -> Tuple[int, ...]:

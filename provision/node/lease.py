@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator
 
 from .command import CommandError, System
 
-LEASE = "/var/lib/oeprov/lease.json"
-LOCK = "/run/oeprov.lock"
+LEASE = "/var/lib/oeprov/lease.json"  # which run may change this host, and until when
+LOCK = "/run/oeprov.lock"  # held while a module works
 SECONDS = 900
 _WAIT = 60.0
 

@@ -12,7 +12,7 @@ from . import devices
 from .command import System
 from .state import Namespace
 
-PATH = "/var/lib/oeprov/owned"
+PATH = "/var/lib/oeprov/owned"  # what oeprov made on this host, one word per line
 
 
 def observe(system: System) -> List[str]:

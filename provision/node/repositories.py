@@ -10,8 +10,8 @@ from typing import Dict, List, NamedTuple
 from . import families
 from .state import OsInfo
 
-YUM = "/etc/yum.repos.d/oeprov.repo"
-APT = "/etc/apt/sources.list.d/oeprov.list"
+YUM = "/etc/yum.repos.d/oeprov.repo"  # the inventory's repositories, disabled but for our own commands
+APT = "/etc/apt/sources.list.d/oeprov.list"  # the inventory's repositories for apt
 BUNDLE = "/var/lib/oeprov/bundle"  # directory that `bootstrap --bundle` fills
 UNSIGNED = "unsigned"
 LOCAL = "local"  # a directory: unsigned, and its metadata expires at once

@@ -28,8 +28,8 @@ from .command import NOT_FOUND, CommandError, System
 from .state import Bootloader, Mount
 from .step import Action, Applied
 
-RECORD = "/var/lib/oeprov/reboot.json"
-EXPIRED = "/var/lib/oeprov/trial-expired"
+RECORD = "/var/lib/oeprov/reboot.json"  # the reboot under way, and what to confirm after it
+EXPIRED = "/var/lib/oeprov/trial-expired"  # the trial boot that nobody confirmed in time
 TIMER = "oeprov-trial.timer"
 _UNITS = "/etc/systemd/system/"
 _SERVICE = "oeprov-trial.service"

@@ -1,6 +1,9 @@
 """Files that people and forges expect of the repository agree with each other."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,9 @@ def test_one_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "count"), [("", 2), ("tensorflow", 3), ("test", 4), ("lint", 5)], ids=lambda value: str(value)
+    ("extra", "count"),
+    [("", 2), ("tensorflow", 3), ("test", 4), ("lint", 5), ("docs", 5)],
+    ids=lambda value: str(value),
 )
 def test_constraints_satisfy_pyproject(extra: str, count: int) -> None:
     project = pyproject()["project"]
@@ -89,3 +94,12 @@ def test_workflows_call_what_is_here(name: str, command: str) -> None:
     targets = {word for text in steps for word in re.findall(r"\bmake ([a-z-]+)", text)}
     for target in targets:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def test_another_clones_environment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"provision: this Python has it from {ROOT}, not from this clone" in done.stderr

@@ -49,7 +49,7 @@ struct EvictionEntry {
 // A constant of this type registers a policy that sweeps, with the parameters every_steps and Rule::kField.
 template <typename Rule>
 struct RegisterSweep {
-  explicit RegisterSweep(const std::string& name) {
+  explicit RegisterSweep(const std::string& name) noexcept {
     Registry<EvictionEntry>::Add(
         {name, Complete, [](const EvictionSpec&) { return Rule::kNeeds; },
          [](const EvictionSpec& spec, const RowShape& rows) -> std::unique_ptr<const SweepRule> {
