@@ -18,7 +18,7 @@ import run_examples
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("README.md", "docs/**/*.md", "examples/*.md", "containers/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "containers/*.md", "tests/*.md")
     for path in ROOT.glob(pattern)
 )
 DATA = "clicks.py"  # what the programs train on
