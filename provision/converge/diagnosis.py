@@ -54,7 +54,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
         )
     for line in state.trouble:
         yield Finding(
-            f"something could not be looked at: {line}", "run oeprov as root there, or install the tool"
+            f"something could not be observed: {line}", "run oeprov as root there, or install the tool"
         )
 
 

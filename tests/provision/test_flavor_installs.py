@@ -188,7 +188,7 @@ class TestDeepRecBuild:
 
     def test_missing_image(self, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
         programs.add("docker", DOCKER)
-        with pytest.raises(CommandError, match=r"runtime_image site/none: is not available .*manifest unknown"):
+        with pytest.raises(CommandError, match=r"site/none: is not available .*manifest unknown"):
             self.make(tmp_path, monkeypatch, runtime_image="site/none")
         assert not (tmp_path / "build").exists()
 
