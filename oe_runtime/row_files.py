@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.errors import CheckpointError, SpecError
 from oe_runtime.rows import PARTS, Assigned, Rows, warn_of_cap
 from oe_runtime.spec import TableSpec

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.errors import SpecError
 
 __all__ = ["DTYPES", "OPTIMIZERS", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]

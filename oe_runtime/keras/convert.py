@@ -138,7 +138,7 @@ def check_workers(client: Any, workers: Workers | None, settings: Settings) -> W
     if client is None and workers is None:
         workers = known_workers()
     several = workers is not None and workers.count > 1
-    if workers is not None and several and not hasattr(workers, "stop_request"):
+    if workers is not None and several and hasattr(workers, "wish"):
         warnings.warn("Workers.wish and .wishes are now .stop_request and .stop_requests", stacklevel=4)
         workers.stop_request, workers.stop_requests = workers.wish, workers.wishes  # type: ignore[attr-defined]
     staleness, micro_batches = settings.staleness, settings.micro_batches

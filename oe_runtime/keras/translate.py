@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.keras import optimizers as ours
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.spec import OPTIMIZERS

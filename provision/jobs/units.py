@@ -56,15 +56,13 @@ class Place:
 def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
     """A parameter server: comes back after a failure and after a reboot, with what its storage kept."""
     unit = [
-        f"Description=oeprov {name} of job {job}",
-        "Wants=network-online.target",
-        "After=network-online.target",
+        *_head(job, name),
         # A server that does not come up is for people to look at, not to be started for ever.
         "StartLimitIntervalSec=600",
         "StartLimitBurst=5",
     ]
     # With a dash, or systemd cannot even run the first command where the mount is not there yet.
-    service = ["Type=exec", *_common(job, ["-" + place.path] if place.path else [])]
+    service = _common(job, ["-" + place.path] if place.path else [])
     words = list(argv)
     if place.mount:
         # A device that comes late in a slow boot, when its mount was given up, must not leave the server down
@@ -96,10 +94,7 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
         f"ExecStart={command}",
         "Restart=on-failure",
         "RestartSec=5",
-        "KillSignal=SIGTERM",
         "TimeoutStopSec=120",
-        "LimitMEMLOCK=infinity",
-        "LimitNOFILE=65536",
         "OOMPolicy=stop",
         "PrivateDevices=yes",
         # Servers only: ProtectClock closes every device but the clock, also /dev/nvidia* and /dev/infiniband,
@@ -120,30 +115,30 @@ def worker_unit(
     writable: Sequence[str] = (),
 ) -> str:
     """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
-    unit = [
-        f"Description=oeprov {name} of job {job}",
-        "Wants=network-online.target",
-        "After=network-online.target",
-    ]
     service = [
-        "Type=exec",
         *_common(job, writable),
         *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
         f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
         f"SuccessExitStatus={INTERRUPTED}",
-        "KillSignal=SIGTERM",
         "KillMode=mixed",  # the trainer alone is told; it ends its own helpers
         f"TimeoutStopSec={seconds:.0f}",
-        "LimitMEMLOCK=infinity",
-        "LimitNOFILE=65536",
     ]
-    return _text(unit, service, [])
+    return _text(_head(job, name), service, [])
+
+
+def _head(job: str, name: str) -> list[str]:
+    online = "network-online.target"
+    return [f"Description=oeprov {name} of job {job}", f"Wants={online}", f"After={online}"]
 
 
 def _common(job: str, more: Sequence[str]) -> list[str]:
     directory = str(job_directory(job))
     writable = " ".join(quote(path) for path in [directory, *more])
     return [
+        "Type=exec",
+        "KillSignal=SIGTERM",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
         f"User={USER}",
         f"WorkingDirectory={quote(directory)}",
         f"Environment=PYTHONUNBUFFERED=1 {quote(f'HOME={directory}')}",

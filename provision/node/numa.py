@@ -1,4 +1,4 @@
-"""Memory nodes, physical memory ranges and the policy for hot-added memory."""
+"""NUMA nodes, physical memory ranges, the policy for hot-added memory, and memkind's nodes."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def parse_srat(text: str) -> List[MemoryRange]:
 
 
 def coalesce(ranges: List[MemoryRange]) -> List[MemoryRange]:
-    """Neighbours of the same node and source become one."""
+    """Join adjacent ranges of the same node and source."""
     merged: List[MemoryRange] = []
     for item in sorted(ranges):
         if merged and merged[-1].end == item.start and merged[-1][2:] == item[2:]:
@@ -69,7 +69,7 @@ def coalesce(ranges: List[MemoryRange]) -> List[MemoryRange]:
 
 
 def observe_nodes(system: System) -> List[NumaNode]:
-    """The nodes of sysfs."""
+    """Observe the nodes in sysfs."""
     nodes = []
     for name in system.list(_NODES):
         if not re.fullmatch(r"node\d+", name):
@@ -89,7 +89,7 @@ def observe_nodes(system: System) -> List[NumaNode]:
 
 
 def _firmware_ranges(system: System) -> List[MemoryRange]:
-    """RAM of the firmware's memory map; what a driver added later is not in it."""
+    """RAM in the firmware's memory map, without memory that a driver added."""
     ranges = []
     for name in system.list("/sys/firmware/memmap"):
         base = "/sys/firmware/memmap/" + name
@@ -100,7 +100,7 @@ def _firmware_ranges(system: System) -> List[MemoryRange]:
 
 
 def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
-    """The nodes with what tells those without CPUs apart; as they are where every node has CPUs."""
+    """Add the facts that distinguish nodes without CPUs; unchanged if every node has CPUs."""
     if not without_cpus(nodes):
         return nodes
     ram = _firmware_ranges(system)
@@ -176,7 +176,7 @@ def process_bytes(system: System, pid: int) -> Dict[str, int]:
 
 
 def other_memory(state: State, node: NumaNode) -> str:
-    """Why a node without CPUs is not slower memory that the firmware hands out; empty when it may be."""
+    """Why a node without CPUs is not persistent or CXL memory; empty if it may be."""
     hiding = [word for word in state.kernel.cmdline if word.startswith(("nr_cpus=", "possible_cpus="))]
     if node.offline_cpus or hiding:
         return "its CPUs are offline" if node.offline_cpus else hiding[0] + " may hide its CPUs"
@@ -189,7 +189,7 @@ def other_memory(state: State, node: NumaNode) -> str:
 
 
 def cpus_near(state: State, node: int) -> List[int]:
-    """CPUs of a node, or where it has none those of the nodes nearest to it; none for an unknown node."""
+    """CPUs of a node, or of the nearest nodes if it has none; empty for an unknown node."""
     ids = [item.id for item in state.numa]
     for item in state.numa:
         if item.id != node:
@@ -204,7 +204,7 @@ def cpus_near(state: State, node: int) -> List[int]:
 
 
 def node_of_mount(state: State, where: str) -> int:
-    """The node of the persistent memory that is mounted there; -1 when nothing says which."""
+    """The node of the persistent memory at a mount point; -1 if unknown."""
     for mount in state.mounts:
         if mount.where != where:
             continue
@@ -223,8 +223,8 @@ def dram(state: State) -> int:
     return sum(node.size for node in state.numa if node.cpus)
 
 
-# Read by the parameter server's unit: memkind takes its nodes from here.
-ENVIRONMENT = "/etc/oeprov/memory.env"  # which memory nodes a server is bound to; read by its unit
+# The parameter server's unit reads it, for memkind.
+ENVIRONMENT = "/etc/oeprov/memory.env"
 
 
 def environment_text(nodes: List[int]) -> str:
@@ -233,9 +233,9 @@ def environment_text(nodes: List[int]) -> str:
 
 
 def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Step]:
-    """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps.
+    """One step that writes memkind's nodes; ``nodes`` is empty if only earlier steps make them known.
 
-    They are then those of the dax ``devices``, or without such, all those without CPUs.
+    They are then the nodes of the dax ``devices``, or without devices, all nodes without CPUs.
     """
     if nodes and state.files.get(ENVIRONMENT) == environment_text(nodes):
         return []
@@ -253,7 +253,7 @@ def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Ste
 
 
 def forget_memkind(state: State) -> List[Step]:
-    """Takes memkind's nodes away; none when they were not written down."""
+    """One step that removes memkind's nodes; none if there are none."""
     if ENVIRONMENT not in state.files:
         return []
     return [

@@ -1,7 +1,7 @@
 """OpenEmbedding as it is: its package, the TensorFlow that it takes, Horovod and DeepCTR, and its scripts.
 
-Versions are those that its documents name (documents/en/pmem.md, README.md) and what these turned out to need
-when they were installed. A package that is built on the host follows documents/en/pmem.md, "Build", and
+Versions are those of its documents (documents/en/pmem.md, README.md), and those that an installation of these
+turned out to need. A package that is built on the host follows documents/en/pmem.md, "Build", and
 docker/Dockerfile.base: what its network layer needs goes to ``tools`` beside the sources, PMDK 1.9 and
 libpmemobj++ 1.10 or newer too where the system's are older, and ``USE_PMEM=1 ./build.sh build`` makes an
 archive for pip. All comes from the projects themselves.
@@ -57,11 +57,11 @@ _PYPI = re.compile(r"[A-Za-z0-9._-]+\s*([=<>!~].*)?")
 
 
 class Stack(NamedTuple):
-    """A TensorFlow that OpenEmbedding is known to be built against, and what goes with it."""
+    """A TensorFlow that OpenEmbedding builds against, and compatible versions."""
 
     tensorflow: str
     pythons: List[str]  # that TensorFlow has wheels for
-    pins: List[str]  # without which pip takes versions that came later and exclude this TensorFlow
+    pins: List[str]  # without them pip takes later, incompatible versions
 
 
 STACKS = [
@@ -79,14 +79,14 @@ STACKS = [
 
 
 def stack_of(desired: Desired, python: str) -> Stack:
-    """The wanted one, or the newest that runs on this Python; the last one where none does."""
+    """The wanted one, or the newest for this Python; the last one if none fits."""
     fitting = [item for item in STACKS if desired.runtime_tensorflow in ("", item.tensorflow)]
     running = [item for item in fitting if python in item.pythons]
     return (running or fitting or STACKS)[-1]
 
 
 def wanted(desired: Desired, python: str) -> foreign.Wanted:
-    """What this host's environment is to have."""
+    """The environment of this host."""
     stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
     revision = desired.runtime_revision or REVISION
     framework = "tensorflow" if platforms.get(desired.kind).has_gpus else "tensorflow-cpu"
@@ -98,13 +98,13 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         ["--upgrade", "pip", "setuptools<60", "wheel"],
         [tensorflow, "pybind11", "psutil"] + pins,
     ]
-    # A cmake that is new enough, wherever; then it has its own place in the environment.
+    # A new enough cmake in the environment itself.
     pip += [["cmake>=3.13,<4"], [foreign.COMPILE]] if source else []
-    # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
+    # Its operations are compiled against the installed TensorFlow, not against one that pip fetches.
     pip.append(["--no-build-isolation", _built_archive(sources) if source else package])
     needs = [package if pypi and not source else "openembedding", "psutil", tensorflow]
     if desired.worker:
-        # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
+        # DeepCTR requires another h5py than this TensorFlow, but works with this one.
         pip.append(["--no-deps", "deepctr==0.9.3"])
         needs += ["deepctr", "pandas", "scikit-learn"]
     if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
@@ -129,7 +129,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
 
 
 def _build_script(sources: str, python: str) -> str:
-    """What bash runs; ``python`` is the environment's, which has pybind11."""
+    """The script for bash; ``python`` is the environment's, which has pybind11."""
     return _SCRIPT.format(
         sources=sources, python=python, version=_VERSION, parts=_THIRD_PARTY, pmdk=_PMDK, cpp=_CPP
     )
@@ -141,7 +141,7 @@ def _built_archive(sources: str) -> str:
 
 
 def _horovod(gpus: bool) -> List[str]:
-    """What pip is told for Horovod with Gloo, for TensorFlow alone."""
+    """pip's words for Horovod with Gloo, for TensorFlow only."""
     without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
     gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if gpus else []
     given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
@@ -149,18 +149,18 @@ def _horovod(gpus: bool) -> List[str]:
 
 
 def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
-    """The environment and the sources as they are."""
+    """Observe the environment and the sources."""
     state = State(os=os_info, runtime=Runtime(venv=desired.runtime_venv))
     base = foreign.look(system, os_info, desired, wanted(desired, foreign.version_of(state, desired)))
     python = foreign.version_of(state._replace(runtime=base), desired)
     right = wanted(desired, python)
-    # Which requirements are right is known only once the Python is.
+    # The requirements depend on the Python.
     found = foreign.look(system, os_info, desired, right)
     return found if found.made or not found.exists else _theirs(system, os_info, desired, found)
 
 
 def _theirs(system: System, os_info: OsInfo, desired: Desired, found: Runtime) -> Runtime:
-    """An environment that somebody else made: what it has need not be what oeprov would take."""
+    """Observe an environment that oeprov did not make; its versions may differ from oeprov's."""
     needs = [item for item in wanted(desired, "").requirements if not item.startswith("tensorflow")]
     names = [re.split("[=<>]", item)[0] for item in needs]
     loose = wanted(desired, "")._replace(requirements=names)
@@ -181,7 +181,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 
 def _versions(state: State, desired: Desired, python: str) -> List[str]:
-    """Versions that exclude each other."""
+    """Incompatible versions."""
     asked = desired.runtime_tensorflow
     fitting = [item for item in STACKS if asked in ("", item.tensorflow)]
     known = "; ".join(
@@ -215,7 +215,7 @@ def _versions(state: State, desired: Desired, python: str) -> List[str]:
 
 
 def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
-    """The TensorFlow that a worker gets, and its Python; none where somebody else chose, or none goes."""
+    """The TensorFlow of a worker, and its Python; none if oeprov did not choose it, or none fits."""
     python, theirs = foreign.version_of(state, desired), state.runtime.exists and not state.runtime.made
     if not desired.worker or theirs or _versions(state, desired, python):
         return [], python
@@ -223,7 +223,7 @@ def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """What is worth knowing of it."""
+    """Notes on its connections, its build and persistent memory."""
     found = (
         ["OpenEmbedding's connections are neither encrypted nor authenticated"]
         if platforms.get(desired.kind).managed
@@ -235,13 +235,13 @@ def notes(state: State, desired: Desired) -> List[str]:
     if platforms.get(desired.kind).has_gpus and compiled and build is not None:
         headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
-            "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
+            "Horovod is compiled for NCCL, which needs nvcc and NCCL's headers: runtime_packages: "
             "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
         )
     if desired.runtime_package == SOURCE and not state.runtime.exists:
         found.append(
-            "OpenEmbedding is built on this host from {} and from what it depends on, with PMDK: that takes "
-            "an hour and more, 10 GB, and the projects' own addresses".format(right.repository)
+            "OpenEmbedding is built on this host from {} and its dependencies, with PMDK: that takes an hour "
+            "or more, 10 GB, and access to the projects' servers".format(right.repository)
         )
     if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
         found.append(
@@ -254,5 +254,5 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 
 def has_no_pmem(package: str) -> bool:
-    """Whether it is PyPI's package, whose core was built without PMDK."""
+    """It is PyPI's package, whose core was built without PMDK."""
     return package != SOURCE and bool(_PYPI.fullmatch(package or PACKAGE))

@@ -1,4 +1,4 @@
-"""Mode system-ram: namespaces and CXL devices become memory nodes without CPUs, and go back."""
+"""Mode system-ram: namespaces and CXL devices as memory nodes without CPUs, and back."""
 
 from typing import List
 
@@ -9,18 +9,18 @@ from .step import Desired, Part, Step
 
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:
-    """The dax device of a namespace, if it is there."""
+    """The dax device of a namespace, if it exists."""
     return [dax for dax in state.dax if item.chardev and dax.chardev == item.chardev]
 
 
 def release(state: State, item: Namespace) -> Part:
-    """Takes a namespace's memory out of use, so that it can be made again."""
+    """Take the memory of a namespace out of use, so that the namespace can be created again."""
     version = daxctl.tool_version(state.tools.daxctl)
     for dax in device_of(state, item):
         if dax.mode != "system-ram":
             continue
         if (dax.online_memblocks and not dax.movable) or 0 < version < daxctl.KEEPS_ACTIVE_SINCE:
-            # Non-movable memory does not go offline, and an old tool strands the node in trying.
+            # Non-movable memory does not go offline, and an old daxctl strands the node when it tries.
             return Part(reboot_why="memory of {} cannot be taken offline while it runs".format(dax.chardev))
         step = Step(
             id="offline-" + dax.chardev,
@@ -36,7 +36,7 @@ def release(state: State, item: Namespace) -> Part:
 
 
 def forget(state: State) -> List[Step]:
-    """Takes away what brings the mode back at boot, and memkind's nodes; none when there is neither."""
+    """Remove the unit that restores the mode at boot, and memkind's nodes; none if there is neither."""
     steps = []
     if daxctl.UNIT in state.files or daxctl.ENABLED in state.files:
         steps.append(
@@ -52,9 +52,9 @@ def forget(state: State) -> List[Step]:
 
 
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
-    """Why so much memory cannot be added, before anything is touched."""
+    """Why so much memory cannot be added."""
     found = []
-    # Before it is installed, the version that would be.
+    # If it is not installed yet, the version of its package.
     version = daxctl.tool_version(state.tools.daxctl) or families.daxctl_version(state.os)
     if 0 < version < daxctl.RECONFIGURE_SINCE:
         found.append(
@@ -88,7 +88,7 @@ def preflight(state: State, desired: Desired, size: int) -> List[str]:
 
 
 def notes(desired: Desired, size: int) -> List[str]:
-    """What adding the memory costs."""
+    """A note on the DRAM that the memory costs."""
     if desired.pmem_map == "dev" or not size:
         return []
     return [
@@ -99,7 +99,7 @@ def notes(desired: Desired, size: int) -> List[str]:
 
 
 def _policy(state: State) -> Part:
-    """Hot-added memory must come offline, or daxctl refuses to make it movable."""
+    """Keep hot-added memory offline, or daxctl refuses to make it movable."""
     argument = "memhp_default_state=offline"
     steps = []
     if state.memory.auto_online not in ("", "offline"):
@@ -133,7 +133,7 @@ def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> St
 
 
 def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
-    """Brings blocks of a device online, in the wanted zone, that is system RAM already."""
+    """Bring the blocks of a device in mode system-ram online in the wanted zone."""
     wrong_zone = bool(dax.online_memblocks) and dax.movable != desired.pmem_movable
     if wrong_zone:
         zone = "movable" if desired.pmem_movable else "not movable"
@@ -156,9 +156,9 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
 
 
 def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str]) -> List[Step]:
-    """Keeps the mode across boots; an empty UUID stands for one that is not known yet.
+    """Keep the mode across boots; an empty UUID is not known yet.
 
-    ``devices`` are all dax devices; the first ``len(uuids)`` of them are those of namespaces.
+    ``devices`` are all dax devices; the first ``len(uuids)`` of them belong to namespaces.
     """
     shown = [uuid or "<uuid of the namespace>" for uuid in uuids]
     text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable)
@@ -180,7 +180,7 @@ def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str
 def handed_out(state: State) -> List[NumaNode]:
     """Nodes without CPUs that the firmware made of the memory, as on re7p.
 
-    Only where no device shows it in another way, and ipmctl, where it knows modules, calls as much volatile.
+    They count only if no device shows the memory, and ipmctl, if it knows modules, has as much volatile.
     """
     if state.regions or state.namespaces or state.dax:
         return []
@@ -192,7 +192,7 @@ def handed_out(state: State) -> List[NumaNode]:
 
 
 def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode], memory: str) -> Part:
-    """The firmware made the memory a node already: memkind is told, and that is all."""
+    """Write memkind's nodes; the firmware has done the rest."""
     names = ["node {} ({}, no CPUs)".format(node.id, human(node.size)) for node in nodes]
     note = (
         "{}: taken for the {} memory, which the firmware hands out like any other; it is not movable, so the "
@@ -203,7 +203,7 @@ def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode], memor
 
 
 def _on_bus_model(state: State, part: Part) -> Part:
-    """The same, after devices of the old model were switched over, which takes a boot."""
+    """Switch devices of the old class model over first, which takes a boot."""
     if state.memory.dax_model != "class":
         return part
     step = Step(
@@ -217,14 +217,14 @@ def _on_bus_model(state: State, part: Part) -> Part:
 
 
 def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
-    """Every namespace a memory node without CPUs, now and after a reboot; ``absent``: why there is none."""
+    """Make every namespace a memory node, now and at each boot; ``absent``: why there is no memory."""
     steps: List[Step] = []
     problems: List[str] = ndctl.missing(state, desired)
     names: List[str] = []
     uuids: List[str] = []
     nodes: List[int] = []
     size: int = 0
-    settled = True  # nothing is converted, so that nodes and UUIDs are known
+    settled = True  # nothing is converted, so nodes and UUIDs are known
     for item in ndctl.chosen(state, desired):
         name = item.chardev or ndctl.dax_device(item.dev)
         size += item.size
@@ -238,7 +238,7 @@ def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
         if ready and found and found[0].mode == "system-ram":
             steps += _online(found[0], desired)
         else:
-            # What a devdax namespace holds cannot be looked at: it is lost as memory.
+            # The content of a devdax namespace cannot be read, and is lost when it becomes memory.
             lost = ndctl.data_in(state, item) if ready else []
             steps.append(_to_system_ram(name, desired, "it is a {} namespace".format(item.mode), lost))
             settled = settled and bool(found)
@@ -256,14 +256,14 @@ def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
     if not names:
         return _on_bus_model(state, Part(problems=problems or [absent]))
     problems += ndctl.alignment_problems(state, steps)
-    # Mounts and their entries end before the devices do.
+    # Entries of /etc/fstab go before their devices do.
     before = [] if settled else mount.forget_step(state, desired)
     nodes = nodes if settled and nodes else []
     return _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
 
 
 def plan_devices(state: State, desired: Desired, absent: str) -> Part:
-    """The same for the dax devices of CXL regions."""
+    """Make every dax device of a CXL region a memory node; see ``plan_namespaces``."""
     steps: List[Step] = []
     problems: List[str] = []
     if not state.dax:
@@ -276,7 +276,7 @@ def plan_devices(state: State, desired: Desired, absent: str) -> Part:
         if dax.mode == "system-ram":
             steps += _online(dax, desired)
         else:
-            # A device of a CXL region that is persistent has a namespace, and may hold data.
+            # A device of a persistent CXL region has a namespace, and may hold data.
             lost = [
                 name
                 for item in state.namespaces
@@ -303,7 +303,7 @@ def _finish(
     size: int,
     problems: List[str],
 ) -> Part:
-    """What follows on the devices: policy first, then the steps, then what keeps them."""
+    """Put the hot-plug policy before the steps, and the unit and memkind's nodes behind them."""
     adding = any(step.action in ("reconfigure_dax", "create_namespace") for step in steps)
     steps = steps + _persist(state, desired, uuids, names) + numa.plan_memkind(state, nodes, names)
     policy = _policy(state)

@@ -158,7 +158,7 @@ def test_variables_that_are_named_are_known() -> None:
         spans = [
             found
             for span in code(text_of(document))
-            if (found := re.match(rf"({prefixes})[a-z_]+\b(?!\.py)", span))
+            if (found := re.match(rf"({prefixes})[a-z_]+\b(?!\.py|\()", span))
         ]
         blocks = re.findall(r"^```yaml[^\n]*\n(.*?)^```", text_of(document), re.DOTALL | re.MULTILINE)
         keys = {found[0] for block in blocks for found in re.finditer(rf"\b({prefixes})[a-z_]+(?=:)", block)}

@@ -45,7 +45,9 @@ def test_one_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "count"), [("", 2), ("tensorflow", 3), ("test", 4), ("lint", 5)], ids=lambda value: str(value)
+    ("extra", "count"),
+    [("", 2), ("tensorflow", 3), ("test", 4), ("lint", 5), ("docs", 5)],
+    ids=lambda value: str(value),
 )
 def test_constraints_satisfy_pyproject(extra: str, count: int) -> None:
     project = pyproject()["project"]

@@ -385,7 +385,7 @@ def test_the_fabric_manager_is_brought_to_the_drivers_version(tmp_path: Path) ->
 
     there.update(version="580.65.06", up=True)
     machine.answers["dnf install"] = (1, "", "Error: Unable to find a match: nvidia-fabric-manager-580.95.05")
-    with pytest.raises(CommandError, match="no repository has that any more, update the driver"):
+    with pytest.raises(CommandError, match="no repository has that, update the driver"):
         act(machine, args)
     (tmp_path / "sys/module/nvidia/version").unlink()
     with pytest.raises(CommandError, match="driver is not loaded"):

@@ -401,7 +401,7 @@ def test_a_firmware_that_takes_no_goal_is_said_once(tmp_path: Path) -> None:
     host.boot()
     _, part = look(host, desired)
     assert len(part.problems) == 1
-    assert "memorymode=100 was set before the last boot and did not take: 4 GiB of 4 GiB" in part.problems[0]
+    assert "memorymode=100 was set before the last boot and had no effect: 4 GiB of 4 GiB" in part.problems[0]
     # The way out that it names.
     host.firmware_fixed = False
     owned.change(host, [], owned.observe(host))
