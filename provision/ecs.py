@@ -1,7 +1,7 @@
 """Hosts from Alibaba Cloud: ECS instances by tag, through the official SDK.
 
 A file such as ``ecs.yml`` names plugin ``oeprov_ecs`` and what to look for; it stands wherever an inventory
-does, for Ansible too (``inventory/plugins/oeprov_ecs.py``). Credentials are found by the SDK alone:
+does, for Ansible too (``plugins/inventory/oeprov_ecs.py``). Credentials are found by the SDK alone:
 environment, profile, RAM role. They never stand in the file, and nothing here prints them.
 """
 

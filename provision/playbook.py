@@ -159,7 +159,7 @@ def _environment() -> dict[str, str]:
     return {
         "ANSIBLE_CONFIG": str(share.ansible_config()),
         "ANSIBLE_ROLES_PATH": str(share.roles()),
-        "ANSIBLE_INVENTORY_PLUGINS": str(share.inventory_plugins()),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.plugins() / "inventory"),
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",

@@ -39,7 +39,10 @@ _RUNTIME = ("CMakeLists.txt", "pyproject.toml", "oe_runtime")
 # Tables of pyproject.toml, each to the next one; the others are for tests and linters.
 _DECIDING = re.compile(rb"^\[(?:build-system|project|tool\.scikit-build)\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 # All that pip needs to build the wheel.
-_SOURCES = (*_RUNTIME, "LICENSE", "README.md", "ansible.cfg", "inventory", "playbooks", "provision", "roles")
+_SOURCES = (
+    *(*_RUNTIME, "LICENSE", "README.md", "ansible.cfg"),
+    *("inventory", "playbooks", "plugins", "provision", "roles"),
+)
 _TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.12")
 # Wanted by scikit-build-core on Pythons older than 3.11 only; pip would look at this Python, not at theirs.
 _OLD_TOOLS = ("exceptiongroup", "tomli", "typing-extensions")
