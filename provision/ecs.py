@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from provision.errors import InventoryError
 from provision.settings import Kind
 
-PLUGIN = "oeprov_ecs"
 PARAMETER_SERVERS, WORKERS = "parameter_servers", "workers"
 # Families without ``ecs.``, by Alibaba Cloud's naming conventions; the first that fits counts.
 KINDS = {
@@ -46,7 +45,7 @@ class Query(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    plugin: Literal["oeprov_ecs"]
+    plugin: Literal["oeprov_ecs", "oeprov.oeprov.oeprov_ecs"]  # the latter from the installed collection
     regions: list[str] = Field(min_length=1)
     tags: dict[str, str] = Field(min_length=1)
     address: Literal["private", "public"] = "private"
