@@ -107,6 +107,7 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles meta
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)

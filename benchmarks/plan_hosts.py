@@ -8,7 +8,7 @@ apart for both sides. All hosts are of kind cpu and converged; a stand-in lies w
 (tests/hosts/converged.py), and their Python is the controller's, so that oeprov's code arrives compiled.
 Every run begins without open connections, and with warm caches, by a run that is not counted. Numbers are
 medians; Ansible, which takes minutes, runs once over the fewest and the most hosts.
-oeprov and the rows of ssh use provision/ssh_config, Ansible OpenSSH's own choice of key exchange, which
+oeprov and the rows of ssh use provision/hosts/ssh_config, Ansible OpenSSH's own choice of key exchange, which
 takes about 90 ms of processor time a host more.
 The rows are explained below the table. Results go to benchmarks/results/plan_hosts.md.
 """

@@ -11,14 +11,15 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import OeError, SpecError
+from oe_runtime.rows import Assigned, Pairs, Rows, warn_of_cap
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
 if TYPE_CHECKING:
@@ -28,40 +29,6 @@ __all__ = ["TRANSFERS", "Assigned", "Client", "Group", "Pairs", "Pulled", "Rows"
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
-# Of ``Client.keys``.
-PARTS = 16
-
-
-class Pairs(NamedTuple):
-    """The distinct (lookup, row) pairs of a group, ordered by lookup; int32 arrays."""
-
-    rows: NDArray[np.int32]  # pair -> row of the group
-    sizes: NDArray[np.int32]  # lookup -> its pairs
-    of_ids: NDArray[np.int32]  # the pair of each id: all lookups of the first example, then of the next
-    # Both have an element for each id, ordered by pair, then by example.
-    examples: NDArray[np.int32]
-    pairs: NDArray[np.int32]
-
-
-class Assigned(NamedTuple):
-    """What became of assigned rows."""
-
-    created: int  # had no row before
-    evicted: int  # other rows, for which the cap had no room any more
-    no_room: int  # of the call, not written: the cap is full of rows of the same call
-
-
-class Rows(NamedTuple):
-    """Rows by key."""
-
-    found: NDArray[np.bool_]  # whether the key has a row
-    rows: NDArray[Any]  # (n, dim)
-    slots: dict[str, NDArray[Any]]  # of the optimizer, (n, size) each
-
-    def of(self, which: NDArray[Any]) -> Rows:
-        """Those that ``which`` selects, an index of numpy's."""
-        slots = {name: values[which] for name, values in self.slots.items()}
-        return Rows(self.found[which], self.rows[which], slots)
 
 
 class Client:
@@ -643,16 +610,6 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
-
-
-def warn_of_cap(table: str, found: Assigned, *, stacklevel: int) -> None:
-    """Say which rows a cap has evicted for those assigned, or did not take."""
-    if found.evicted or found.no_room:
-        warnings.warn(
-            f"table '{table}' is full: its cap evicted {found.evicted} rows for those assigned, of which "
-            f"{found.no_room} were not written; raise the cap, or assign fewer rows",
-            stacklevel=stacklevel,
-        )
 
 
 def _rates(learning_rate: float | Sequence[float]) -> list[float]:

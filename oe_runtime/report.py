@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from oe_runtime import interrupt
+from oe_runtime.support import interrupt
 from oe_runtime.training.report import FILE, ReportError, render, write
 
 

@@ -11,17 +11,17 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from oe_runtime.client import PARTS, Assigned, Client, warn_of_cap
 from oe_runtime.errors import CheckpointError, SpecError
+from oe_runtime.rows import PARTS, Assigned, Rows, warn_of_cap
 from oe_runtime.spec import TableSpec
 
 _PIECE = 32 << 20  # bytes of values that are in memory at once, and of a row group
@@ -32,7 +32,32 @@ _KEYS_AT_ONCE = 1 << 26  # that are compared with each other
 _COUNTING = ("adagrad_decay", "adam", "adam_async", "adamax", "adamw", "nadam")
 
 
-def schema(client: Client, table: int) -> pa.Schema:
+class _Client(Protocol):
+    """The methods of a client that read and write rows by key; `oe_runtime.Client` documents them."""
+
+    def spec(self, table: int) -> TableSpec: ...
+    def slots(self, table: int) -> dict[str, int]: ...
+    def keys(self, table: int, part: int) -> NDArray[np.int64]: ...
+    def read_rows(self, table: int, keys: NDArray[np.int64]) -> Rows: ...
+    def assign(
+        self,
+        table: int,
+        keys: NDArray[np.int64],
+        rows: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]] | None,
+    ) -> Assigned: ...
+    def check_rows(
+        self,
+        table: int,
+        keys: NDArray[np.int64],
+        rows: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]] | None,
+    ) -> None: ...
+    def most_rows(self, table: int) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
+def schema(client: _Client, table: int) -> pa.Schema:
     """The columns ``key``, ``row`` and one for each slot; the metadata has the table's specification."""
     spec = client.spec(table)
     value = pa.float64() if spec.dtype == "float64" else pa.float32()
@@ -42,7 +67,7 @@ def schema(client: Client, table: int) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields], metadata=metadata)
 
 
-def batches(client: Client, table: int) -> Iterator[pa.RecordBatch]:
+def batches(client: _Client, table: int) -> Iterator[pa.RecordBatch]:
     """All rows of a table, some at a time; each row as of one moment."""
     columns = schema(client, table)
     piece = max(1, _PIECE // _bytes(client, table))
@@ -52,13 +77,13 @@ def batches(client: Client, table: int) -> Iterator[pa.RecordBatch]:
             some = keys[begin : begin + piece]
             read = client.read_rows(table, some)
             if not read.found.all():  # erased since the keys were listed
-                some, read = some[read.found], read.of(read.found)
+                some, read = some[read.found], read.select(read.found)
             arrays = [pa.array(some), *(_lists(part) for part in (read.rows, *read.slots.values()))]
             if len(some):
                 yield pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
-def export(client: Client, table: int, path: Path, *, overwrite: bool) -> int:
+def export(client: _Client, table: int, path: Path, *, overwrite: bool) -> int:
     """Write a Parquet file, which appears when it is whole; how many rows it has."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; name another file, or export with overwrite=True")
@@ -82,7 +107,7 @@ def export(client: Client, table: int, path: Path, *, overwrite: bool) -> int:
     return rows
 
 
-def import_rows(client: Client, table: int, source: Path | pa.Table, *, slots: bool) -> Assigned:
+def import_rows(client: _Client, table: int, source: Path | pa.Table, *, slots: bool) -> Assigned:
     """Assign the rows of a Parquet file or an Arrow table, which is checked before the first row changes."""
     try:
         incoming = _Source(client, table, source, slots=slots)
@@ -103,7 +128,7 @@ def import_rows(client: Client, table: int, source: Path | pa.Table, *, slots: b
 class _Source:
     """Rows that are to be assigned to a table, from a file or an Arrow table."""
 
-    def __init__(self, client: Client, table: int, source: Path | pa.Table, *, slots: bool) -> None:
+    def __init__(self, client: _Client, table: int, source: Path | pa.Table, *, slots: bool) -> None:
         self._client, self._table = client, table
         self._spec = client.spec(table)
         self._source = source if isinstance(source, pa.Table) else pq.ParquetFile(source)
@@ -230,11 +255,11 @@ def _lists(values: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def _bytes(client: Client, table: int) -> int:
+def _bytes(client: _Client, table: int) -> int:
     """Of a key with all its values."""
     spec = client.spec(table)
     return 8 + (spec.dim + sum(client.slots(table).values())) * (8 if spec.dtype == "float64" else 4)
 
 
-def _pushes(client: Client, spec: TableSpec) -> int:
+def _pushes(client: _Client, spec: TableSpec) -> int:
     return max(int(server["tables"][spec.name]["version"]) for server in client.stats()["servers"])

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from oe_runtime import interrupt
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
-from oe_runtime.server import read_token
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
-from oe_runtime.tensorflow_noise import without_noise
+from oe_runtime.support import interrupt
+from oe_runtime.support.tensorflow_noise import without_noise
+from oe_runtime.support.token_file import read_token
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

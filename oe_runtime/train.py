@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from oe_runtime import interrupt
+from oe_runtime.support import interrupt
 from oe_runtime.training.options import parse
 from oe_runtime.training.run import run
 

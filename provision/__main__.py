@@ -1,6 +1,6 @@
 """The program ``oeprov``: Ctrl-C ends it with 130 and no traceback, also while its imports are not done.
 
-What it does is in ``provision.cli``; nothing is imported here that takes time.
+What it does is in ``provision.cli.main``; nothing is imported here that takes time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     asked = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored: nohup
     if asked:
         signal.signal(signal.SIGINT, _end)
-    from provision import cli
+    from provision.cli import main as cli
 
     try:
         if asked:

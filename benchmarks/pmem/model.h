@@ -19,8 +19,7 @@
 // that a pull reads outside of the runtime's cache is charged, as if none of it were in the processor's
 // caches, and so is what the push of the same batch reads more of it. Rows that a push wrote are charged as
 // written by the push and again when a checkpoint flushes them.
-#ifndef OE_BENCHMARKS_PMEM_MODEL_H_
-#define OE_BENCHMARKS_PMEM_MODEL_H_
+#pragma once
 
 #include <x86intrin.h>
 
@@ -198,5 +197,3 @@ class ModelledStorage final : public Storage {
 };
 
 }  // namespace oe
-
-#endif  // OE_BENCHMARKS_PMEM_MODEL_H_

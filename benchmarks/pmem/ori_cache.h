@@ -3,8 +3,7 @@
 // while the request waits: a miss writes the oldest row back, flushed and fenced, and reads its own; every
 // hit moves a row to the front. A checkpoint writes the rows that changed since the last one while everything
 // waits. The map is the runtime's index (plain maps are slower), in 16 parts with a lock each.
-#ifndef OE_BENCHMARKS_PMEM_ORI_CACHE_H_
-#define OE_BENCHMARKS_PMEM_ORI_CACHE_H_
+#pragma once
 
 #include <array>
 #include <cstring>
@@ -179,5 +178,3 @@ class OriCache {
 };
 
 }  // namespace oe
-
-#endif  // OE_BENCHMARKS_PMEM_ORI_CACHE_H_

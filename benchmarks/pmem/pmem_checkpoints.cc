@@ -25,7 +25,7 @@
 #include "benchmarks/pmem/model.h"
 #include "benchmarks/pmem/turns.h"
 #include "benchmarks/pmem/workload.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 namespace {
 

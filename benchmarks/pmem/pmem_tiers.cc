@@ -15,7 +15,7 @@
 #include "benchmarks/pmem/model.h"
 #include "benchmarks/pmem/ori_cache.h"
 #include "benchmarks/pmem/workload.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 namespace {
 

@@ -1,6 +1,5 @@
 // Turns of one table with a checkpoint and without, and how they are compared.
-#ifndef OE_BENCHMARKS_PMEM_TURNS_H_
-#define OE_BENCHMARKS_PMEM_TURNS_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -59,5 +58,3 @@ inline std::string More(const std::vector<double>& with, const std::vector<doubl
 }
 
 }  // namespace oe
-
-#endif  // OE_BENCHMARKS_PMEM_TURNS_H_

@@ -1,8 +1,7 @@
 // Batches of 4096 x 26 ids, of which 85.7 % fall on 0.05 % of the rows and 95.7 % on 1 % (the production
 // trace in "OpenEmbedding: A Distributed Parameter Server for Deep Learning Recommendation Models using
 // Persistent Memory", ICDE 2023), and how times are told.
-#ifndef OE_BENCHMARKS_PMEM_WORKLOAD_H_
-#define OE_BENCHMARKS_PMEM_WORKLOAD_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -107,5 +106,3 @@ inline TableSpec AdagradTable(uint32_t dim) {
 }
 
 }  // namespace oe
-
-#endif  // OE_BENCHMARKS_PMEM_WORKLOAD_H_

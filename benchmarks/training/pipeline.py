@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
     from oe_runtime.keras.bodies import TRAIN
     from oe_runtime.keras.program import Program
 
-    model._pipelined, model._staleness = ahead, staleness
+    model.served.settings = replace(model.served.settings, pipeline=ahead, staleness=staleness)
     steps = model._steps
     pipeline = steps.training = steps.pipeline(TRAIN, staleness)
     model.train_function = None

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from oe_runtime import interrupt
-from oe_runtime.auc import StreamingAuc
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
 from oe_runtime.data.work_queue import Range
 from oe_runtime.data.write import SCHEMA, write_rows
+from oe_runtime.support import interrupt
 
 # Rows are made block by block, each from its own random stream: a resumed run starts at any block at once.
 BLOCK_ROWS = 32768

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import MISSING_ID, Batch
 

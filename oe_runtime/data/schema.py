@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.data.errors import DataError
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))

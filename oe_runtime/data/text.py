@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from oe_runtime import _core
+import oe_runtime._core as _core
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import COLUMNS, Batch, column_places

@@ -21,7 +21,7 @@ from oe_runtime.data.columns import convert_columns
 from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
-from oe_runtime.tensorflow_noise import without_noise
+from oe_runtime.support.tensorflow_noise import without_noise
 
 _BATCH_RECORDS = 4096
 _LOOKED_AT = 1000  # records in which each column must be somewhere, to know its type

@@ -12,17 +12,18 @@ import tensorflow as tf
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, regularization
 from oe_runtime.keras.micro_batches import Gradients, accumulated
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 from oe_runtime.keras.translate import needs_sums
 from oe_runtime.keras.workers import weighted_mean
 
-# What is compiled, one of TRAIN, TEST and PREDICT: (model, the rows of all lookups, those of trained tables
-# by groups of one dim, (x, y, sample_weight)) → outputs.
-Body = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
+# What is compiled, one of TRAIN, TEST and PREDICT. Takes the model, the rows of all lookups, those of trained
+# tables by groups of one dim, and (x, y, sample_weight); returns the outputs.
+Body = Callable[[Served, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
 
 
 def _gradients(
-    model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any], share: Any = None
+    served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any], share: Any = None
 ) -> Gradients:
     """Forward and backward, with the gradients times `share`."""
     x, y, sample_weight = data
@@ -31,22 +32,22 @@ def _gradients(
     with tf.GradientTape() as tape:
         tape.watch([rows, lookups, together])
         with feeding(supply):
-            y_pred = _forward(model)(x)
-        loss = model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
+            y_pred = _forward(served)(x)
+        loss = served.batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
     # Lookups are gathered before the tape: of the rows there is what regularizers and `by_row` see directly.
-    sources = [model.trainable_variables, rows, lookups, together]
+    sources = [served.model.trainable_variables, rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
 
 
-def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     """Updates the dense variables; returns (logs, learning rate, gradients of ids, gradients of rows).
 
     There is one of each for every group, or None where there is the other.
     """
     x, y, sample_weight = data
-    count = model._micro_batches
+    model, workers, count = served.model, served.workers, served.settings.micro_batches
     backward = _gradients if count == 1 else partial(accumulated, _gradients, count)
-    y_pred, dense, direct_gradients, of_lookups, of_together = backward(model, supply, groups, data)
+    y_pred, dense, direct_gradients, of_lookups, of_together = backward(served, supply, groups, data)
     dense = [each_row_once(gradient) for gradient in dense]
     rows = [group.rows for group in groups]
     variables = model.trainable_variables
@@ -66,15 +67,15 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
         ]
         dense, of_rows = clip(optimizer, dense, groups, sums)
         of_ids = [None] * len(groups)
-    if model._workers is not None:
+    if workers is not None:
         examples = tf.shape(keras.tree.flatten(x)[0])[0]
         zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
         there = [g for g in (*of_ids, *of_rows) if g is not None]
-        dense, weighted = weighted_mean(model._workers, zeros, there, examples)
+        dense, weighted = weighted_mean(workers, zeros, there, examples)
         shares = iter(weighted)
         of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
     # The rate of this step: applying the gradients moves the schedule on.
-    rate = tf.cast(model._learning_rate_now(), tf.float64)
+    rate = tf.cast(served.learning_rate(), tf.float64)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
@@ -82,7 +83,7 @@ def _train(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, 
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, of_ids, of_rows
 
 
-def _forward(model: Any) -> Any:
+def _forward(served: Served) -> Any:
     """The model's call in training, and with it its gradients: compiled by XLA if wanted.
 
     Only the gathered rows of the lookups go in, whose shapes follow from the batch's. That of the unique rows
@@ -90,22 +91,22 @@ def _forward(model: Any) -> Any:
     """
 
     def call(x: Any) -> Any:
-        return model(x, training=True)
+        return served.model(x, training=True)
 
-    return tf.function(call, jit_compile=True, autograph=False) if model.xla else call
+    return tf.function(call, jit_compile=True, autograph=False) if served.xla else call
 
 
-def _test(model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+def _test(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     x, y, sample_weight = data
     with feeding(supply):
-        y_pred = model(x, training=False)
-    model._batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=False)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        y_pred = served.model(x, training=False)
+    served.batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=False)
+    return served.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _predict(model: Any, supply: Supply, _groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
+def _predict(served: Served, supply: Supply, _groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
     with feeding(supply):
-        return model(data[0], training=False)
+        return served.model(data[0], training=False)
 
 
 TRAIN: Body = _train

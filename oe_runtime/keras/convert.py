@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
-from oe_runtime.keras import warm_start
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
 from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
 from oe_runtime.keras.keras2 import refuse_legacy
+from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
+from oe_runtime.keras.served import Served, Settings
 from oe_runtime.keras.servers import connect, known_workers
 from oe_runtime.keras.translate import check_constraint
 from oe_runtime.keras.unchanged import check_class, check_graph
@@ -96,8 +97,18 @@ def distributed_model(
     or Sequential one whose class overrides its call, its steps or its loss; and compile() with
     several workers for clipping and regularizers, which are about the gradients of all.
     """
-    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
     del num_shards, override_method
+    settings = Settings(
+        seed=seed,
+        name_prefix=name_prefix,
+        nonfinite_gradients=nonfinite_gradients,
+        pipeline=pipeline,
+        staleness=staleness,
+        micro_batches=micro_batches,
+        in_worker=tuple(in_worker),
+        fresh=fresh,
+    )
+    workers = together(client, workers, settings)
 
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
@@ -120,25 +131,12 @@ def distributed_model(
         new = in_place(model, replace, Distributed, keras)
     warn_of_embeddings(new, keras, sparse_as_dense_size, in_worker)
     backend.adapt(new)
-    new._bind(
-        client if client is not None else connect(workers),
-        workers,
-        seed=seed,
-        name_prefix=name_prefix,
-        nonfinite_gradients=nonfinite_gradients,
-        pipeline=pipeline,
-        staleness=staleness,
-        micro_batches=micro_batches,
-        in_worker=in_worker,
-        fresh=fresh,
-    )
-    warn_of_regularizers(new)
+    new._bind(client if client is not None else connect(workers), workers, settings)
+    warn_of_regularizers(new.served)
     return new
 
 
-def together(
-    client: Any, workers: Workers | None, *, pipeline: bool, staleness: int, micro_batches: int
-) -> Workers | None:
+def together(client: Any, workers: Workers | None, settings: Settings) -> Workers | None:
     """The workers that train a model, those of `flags` if none are given; None where it is one.
 
     Raises ValueError or TypeError for options that do not go together, or not with Keras's backend.
@@ -146,12 +144,13 @@ def together(
     if client is None and workers is None:
         workers = known_workers()
     several = workers is not None and workers.count > 1
+    staleness, micro_batches = settings.staleness, settings.micro_batches
     backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
     if client is not None and not isinstance(client, Client):
         raise TypeError(f"client is a {type(client).__name__}, not an oe_runtime.Client; name the options")
     if staleness not in (0, 1):
         raise ValueError(f"staleness is 0 or 1, not {staleness!r}")
-    if staleness and (not pipeline or several):
+    if staleness and (not settings.pipeline or several):
         raise ValueError("staleness=1 needs the pipeline, and one worker")
     if micro_batches < 1:
         raise ValueError(f"micro_batches is 1 or more, not {micro_batches!r}")
@@ -254,15 +253,15 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
-    written = warm_start.written_rows(layer)
+    written = written_rows(layer)
     if written is not None:
         new.set_weights([written])
     return new
 
 
-def warn_of_regularizers(model: WithTables) -> None:
+def warn_of_regularizers(served: Served) -> None:
     """Warns that they are about the rows of a batch."""
-    names = [layer.name for layer in model._table_layers.values() if layer.embeddings_regularizer is not None]
+    names = [layer.name for layer in served.layers.values() if layer.embeddings_regularizer is not None]
     if names:
         warnings.warn(
             f"embeddings_regularizer of {', '.join(names)}: only the rows of a batch are regularized in its "

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
+from oe_runtime.support import durable
 
 FILE = "dense.npz"
 

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
-from oe_runtime.client import Client
-from oe_runtime.first_rows import assign_all
-from oe_runtime.keras import feed, warm_start
+from oe_runtime.keras import feed, matrices
 from oe_runtime.keras.backends import backend
+from oe_runtime.keras.served import Table
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import DTYPES, TableSpec
-
-
-@dataclass(frozen=True)
-class Table:
-    """A layer's table on the servers behind `client`."""
-
-    client: Client
-    number: int
-    spec: TableSpec
-
-    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """The rows of ids of any shape: ids.shape + (dim,)."""
-        keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
-        return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
-
-    def assign(self, matrix: Any) -> None:
-        """Writes the row of every id of a table with an input_dim; the optimizer's state stays."""
-        assign_all(self.client, self.number, self.spec, matrix, keras.ops.convert_to_numpy)
-
 
 _Layer: Any = keras.layers.Layer if TYPE_CHECKING else object
 
@@ -116,9 +94,9 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.eviction = [dict(policy) for policy in eviction]
         self.initializer_spec(0)
         # What the table begins with instead of the initializer's rows.
-        self.first_rows: Any = warm_start.matrix_of(self.embeddings_initializer, self)
+        self.first_rows: Any = matrices.matrix_of(self.embeddings_initializer, self)
         if weights is not None:
-            self.first_rows = warm_start.one_matrix(
+            self.first_rows = matrices.one_matrix(
                 weights if isinstance(weights, (list, tuple)) else [weights], self
             )
         self.bringing_rows = False  # whether an assignment of these began and did not end
@@ -141,7 +119,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
     def initializer_spec(self, seed: int) -> dict[str, Any]:
         """How rows begin; `seed` is for an initializer without one of its own."""
         initializer = self._keras3(self.embeddings_initializer)
-        if warm_start.matrix_of(initializer, self) is not None:
+        if matrices.matrix_of(initializer, self) is not None:
             initializer = keras.initializers.Zeros()  # every row is assigned
         return table_initializer(initializer, seed, self.name, self.input_dim, self.output_dim)
 
@@ -168,7 +146,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
         The optimizer's state of the rows stays. Of several workers each calls it. For a table of any id:
         `model.client.assign(layer.table.number, keys, rows)`.
         """
-        matrix = warm_start.one_matrix(weights, self)
+        matrix = matrices.one_matrix(weights, self)
         if self.table is None:
             self.first_rows = matrix
         else:

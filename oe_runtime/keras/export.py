@@ -14,17 +14,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from oe_runtime import durable
 from oe_runtime.keras import dense
 from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
-from oe_runtime.keras.embedding import Table, TableLayer
+from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import Plan
 from oe_runtime.keras.saving import check_export
+from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
+from oe_runtime.support import durable
 
 # Rows are read in pieces of about this many bytes.
 _PIECE = 64 << 20
@@ -111,7 +112,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(path), signatures, options)
     outputs = signatures["forward"].get_concrete_function().structured_outputs
-    names = {id(layer): name for name, layer in model._table_layers.items()}
+    names = {id(layer): name for name, layer in model.served.layers.items()}
     Description(
         inputs=[Tensor(s.name, s.dtype.name, s.shape.as_list()) for s in specs],
         outputs=[Tensor(name, s.dtype.name, s.shape.as_list()) for name, s in outputs.items()],
@@ -140,7 +141,7 @@ def with_rows_inside(
     model: Any, tables: Mapping[str, Table], clone: Callable[..., Any], any_id: Callable[..., Any]
 ) -> Any:
     """The same for a model of either library: its `clone`, and its layer of a table for `any_id`."""
-    by_layer = {id(layer): tables[name] for name, layer in model._table_layers.items()}
+    by_layer = {id(layer): tables[name] for name, layer in model.served.layers.items()}
     filled: list[tuple[Any, Table]] = []
 
     def replace(layer: Any) -> Any:
@@ -149,7 +150,7 @@ def with_rows_inside(
         table = by_layer[id(layer)]
         shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
         if table.spec.index == "array":
-            plain = model._library.layers.Embedding
+            plain = model.served.library.layers.Embedding
             new = plain(layer.input_dim, layer.output_dim, "zeros", **shared)
             filled.append((new, table))
             return new
@@ -159,7 +160,7 @@ def with_rows_inside(
     for layer, table in filled:
         rows = layer.embeddings
         _fill(rows if isinstance(rows, tf.Variable) else rows.value, table)
-    return model._library.Model(inputs, outputs, name=model.name)
+    return model.served.library.Model(inputs, outputs, name=model.name)
 
 
 def _fill(rows: Any, table: Table) -> None:

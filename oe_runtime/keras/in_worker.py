@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oe_runtime.large import is_large
+from oe_runtime.model_tables import is_large
 
 
 def check_names(model: Any, names: Sequence[str]) -> None:
@@ -48,11 +48,11 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
                 )
 
 
-def warn_of_weights(model: Any, names: Sequence[str]) -> None:
+def warn_of_weights(model: Any, library: Any, names: Sequence[str]) -> None:
     """Warns of other layers with weights of a size that belongs on servers, but for those in `names`."""
     meant = kept(model, names)
     for layer in model._flatten_layers(include_self=True, recursive=True):
-        if id(layer) in meant or isinstance(layer, model._library.layers.Embedding):
+        if id(layer) in meant or isinstance(layer, library.layers.Embedding):
             continue
         if any(_embedding_columns(layer)):  # it was named when the model was converted
             continue

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.keras.gradients import RowGroup
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 
 
@@ -27,12 +28,12 @@ class Gradients(NamedTuple):
     together: list[tuple[Any, ...]]  # of each group that has some: (examples, lookups, dim)
 
 
-# (model, the rows of all lookups, trained groups, (x, y, sample_weight), a factor of the gradients)
-Pass = Callable[[Any, Supply, list[RowGroup], tuple[Any, Any, Any], Any], Gradients]
+# (served model, the rows of all lookups, trained groups, (x, y, sample_weight), a factor of the gradients)
+Pass = Callable[[Served, Supply, list[RowGroup], tuple[Any, Any, Any], Any], Gradients]
 
 
 def accumulated(
-    step: Pass, count: int, model: Any, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]
+    step: Pass, count: int, served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]
 ) -> Gradients:
     """The gradients of `step` over the whole batch, computed in up to `count` parts of about equal size.
 
@@ -50,7 +51,7 @@ def accumulated(
             lambda t: t[begin:end] if t is not None and t.shape.rank else t, data
         )
         share = tf.cast(end - begin, tf.float32) / tf.cast(tf.maximum(examples, 1), tf.float32)
-        return step(model, supply.part(cut), some, values, share)
+        return step(served, supply.part(cut), some, values, share)
 
     first = part(0)
     sums = [_dense(g) for g in _there([*first.dense, *first.rows])]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-from keras import ops
 
 from oe_runtime.keras import backends
 from oe_runtime.keras.backends import backend
@@ -39,8 +37,6 @@ class Distributed(WithTables):
     See WithTables; the methods that are not there are Keras's.
     """
 
-    _library = keras
-
     def compile(
         self,
         optimizer: Any = "rmsprop",
@@ -61,13 +57,14 @@ class Distributed(WithTables):
         del experimental_run_tf_function
         if self.dtype_policy.name == "mixed_float16":
             raise ValueError("mixed_float16 scales the loss, which tables do not support; use mixed_bfloat16")
-        for_keras = backend.check_compile(self, jit_compile=jit_compile)
+        served = self.served
+        for_keras = backend.check_compile(served, jit_compile=jit_compile)
         optimizer = keras.optimizers.get(optimizer)
         rule = table_optimizer(optimizer)
         tables = self._make_tables(optimizer, rule)
-        self.xla = jit_compile is True and not run_eagerly
+        served.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
-        self._take(tables, backend.steps(self, self.client, eager=run_eagerly))
+        self._begin(tables, backend.steps(served, eager=run_eagerly))
 
     def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         """Says with which arrays `train_on_batch` will be called the time after the next.
@@ -79,20 +76,6 @@ class Distributed(WithTables):
         """
         self._running().announce((x, y, sample_weight))
 
-    def _batch_loss(
-        self, of_rows: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
-    ) -> Any:
-        """In a step: Keras's loss and that of the rows' regularizers, of which it reports the mean."""
-        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
-        for term in of_rows:
-            loss = loss + ops.cast(term, loss.dtype)
-        self._loss_tracker.update_state(loss, sample_weight=ops.shape(keras.tree.flatten(x)[0])[0])
-        return loss
-
-    def _learning_rate_now(self) -> Any:
-        """In a step, before the optimizer's: the rate of this one."""
-        return ops.convert_to_tensor(self.optimizer.learning_rate)
-
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
 
@@ -100,7 +83,7 @@ class Distributed(WithTables):
         They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
         it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
         """
-        written: Path = self._exports().save_serving_model(self, self._tables(), Path(path))
+        written: Path = self._exports().save_serving_model(self, self.served.tables(), Path(path))
         return written
 
     def _exports(self) -> Any:

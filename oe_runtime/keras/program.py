@@ -15,6 +15,7 @@ from oe_runtime.keras.arrays import to_tensor
 from oe_runtime.keras.bodies import TRAIN, Body
 from oe_runtime.keras.gradients import RowGroup
 from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 
 
@@ -34,7 +35,7 @@ class Program:
 
     def __init__(
         self,
-        model: Any,
+        served: Served,
         body: Body,
         data: Any,
         present: Sequence[bool],
@@ -44,7 +45,7 @@ class Program:
     ) -> None:
         self.specs = specs
         self._lengths = [tuple(spec.shape)[1:] for spec in specs]
-        self._model = model
+        self._served = served
         self.body = body
         self._data = data
         self._present = present
@@ -55,7 +56,7 @@ class Program:
                 "a model with distributed embeddings needs all of its inputs, but one of them is None"
             )
         self._inputs = n
-        self._plan = Plan(model, data[0], specs[:n])
+        self._plan = Plan(served.model, data[0], specs[:n])
         for layer in self._plan.layers:
             if layer.table is None:
                 raise RuntimeError(f"Embedding '{layer.name}' has no table yet: compile the model first")
@@ -95,9 +96,11 @@ class Program:
         """The pairs of all groups that need them (`by_row`)."""
         groups = [group for pulled in pulls for group in pulled.groups]
         if self._paired is None:
-            model = self._model
-            possible = not self._eager and not model.xla and model._micro_batches == 1
-            wanted = {g for g, group in enumerate(groups) if possible and by_row.wants_pairs(model, group)}
+            served = self._served
+            possible = not self._eager and not served.xla and served.settings.micro_batches == 1
+            wanted = {
+                g for g, group in enumerate(groups) if possible and by_row.wants_pairs(served.model, group)
+            }
         else:
             wanted = self._paired
         return [
@@ -120,13 +123,8 @@ class Program:
 
     def _compile(self, prepared: Prepared) -> Any:
         pulls = prepared.pulls
-        model, body, layers, data, present = (
-            self._model,
-            self.body,
-            self._plan.layers,
-            self._data,
-            self._present,
-        )
+        served, body, layers = self._served, self.body, self._plan.layers
+        data, present = self._data, self._present
         # For every group, its rows and its lookups as the plan numbers them.
         groups = [
             (tf.TensorSpec([None, group.dim], group.rows.dtype), [lookups[i] for i in group.lookups])
@@ -134,7 +132,7 @@ class Program:
             for group in pulled.groups
         ]
         n, m = len(groups), len(Pairs._fields)
-        whole = model._micro_batches == 1
+        whole = served.settings.micro_batches == 1
         parts = [part for pulled in pulls for part in pulled.groups]
         even = [g for g, part in enumerate(parts) if whole and _even(part.sizes)]
         paired = [g for g, parts in enumerate(prepared.pairs) if int(tf.size(parts[1]))]
@@ -162,7 +160,7 @@ class Program:
             )
             together = {tuple(groups[k][1]): row_groups[k].together for k in even}
             supply = Supply(layers, rows, together, products)
-            result = body(model, supply, row_groups[:trained], values)
+            result = body(served, supply, row_groups[:trained], values)
             self._paired = products.used
             return result
 

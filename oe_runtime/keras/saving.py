@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oe_runtime import durable
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
+from oe_runtime.support import durable
 
 _Path = str | os.PathLike[str]
 
@@ -91,7 +91,7 @@ def save_as_original_model(
 
 def should_persist_server_model(model: Any) -> bool:
     """Whether `persist_server_model` is due: 1,000 batches after the last, if the storage keeps any."""
-    if int(model.optimizer.iterations) - model._persisted < _PERSIST_EVERY:
+    if int(model.optimizer.iterations) - model.served.persisted < _PERSIST_EVERY:
         return False
     return all(server["storage_checkpoints"] > 0 for server in model.client.stats()["servers"])
 
@@ -107,7 +107,7 @@ def persist_server_model(model: Any, filepath: _Path, persist_pending_window: in
     with _published(Path(filepath), overwrite=False) as directory:
         model.client.checkpoint(batch, wait=persist_pending_window <= 0)
         (directory / _PERSISTED).write_text(json.dumps({"batch": batch}))
-    model._persisted = batch
+    model.served.persisted = batch
 
 
 def restore_server_model(model: Any, filepath: _Path) -> None:
@@ -121,7 +121,7 @@ def restore_server_model(model: Any, filepath: _Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: does not say which checkpoint it is: {error}") from error
     model.client.recover(batch)
-    model._persisted = batch
+    model.served.persisted = batch
 
 
 @contextlib.contextmanager

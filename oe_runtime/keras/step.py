@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oe_runtime.client import Client
 from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer
 from oe_runtime.keras.feed import skeleton
 from oe_runtime.keras.program import Prepared, Program
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.workers import begin_alike
 
 _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
@@ -29,9 +29,10 @@ class Steps:
     no new ones.
     """
 
-    def __init__(self, model: Any, client: Client, *, eager: bool) -> None:
-        self._model = model
-        self._client = client
+    def __init__(self, served: Served, *, eager: bool) -> None:
+        self._served = served
+        self._model = served.model
+        self._client = served.client
         self._eager = eager
         self._programs: dict[Any, Program] = {}
         self._begun = False
@@ -39,7 +40,7 @@ class Steps:
     @property
     def alone(self) -> bool:
         """Whether no other worker trains the same tables."""
-        return self._model._workers is None
+        return self._served.workers is None
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for (x, …)."""
@@ -67,7 +68,7 @@ class Steps:
             self._build(data[0], tensors)
             if body is TRAIN and not self._begun:
                 self._begin()
-            program = Program(self._model, body, data, present, specs, eager=self._eager)
+            program = Program(self._served, body, data, present, specs, eager=self._eager)
             self._programs[key] = program
         return self._plan(program, tensors)
 
@@ -124,11 +125,11 @@ class Steps:
 
     def _begin(self) -> None:
         """Before the first training step."""
-        model = self._model
+        model, workers = self._model, self._served.workers
         build_optimizer(model)
-        if model._workers is not None:
-            begin_alike(model._workers, [*model.variables, *model.optimizer.variables])
-        model._warn_of_large_weights()
+        if workers is not None:
+            begin_alike(workers, [*model.variables, *model.optimizer.variables])
+        self._served.warn_of_large_weights()
         self._begun = True
 
     def _tensors(self, body: Body, data: Any) -> tuple[list[Any], Any, tuple[bool, ...]]:

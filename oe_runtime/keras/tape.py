@@ -47,19 +47,20 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
                 f"GradientTape: the model is a {type(model).__name__}, not one of distributed_model: "
                 "write embed.GradientTape(model)"
             )
-        model._tables()  # raises before compile
-        layers = model._table_layers
+        served = model.served
+        served.tables()  # raises before compile
+        layers = served.layers
         regularized = [name for name in layers if layers[name].embeddings_regularizer is not None]
         refused = {
             "persistent=True": persistent,
-            "several workers": model._workers is not None,
+            "several workers": served.workers is not None,
             "gradient clipping": clips(model.optimizer),
             f"embeddings_regularizer of {', '.join(regularized)}": regularized,
         }
         for what, there in refused.items():
             if there:
                 raise ValueError(f"GradientTape: {what} is not offered; train with fit or train_on_batch")
-        self._model = model
+        self._served = served
         self._own = {id(layer) for layer in layers.values()}
         self._lookups: list[_Lookup] = []
         self._stack = contextlib.ExitStack()
@@ -128,7 +129,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         return rows
 
     def _push(self, gradients: Sequence[Any]) -> None:
-        client = self._model.client
+        client = self._served.client
         tables = [(lookup.table.number, i) for i, lookup in enumerate(self._lookups)]
         n = len(tables)
 
@@ -142,7 +143,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
             client.push(pulled, parts, float(rate))
 
         ids = [lookup.ids for lookup in self._lookups]
-        values = [tf.cast(self._model._learning_rate_now(), tf.float64), *ids, *gradients]
+        values = [tf.cast(self._served.learning_rate(), tf.float64), *ids, *gradients]
         if tf.executing_eagerly():
             push(*(value.numpy() for value in values))
         else:

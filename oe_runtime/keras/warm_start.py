@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,97 +18,28 @@ import numpy as np
 
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
-from oe_runtime.present_rows import rows_on_servers
+from oe_runtime.keras.matrices import snapshot
+from oe_runtime.keras.served import Served
+from oe_runtime.model_tables import rows_on_servers
 
 _MODEL_FILES = (".h5", ".hdf5", ".keras", ".weights.json")
 
 
-def matrix_of(initializer: Any, layer: Any) -> Any:
-    """The matrix of Constant(matrix) for all rows of a layer, or None for any other initializer.
+def choose_rows(served: Served) -> None:
+    """Before the tables are made, choose between the model's rows and those that the servers have already.
 
-    ValueError naming the layer where a table cannot begin with it.
+    The option `fresh` of `distributed_model` decides. Raises ValueError where it is not given.
     """
-    value: Any = getattr(initializer, "value", None)
-    if type(initializer).__name__ != "Constant" or np.ndim(value) == 0:
-        return None
-    if layer.input_dim == -1:
-        raise ValueError(
-            f"layer '{layer.name}': Constant(matrix) needs an input_dim, but this table takes any id: assign "
-            "the rows by key after compile, model.client.assign(layer.table.number, keys, rows)"
-        )
-    if layer.eviction:
-        raise ValueError(
-            f"layer '{layer.name}': Constant(matrix) is not supported with eviction: a row that comes "
-            "back begins with the initializer's rule: use another initializer, and set_weights([matrix])"
-        )
-    try:
-        return np.broadcast_to(np.asarray(value), (layer.input_dim, layer.output_dim))
-    except ValueError as error:
-        raise ValueError(
-            f"layer '{layer.name}': Constant(matrix) has shape {np.shape(value)}, but the rows are "
-            f"{(layer.input_dim, layer.output_dim)}"
-        ) from error
-
-
-def one_matrix(weights: Any, layer: Any) -> Any:
-    """The matrix in what `set_weights` takes. ValueError naming the layer where it does not fit."""
-    if layer.input_dim == -1:
-        raise ValueError(
-            f"layer '{layer.name}' takes any id, so that no matrix has all of its rows: assign them by key, "
-            "model.client.assign(layer.table.number, keys, rows)"
-        )
-    if not isinstance(weights, (list, tuple)) or len(weights) != 1:
-        what = f"{len(weights)} of them" if isinstance(weights, (list, tuple)) else type(weights).__name__
-        raise ValueError(f"layer '{layer.name}': weights must be a list of one matrix, not {what}")
-    matrix = weights[0] if hasattr(weights[0], "shape") else np.asarray(weights[0])
-    shape, found = (layer.input_dim, layer.output_dim), tuple(matrix.shape)
-    if found != shape:
-        raise ValueError(f"layer '{layer.name}': the matrix has shape {found}, but the rows are {shape}")
-    return matrix
-
-
-def written_rows(layer: Any) -> Any:
-    """The matrix of a stock Embedding, if it is not what the layer's initializer gives again; else None.
-
-    Whatever training, a file or `set_weights` wrote differs from that. An initializer without a seed gives
-    the same values again too; one with a SeedGenerator does not, so that its matrix counts as written.
-    """
-    if not layer.built:
-        given = getattr(layer, "_initial_weights", None)  # of tf-keras: weights=[…]
-        return None if given is None else given[0]
-    matrix, initializer = layer.embeddings, layer.embeddings_initializer
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tf-keras warns of the second call of one without a seed
-        again = initializer(tuple(matrix.shape), dtype=layer.variable_dtype)
-    if bool(keras.ops.all(keras.ops.equal(matrix, again))):
-        return None
-    return snapshot(matrix)
-
-
-def snapshot(variable: Any) -> Any:
-    """The values of a variable as they are now."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return tf.convert_to_tensor(variable)  # not a copy before the variable changes
-    return np.array(keras.ops.convert_to_numpy(variable))
-
-
-def choose_rows(model: Any, fresh: bool | None) -> None:
-    """Before the tables are made: where servers have rows of one already, those or the model's count.
-
-    `fresh` is what `distributed_model` was told. ValueError where that does not decide it.
-    """
-    if fresh or (model._workers is not None and model._workers.rank != 0):
+    if served.fresh or not served.is_first:
         return
     # Rows of a compile() that failed in the middle of them are the model's own.
     bringing = {
         name: layer
-        for name, layer in model._table_layers.items()
+        for name, layer in served.layers.items()
         if layer.first_rows is not None and not layer.bringing_rows
     }
-    for name, rows in rows_on_servers(model.client, bringing).items() if bringing else ():
-        if rows and fresh is None:
+    for name, rows in rows_on_servers(served.client, bringing).items() if bringing else ():
+        if rows and served.fresh is None:
             raise ValueError(
                 f"table '{name}' has {rows} rows on the servers already, and the model brings trained ones: "
                 "distributed_model(…, fresh=True) drops those of the servers, fresh=False goes on with them, "
@@ -119,17 +49,17 @@ def choose_rows(model: Any, fresh: bool | None) -> None:
             bringing[name].first_rows = None
 
 
-def assign(model: Any) -> None:
-    """Gives the tables of a model, which are there now, the rows that its layers have brought along.
+def assign(served: Served) -> None:
+    """Assign the rows that the layers hold to their tables, which exist now.
 
-    Of several workers only worker 0 does: all begin with its weights.
+    Of several workers only worker 0 does so: all begin with its weights.
     """
-    for layer in model._table_layers.values():
+    for layer in served.layers.values():
         if layer.first_rows is None:
             continue
-        if model._workers is None or model._workers.rank == 0:
+        if served.is_first:
             layer.bringing_rows = True
-            layer.table.assign(layer.first_rows)
+            layer.bound().assign(layer.first_rows)
             layer.bringing_rows = False
         layer.first_rows = None  # not before: where that failed, the next compile() does it
 
@@ -141,23 +71,24 @@ def is_stock(path: Path) -> bool:
     return path.name.endswith(_MODEL_FILES) or path.with_name(path.name + ".index").is_file()
 
 
-def load(model: Any, path: Path, read: Callable[[str], Any]) -> None:
+def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
     """Loads a stock file or SavedModel: rows into tables, all other weights into the model.
 
     `read` is the library's own load_weights. All of it fits, or nothing has changed; CheckpointError then.
     """
+    model = served.model
     dense.check_built(model)
     variables = [*model.variables, *(model.optimizer.variables if model.compiled else ())]
     before = [(variable, snapshot(variable)) for variable in variables]
     by_key: dict[Any, tuple[Any, Any]] = {}
     try:
-        with _stock_variables(model) as matrices:
+        with _stock_variables(served) as matrices:
             wanted = [v for v in model.weights if "float" in keras.backend.standardize_dtype(v.dtype)]
             for variable in wanted:  # where nothing is loaded, NaN stays
                 dtype = keras.backend.standardize_dtype(variable.dtype)
                 variable.assign(keras.ops.full(tuple(variable.shape), np.nan, dtype))
-            if path.is_dir() and model._library is keras:
-                by_key = _read_saved_model(model, path)
+            if path.is_dir() and served.library is keras:
+                by_key = _read_saved_model(served, path)
             else:
                 read(str(path))
             for variable in wanted:
@@ -173,27 +104,26 @@ def load(model: Any, path: Path, read: Callable[[str], Any]) -> None:
         # Keras writes the values of the variable down, too.
         what = " ".join(re.sub(r", value=[^>]*>", ">", str(error)).split())
         raise CheckpointError(f"{path}: cannot be loaded into this model: {what}") from error
-    first = model._workers is None or model._workers.rank == 0
     for layer, matrix in found.items():
         if layer.table is None:
             layer.first_rows = matrix
-        elif first:
+        elif served.is_first:
             layer.table.assign(matrix)
     for layer, (keys, rows) in by_key.items():
-        if first:
-            layer.table.client.assign(layer.table.number, keys, rows)
-    if model._workers is not None:
+        if served.is_first:
+            served.client.assign(layer.table.number, keys, rows)
+    if served.workers is not None:
         from oe_runtime.keras.workers import meet  # TensorFlow, which not every backend needs
 
-        meet(model._workers)
+        meet(served.workers)
 
 
 @contextlib.contextmanager
-def _stock_variables(model: Any) -> Iterator[Mapping[Any, Any]]:
+def _stock_variables(served: Served) -> Iterator[Mapping[Any, Any]]:
     """Meanwhile, layers of tables with an input_dim have the variable of a stock Embedding."""
     matrices: dict[Any, Any] = {}
     try:
-        for layer in model._table_layers.values():
+        for layer in served.layers.values():
             if layer.input_dim != -1:
                 matrices[layer] = layer.add_stock_variable()
         yield matrices
@@ -202,7 +132,7 @@ def _stock_variables(model: Any) -> Iterator[Mapping[Any, Any]]:
             layer.remove_stock_variable(variable)
 
 
-def _read_saved_model(model: Any, path: Path) -> dict[Any, tuple[Any, Any]]:
+def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
     """Assigns the variables of a SavedModel by their names.
 
     Returns the (keys, rows) of tables for any id, which `save_as_original_model` writes.
@@ -214,12 +144,12 @@ def _read_saved_model(model: Any, path: Path) -> dict[Any, tuple[Any, Any]]:
     loaded = tf.saved_model.load(str(path)).variables
     saved = _by_name((v.name.partition(":")[0], v) for v in loaded)
     by_key = {}
-    for layer in model._table_layers.values():
+    for layer in served.layers.values():
         if layer.input_dim == -1 and f"{layer.name}/keys" in saved:
             if layer.table is None:
                 raise CheckpointError(f"{path}: compile the model first: table '{layer.name}' takes any id")
             by_key[layer] = tuple(saved.pop(f"{layer.name}/{part}").numpy() for part in ("keys", "rows"))
-    wanted = _by_name((v.path, v) for v in model.weights)
+    wanted = _by_name((v.path, v) for v in served.model.weights)
     if saved.keys() != wanted.keys():
         # Keras numbers layers without a name through all models of a process.
         saved, wanted = _numbered_anew(saved), _numbered_anew(wanted)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from oe_runtime.client import Client
 from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
-from oe_runtime.keras.embedding import Table, TableLayer
-from oe_runtime.keras.in_worker import warn_of_weights
+from oe_runtime.keras.embedding import TableLayer
+from oe_runtime.keras.served import Served, Settings, Table
 from oe_runtime.keras.translate import needs_sums
-from oe_runtime.present_rows import make_tables
+from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -33,89 +32,47 @@ class WithTables(_Model):  # type: ignore[misc]
     instance, finds them applied.
     """
 
-    _library: Any  # keras or tf_keras
-
     train_function: Any
     test_function: Any
     predict_function: Any
 
-    # Defaults of a model that was made without distributed_model, as Keras does when it copies one.
-    _client: Client | None = None
-    _table_layers: Mapping[str, TableLayer] = MappingProxyType({})
-    _table_seed = 0
-    _nonfinite_gradients = "refuse"
+    _kind: type[Served] = Served
+    # None in a model that was made without distributed_model, as Keras does when it copies one.
+    _served: Served | None = None
     _steps: backends.Steps | None = None
-    _workers: Workers | None = None
-    _pipelined = True
-    _staleness = 0
-    _micro_batches = 1
-    _in_worker: Sequence[str] | None = ()  # layers that are meant to stay; None when all was said
-    _fresh: bool | None = None
-    _persisted = 0  # the batch of the last persist_server_model
-    xla = False  # whether steps are compiled by XLA
 
-    def _bind(
-        self,
-        client: Client,
-        workers: Workers | None,
-        *,
-        seed: int,
-        name_prefix: str,
-        nonfinite_gradients: str,
-        pipeline: bool,
-        staleness: int,
-        micro_batches: int,
-        in_worker: Sequence[str],
-        fresh: bool | None,
-    ) -> None:
-        """Takes what `distributed_model` was told; ValueError for two table layers of one name."""
+    def _bind(self, client: Client, workers: Workers | None, settings: Settings) -> None:
+        """Take what `distributed_model` was given. Raises ValueError for two table layers of one name."""
         layers: dict[str, TableLayer] = {}
         for layer in self._flatten_layers(include_self=False, recursive=True):
             if not isinstance(layer, TableLayer):
                 continue
-            name = name_prefix + layer.name
-            if layers.setdefault(name, layer) is not layer:
+            if layers.setdefault(settings.name_prefix + layer.name, layer) is not layer:
                 raise ValueError(
                     f"two embedding layers have the name '{layer.name}': tables are named by their layer"
                 )
-            layer.initializer_spec(seed)
-        self._client = client
-        self._workers = workers
-        self._pipelined, self._staleness, self._micro_batches = pipeline, staleness, micro_batches
-        self._fresh = fresh
-        self._table_seed = seed
-        self._nonfinite_gradients = nonfinite_gradients
-        self._table_layers = MappingProxyType(layers)
-        self._in_worker = tuple(in_worker)
-        self._warn_of_large_weights()
+            layer.initializer_spec(settings.seed)
+        self._served = self._kind(self, layers, client, workers, settings)
+        self._served.warn_of_large_weights()
 
-    def _warn_of_large_weights(self) -> None:
-        """Once, as soon as the model has all of its weights: those of a size that belongs on servers."""
-        if self._in_worker is not None and all(layer.built for layer in self._flatten_layers()):
-            names, self._in_worker = self._in_worker, None
-            warn_of_weights(self, names)
+    @property
+    def served(self) -> Served:
+        """What steps, checkpoints and exports ask of this model."""
+        if self._served is None:
+            raise RuntimeError(
+                "this model has no parameter servers: make it with distributed_model(model, client)"
+            )
+        return self._served
 
     @property
     def client(self) -> Client:
         """The client of the parameter servers."""
-        if self._client is None:
-            raise RuntimeError(
-                "this model has no parameter servers: make it with distributed_model(model, client)"
-            )
-        return self._client
+        return self.served.client
 
     @property
     def tables(self) -> dict[str, TableSpec]:
         """The tables by name. The model must be compiled."""
-        return {name: table.spec for name, table in self._tables().items()}
-
-    def _tables(self) -> dict[str, Table]:
-        tables = {}
-        for name, layer in self._table_layers.items():
-            if layer.table is None:
-                raise RuntimeError(f"table '{name}' does not exist yet: compile the model first")
-            tables[name] = layer.table
-        return tables
+        return {name: table.spec for name, table in self.served.tables().items()}
 
     def _make_tables(self, optimizer: Any, rule: dict[str, Any]) -> dict[str, Table]:
         """The tables on the servers, by name, trained by `rule`, which is the `optimizer`'s.
@@ -123,36 +80,39 @@ class WithTables(_Model):  # type: ignore[misc]
         Raises ValueError for what they do not support, and SpecMismatch when the servers have a table of the
         same name but, say, another dim or optimizer.
         """
-        client = self.client
-        if self._workers is not None and needs_sums(optimizer, list(self._table_layers.values())):
+        served = self.served
+        if served.workers is not None and needs_sums(optimizer, list(served.layers.values())):
             raise ValueError(
                 "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
                 "of rows meet at the servers only: train with one worker, or without them"
             )
+        settings = served.settings
         specs = {
-            name: layer.table_spec(name, rule, self._table_seed, self._nonfinite_gradients)
-            for name, layer in self._table_layers.items()
+            name: layer.table_spec(name, rule, settings.seed, settings.nonfinite_gradients)
+            for name, layer in served.layers.items()
         }
-        warm_start.choose_rows(self, self._fresh)
-        of_workers = getattr(self._workers, "tables", ())
-        first = self._workers is None or self._workers.rank == 0
-        numbers = make_tables(client, list(specs.values()), self._fresh, also=of_workers, first=first)
-        self._fresh = False  # compiled again, the model goes on with its own rows
+        warm_start.choose_rows(served)
+        also = getattr(served.workers, "tables", ())
+        numbers = make_tables(
+            served.client, list(specs.values()), served.fresh, also=also, first=served.is_first
+        )
+        served.fresh = False
         return {
-            name: Table(client, number, spec)
+            name: Table(served.client, number, spec)
             for number, (name, spec) in zip(numbers, specs.items(), strict=True)
         }
 
-    def _take(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
-        """The compiled model begins to work on its tables."""
-        for name, layer in self._table_layers.items():
+    def _begin(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
+        """Let the compiled model work on its tables."""
+        layers = self.served.layers
+        for name, layer in layers.items():
             layer.table = tables[name]
         self._steps = steps
         try:
-            warm_start.assign(self)
+            warm_start.assign(self.served)
         except BaseException:  # nothing trains on tables with a part of their rows
             self._steps = None
-            for layer in self._table_layers.values():
+            for layer in layers.values():
                 layer.table = None
             raise
 
@@ -166,8 +126,9 @@ class WithTables(_Model):  # type: ignore[misc]
         if "callbacks" not in kwargs:
             history = super().fit(*args, **kwargs)
         else:
-            workers = 1 if self._workers is None else self._workers.count
-            made = best_rows.kept(kwargs.pop("callbacks"), workers=workers, library=self._library)
+            served = self.served
+            workers = 1 if served.workers is None else served.workers.count
+            made = best_rows.kept(kwargs.pop("callbacks"), workers=workers, library=served.library)
             with made as callbacks:
                 history = super().fit(*args, callbacks=callbacks, **kwargs)
         self.client.settle()
@@ -175,9 +136,10 @@ class WithTables(_Model):  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> Any:
         """The function that `fit` calls with batches."""
-        self._warn_of_large_weights()
+        steps = self._running()
+        self.served.warn_of_large_weights()
         if self.train_function is None or force:
-            self.train_function = self._running().train_function()
+            self.train_function = steps.train_function()
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -234,7 +196,7 @@ class WithTables(_Model):  # type: ignore[misc]
         if include_optimizer:
             raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
         written: Path = self._exports().save_as_original_model(
-            self, self._tables(), Path(path), overwrite=overwrite
+            self, self.served.tables(), Path(path), overwrite=overwrite
         )
         return written
 
@@ -273,7 +235,7 @@ class WithTables(_Model):  # type: ignore[misc]
             raise ValueError("skip_mismatch=True is not offered: all of the checkpoint is loaded, or nothing")
         path = Path(filepath)
         if warm_start.is_stock(path):
-            warm_start.load(self, path, super().load_weights)
+            warm_start.load(self.served, path, super().load_weights)
         else:
             saving.load_weights(self, path)
 
@@ -281,7 +243,7 @@ class WithTables(_Model):  # type: ignore[misc]
         """Model.summary, and after it the parameters on the servers, which its totals leave out."""
         super().summary(*args, **kwargs)
         say = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
-        layers = self._table_layers
+        layers = self._served.layers if self._served is not None else {}
         say(f" Params on the servers: {sum(layer.count_params() for layer in layers.values()):,}")
         for name, layer in layers.items():
             rows = "rows made on demand" if layer.input_dim == -1 else f"{layer.input_dim:,} rows"

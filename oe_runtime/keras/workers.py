@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from oe_runtime.spec import TableSpec
 # The same in all workers: which sum of theirs belongs to which.
 _GROUP = 1
 GRADIENTS, WEIGHTS, MEETING = 1, 2, 3
+_PROBE_SECONDS = 2.0
 
 
 class Workers(Protocol):
@@ -78,6 +79,7 @@ class TensorFlowWorkers:
         )
         port = int(endpoints[rank].rpartition(":")[2])
         threading.Thread(target=_keep_connections, args=(port, silence), daemon=True).start()
+        threading.Thread(target=_watch_neighbours, args=(endpoints, rank, _abort), daemon=True).start()
         self.wish = tf.Variable(0.0, trainable=False)
         self.wishes = tf.Variable(0.0, trainable=False)
 
@@ -145,6 +147,37 @@ def _set_timeout(descriptor: int, port: int, milliseconds: int) -> None:
             return
         if found.getsockname()[1] == port:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _watch_neighbours(endpoints: Sequence[str], rank: int, lost: Callable[[int], None]) -> None:
+    """Call `lost` with the rank of a neighbour in the ring whose port was open and now refuses connections.
+
+    TensorFlow sees that a neighbour ended where it waits for bytes of it. Where it waits for the neighbour to
+    fetch some, only the heartbeats end that, after `silence` seconds. The others see the end of this worker.
+    """
+    others = {(rank + step) % len(endpoints) for step in (-1, 1)} - {rank}
+    listened: set[int] = set()
+    while others:
+        for other in others:
+            host, _, port = endpoints[other].rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
+                listened.add(other)
+            except ConnectionRefusedError:
+                if other in listened:
+                    lost(other)
+                    return
+            except OSError:
+                pass  # out of reach, which may pass
+        time.sleep(_PROBE_SECONDS)
+
+
+def _abort(rank: int) -> None:
+    from tensorflow.python.eager import context
+
+    context.context().abort_collective_ops(
+        tf.errors.UNAVAILABLE, f"/job:worker/replica:0/task:{rank} does not listen any more"
+    )
 
 
 class ServerWorkers:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oe_runtime import _core, checkpoint
-from oe_runtime.checkpoint_tools import Saved
+import oe_runtime._core as _core
+from oe_runtime import checkpoint
+from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
 from oe_runtime.serving.description import ServingError

@@ -16,6 +16,7 @@ from oe_runtime.keras.convert import (
     warn_of_regularizers,
 )
 from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
+from oe_runtime.keras.served import Settings
 from oe_runtime.keras.servers import connect
 from oe_runtime.keras.unchanged import check_graph
 from oe_runtime.keras.with_tables import WithTables
@@ -56,7 +57,17 @@ def distributed_model(
     if not isinstance(model, tf_keras.Model):
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
-    workers = together(client, workers, pipeline=pipeline, staleness=staleness, micro_batches=micro_batches)
+    settings = Settings(
+        seed=seed,
+        name_prefix=name_prefix,
+        nonfinite_gradients=nonfinite_gradients,
+        pipeline=pipeline,
+        staleness=staleness,
+        micro_batches=micro_batches,
+        in_worker=tuple(in_worker),
+        fresh=fresh,
+    )
+    workers = together(client, workers, settings)
 
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
@@ -83,19 +94,8 @@ def distributed_model(
     else:
         new = in_place(model, replace, Distributed, tf_keras)
     warn_of_embeddings(new, tf_keras, sparse_as_dense_size, in_worker)
-    new._bind(
-        client if client is not None else connect(workers),
-        workers,
-        seed=seed,
-        name_prefix=name_prefix,
-        nonfinite_gradients=nonfinite_gradients,
-        pipeline=pipeline,
-        staleness=staleness,
-        micro_batches=micro_batches,
-        in_worker=in_worker,
-        fresh=fresh,
-    )
-    warn_of_regularizers(new)
+    new._bind(client if client is not None else connect(workers), workers, settings)
+    warn_of_regularizers(new.served)
     return new
 
 

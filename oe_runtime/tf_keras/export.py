@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from oe_runtime.keras.embedding import Table
 from oe_runtime.keras.export import publish, search, sorted_rows, with_rows_inside
+from oe_runtime.keras.served import Table
 from oe_runtime.tf_keras.clone import clone
 
 

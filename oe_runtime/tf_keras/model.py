@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.with_tables import WithTables
 from oe_runtime.tf_keras.steps import Steps
 from oe_runtime.tf_keras.translate import distributed_optimizer, table_optimizer
@@ -32,14 +33,38 @@ def refuse_strategy() -> None:
         )
 
 
+class _Served(Served):
+    """A model of tf-keras whose embeddings are tables."""
+
+    library = tf_keras
+
+    def batch_loss(
+        self, row_losses: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+    ) -> Any:
+        """In a step: tf-keras's loss, which includes `losses`; its mean is in the logs."""
+        del training
+        self.model._row_losses = tuple(row_losses)
+        try:
+            return self.model.compute_loss(x, y, y_pred, sample_weight)
+        finally:
+            self.model._row_losses = ()
+
+    def learning_rate(self) -> Any:
+        """In a step, before the optimizer's update: the learning rate of this step."""
+        optimizer = self.model.optimizer
+        if isinstance(optimizer._learning_rate, tf_keras.optimizers.schedules.LearningRateSchedule):
+            return optimizer._learning_rate(optimizer.iterations)
+        return tf.convert_to_tensor(optimizer._learning_rate)
+
+
 class Distributed(WithTables):
     """What `distributed_model` adds to a model of tf-keras: its embeddings are on parameter servers.
 
     See WithTables; the methods that are not there are tf-keras's.
     """
 
-    _library = tf_keras
-    _losses_of_rows: Sequence[Any] = ()
+    _kind = _Served
+    _row_losses: Sequence[Any] = ()
 
     def compile(
         self,
@@ -68,7 +93,7 @@ class Distributed(WithTables):
         optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer(optimizer))
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
-        self._take(tables, Steps(self, self.client, eager=bool(run_eagerly)))
+        self._begin(tables, Steps(self.served, eager=bool(run_eagerly)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """tf_keras.Model's; as in its own steps, `if` and `while` of layers may depend on tensors."""
@@ -88,25 +113,7 @@ class Distributed(WithTables):
     @property
     def losses(self) -> list[Any]:
         """tf_keras.Model.losses, in a step with those of the regularized rows of its batch."""
-        return [*super().losses, *self._losses_of_rows]
-
-    def _batch_loss(
-        self, of_rows: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
-    ) -> Any:
-        """In a step: tf-keras's loss, of which it reports the mean."""
-        del training
-        self._losses_of_rows = tuple(of_rows)
-        try:
-            return self.compute_loss(x, y, y_pred, sample_weight)
-        finally:
-            self._losses_of_rows = ()
-
-    def _learning_rate_now(self) -> Any:
-        """In a step, before the optimizer's: the rate of this one."""
-        rate = self.optimizer._learning_rate
-        if isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.optimizer.iterations)
-        return tf.convert_to_tensor(rate)
+        return [*super().losses, *self._row_losses]
 
     def save_serving_model(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refused: see `oe_runtime.keras`."""

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
-from oe_runtime.first_rows import assign_all
-from oe_runtime.present_rows import rows_on_servers
+from oe_runtime.model_tables import assign_all, rows_on_servers
 from oe_runtime.spec import TableSpec
 
 _DTYPES = {

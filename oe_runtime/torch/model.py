@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from oe_runtime.checkpoint_tools import Saved
+from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
-from oe_runtime.large import is_large
+from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, _Layer
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.present_rows import make_tables
+from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
 from oe_runtime.torch.embedding import Lookup, Table, _Layer
 from oe_runtime.torch.model import _layers

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch, Source, holdout_batches, split_of, training_batches
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import Batch
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.position import Position

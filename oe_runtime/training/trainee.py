@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime import checkpoint, durable, models
+from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, field_rows
-from oe_runtime.tensorflow_noise import without_noise
+from oe_runtime.support import durable
+from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
 from oe_runtime.training.ranks import Alone, Ranks, Together, meet
@@ -146,8 +147,8 @@ class KerasTrainee:
         if rows_of is None:
             self.model.save_as_original_model(path)
             return
-        from oe_runtime.keras.embedding import Table
         from oe_runtime.keras.export import save_as_original_model
+        from oe_runtime.keras.served import Table
 
         with Client.in_process() as client:
             specs = self.model.tables.items()

@@ -13,9 +13,10 @@ from ansible.plugins.action import ActionBase
 # The collection carries the package `provision`; it fits the modules better than an installed one.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 try:
-    from provision import delivery, settings
-    from provision.errors import OeprovError
-    from provision.inventory_check import host_of
+    from provision.artifacts import delivery
+    from provision.cluster import settings
+    from provision.cluster.errors import OeprovError
+    from provision.inventory.loader import host_of
 except ImportError as error:
     MISSING = str(error)
 else:

@@ -1,4 +1,4 @@
-"""Ansible's way to ``provision.ecs``: for `ansible-inventory -i ecs.yml --graph`, and our playbooks."""
+"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; see ``provision/inventory/ecs.py``."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ from ansible.plugins.inventory import BaseInventoryPlugin
 # The collection carries the package `provision`; it fits the plugin better than an installed one.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 try:
-    from provision import ecs
-    from provision.errors import OeprovError
+    from provision.cluster.errors import OeprovError
+    from provision.inventory import ecs
 except ImportError as error:
     MISSING = str(error)
 else:
@@ -72,7 +72,7 @@ else:
 
 
 class InventoryModule(BaseInventoryPlugin):
-    """Everything is in ``provision.ecs``; this hands it on."""
+    """Everything is in ``provision.inventory.ecs``; this hands it on."""
 
     NAME = "oeprov_ecs"
 

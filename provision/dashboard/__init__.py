@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from provision.cluster.inventory import Inventory
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
-from provision.inventory import Inventory
-from provision.training.child import StopRequest
+from provision.hosts.stop_request import StopRequest
 
 
 def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:

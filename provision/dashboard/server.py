@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
-from provision.errors import OeprovError
+from provision.cluster.errors import OeprovError
 
 _PAGE = Path(__file__).with_name("page")
 _FILES = {

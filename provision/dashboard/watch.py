@@ -11,14 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from provision import hostview, vault
-from provision.errors import OeprovError
-from provision.inventory import Inventory
-from provision.kubernetes import record, view
-from provision.look import look
-from provision.training import jobs, jobview
-from provision.training.jobs import ACTIVE, Job
-from provision.training.metrics import course
+from provision.cluster.errors import OeprovError
+from provision.cluster.inventory import Inventory
+from provision.dashboard import hostview
+from provision.hosts.survey import survey
+from provision.inventory import vault
+from provision.jobs import jobview, store
+from provision.jobs.kubernetes import record, view
+from provision.jobs.metrics import course
+from provision.jobs.store import ACTIVE, Job
 
 Document = dict[str, Any]
 HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between looks
@@ -92,11 +93,11 @@ class Watch:
 
     def hosts(self) -> list[Document]:
         """Every host, seen now."""
-        return hostview.hosts(self.inventory, look(self.inventory))
+        return hostview.hosts(self.inventory, survey(self.inventory))
 
     def jobs(self) -> list[Document]:
         """The last jobs, the newest first; ``detailed``: shown with processes and curves."""
-        found = [self._job(job) for job in jobs.all_jobs(self.state_dir)[-MOST_JOBS:]]
+        found = [self._job(job) for job in store.all_jobs(self.state_dir)[-MOST_JOBS:]]
         names = [item["job"] for item in jobview.detailed(found)]
         for item in found:
             item["detailed"] = item["job"] in names

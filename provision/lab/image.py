@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.errors import LabError
+from provision.cluster.errors import LabError
 from provision.lab import machine, programs
 
 SUITE = "bookworm"

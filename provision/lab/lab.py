@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from provision.errors import LabError
+from provision.cluster.errors import LabError
 from provision.lab import image, machine, programs
 from provision.lab import labels as label_area
 from provision.lab.machine import Machine, Report

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.errors import LabError
+from provision.cluster.errors import LabError
 from provision.lab import programs
 
 Report = Callable[[str], None]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from provision.errors import LabError
+from provision.cluster.errors import LabError
 from provision.lab import machine
 from provision.lab.machine import Machine
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from provision.errors import LabError
+from provision.cluster.errors import LabError
 
 # Program → Debian package that brings it.
 NEEDED = {

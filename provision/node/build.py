@@ -17,7 +17,7 @@ from .state import OsInfo, State
 from .step import Desired
 
 WHEELS = "/var/lib/oeprov/wheels"
-# How the message begins that asks for a build; provision/delivery.py brings the wheel then.
+# How the message begins that asks for a build; provision/artifacts/delivery.py brings the wheel then.
 WHEEL_WANTED = "the wheel is not on the host: "
 CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt
 _LEVELS = (

@@ -1,7 +1,8 @@
 """What differs between distributions, as data: one file a family (``family_*.py``), each a ``Family``;
 ``families.py`` finds the one of a host.
 
-They are Python because nodes are sent nothing else: both Ansible and ``provision/carry.py`` carry modules.
+They are Python because nodes are sent nothing else: both Ansible and ``provision/hosts/payload.py`` carry
+modules.
 """
 
 from typing import Dict, List, NamedTuple, Optional

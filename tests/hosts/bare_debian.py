@@ -18,7 +18,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from provision import wheel
+from provision.cluster import own_sources
 from provision.lab import image
 
 ROOTS = Path(__file__).parents[2] / ".oeprov" / "test-roots"
@@ -74,7 +74,7 @@ def pristine_root(packages: str = PACKAGES, suite: str = SUITE) -> Path:
 
 def put_wheel(state: Path, key: str) -> None:
     """A wheel for hosts of that key, whose server only says that it starts: what is tested is the host."""
-    directory = state / "wheels" / key / wheel.digest()[:16]
+    directory = state / "wheels" / key / own_sources.digest()[:16]
     directory.mkdir(parents=True)
     with zipfile.ZipFile(directory / "oeprov-0.1.0-py3-none-any.whl", "w") as file:
         file.writestr("oe_runtime/__init__.py", "")

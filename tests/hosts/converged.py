@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ssh_hosts import SshHost, SshHosts
 
-from provision import wheel
+from provision.cluster import own_sources
 from provision.node import build, packages, runtime
 from provision.node.command import System
 from provision.node.observe import observe_os
@@ -29,7 +29,7 @@ def layer(directory: Path) -> Path:
         check=True,
     ).stdout.strip()
     system = System()
-    desired = Desired(kind="cpu", parameter_server=True, runtime_wheel_digest=wheel.digest())
+    desired = Desired(kind="cpu", parameter_server=True, runtime_wheel_digest=own_sources.digest())
     state = State(os=observe_os(system), runtime=Runtime(base=python))
     venv = directory / VENV.lstrip("/")
     installed = venv / "lib" / f"python{build.minor(python)}" / "site-packages" / "oeprov-0.dist-info"

@@ -1,7 +1,7 @@
 #!/usr/bin/python3 -IS
 """Stands in for systemctl and journalctl on throw-away hosts: starts the ExecStart of a unit as a process.
 
-Only what provision/node/systemd.py and provision/training/logview.py ask for. State lies in /run/standin,
+Only what provision/node/systemd.py and provision/jobs/logview.py ask for. State lies in /run/standin,
 which a boot empties. Copied there as /usr/bin/systemctl and /usr/bin/journalctl.
 """
 

@@ -71,7 +71,7 @@ def test_destroy(tmp_path: Path, hosts: SshHosts) -> None:
     path = str(inventory(tmp_path / "inventory.yml", hosts))
     one, two = hosts
     before = [host.written() for host in hosts]
-    assert "there is nobody to ask: add --yes" in destroy(tmp_path, "-i", path, code=1)
+    assert "no terminal to ask at: add --yes" in destroy(tmp_path, "-i", path, code=1)
     shown = destroy(tmp_path, "-i", path, "--check", "--json", code=2)
     report = json.loads(next(line for line in shown.splitlines() if line.startswith("{")))
     steps = [step["id"] for step in report["pending"][0]["steps"]]

@@ -18,7 +18,7 @@ from bare_debian import put_wheel
 from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
 from other_pythons import find_python
 
-from provision import share
+from provision.cluster import share
 
 BIN = Path(sys.executable).parent
 ROCKY = (

@@ -16,12 +16,13 @@ import pytest
 from converged import entry, inventory, layer
 from ssh_hosts import SshHost, SshHosts, why_not
 
-from provision import planning, remote
-from provision.errors import HostError
-from provision.inventory import Host
-from provision.inventory_check import load
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host
+from provision.converge import planning
+from provision.hosts import remote
+from provision.hosts.observe import observe
+from provision.inventory.loader import load
 from provision.node.state import State
-from provision.observe import observe
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]

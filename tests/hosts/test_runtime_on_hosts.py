@@ -15,7 +15,7 @@ import yaml
 from bare_debian import BareDebian, put_wheel
 
 from oe_runtime import Client, TableSpec
-from provision import wheel
+from provision.cluster import own_sources
 from provision.node.runtime import STAMP
 
 REPOSITORY = Path(__file__).parents[2]
@@ -128,15 +128,15 @@ def test_a_bare_host_becomes_a_parameter_server_and_what_breaks_there_is_repaire
     shown = run(tmp_path, "oeprov", "bootstrap", "--yes")
     assert "2 hosts converged" in shown
     wheels = list((tmp_path / "state" / "wheels").rglob("*.whl"))
-    assert [path.parent.parent.name for path in wheels] == [wheel.own_key()]
-    assert stamp(host)["wheel"] == f"{wheel.own_key()}-{wheel.digest()[:16]}"
+    assert [path.parent.parent.name for path in wheels] == [own_sources.own_key()]
+    assert stamp(host)["wheel"] == f"{own_sources.own_key()}-{own_sources.digest()[:16]}"
     assert host.run("ls /var/lib/oeprov").split() == []  # the wheel is not kept on the host
     serve(host)
     assert "nothing to do" in run(tmp_path, "oeprov", "bootstrap", "--yes")
     assert "changed=0" in playbook(tmp_path)
 
     # Another build is a step of its own, and packages are left alone for it.
-    other = {"wheel": f"{wheel.own_key()}-0000000000000000", "made": True, "finished": True}
+    other = {"wheel": f"{own_sources.own_key()}-0000000000000000", "made": True, "finished": True}
     host.run(f"printf '%s' '{json.dumps(other)}' >{VENV}/{STAMP}")
     assert "another build than the one here" in run(tmp_path, "oeprov", "plan", expect=2).replace("\n", " ")
     assert "changed=1" in playbook(tmp_path, "--tags", "runtime")
@@ -160,7 +160,7 @@ def test_a_host_of_another_release_builds_for_its_kind(host: BareDebian, tmp_pat
     assert "server: builds the runtime for its kind of system" in out
     assert "changed=1" in out
     (found,) = (tmp_path / "state" / "wheels").rglob("*.whl")
-    assert found.parent.parent.name == wheel.own_key().replace("-12-", "-99-")
+    assert found.parent.parent.name == own_sources.own_key().replace("-12-", "-99-")
     assert host.run("ls -A ~/.ansible/tmp").split() == []
     serve(host)
     assert "changed=0" in playbook(tmp_path, "--tags", "runtime")
@@ -196,7 +196,7 @@ def test_a_build_that_fails_on_a_host_shows_where_the_log_is(host: BareDebian, t
 
 
 def test_a_host_without_a_network_is_set_up_from_a_bundle(host: BareDebian, tmp_path: Path) -> None:
-    put_wheel(tmp_path / "state", wheel.own_key())
+    put_wheel(tmp_path / "state", own_sources.own_key())
     inventory = yaml.safe_load((tmp_path / "inventory.yml").read_text())
     # An interpreter of its own: numpy then comes by pip, from the bundle too.
     inventory["all"]["hosts"]["server"].update(

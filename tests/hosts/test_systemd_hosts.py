@@ -10,10 +10,10 @@ import pytest
 from ssh_hosts import SshHosts, why_no_systemd
 from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_runtime, wait_for
 
-from provision.look import Look
+from provision.hosts.survey import ClusterSurvey
+from provision.jobs import fetching, launching, stopping, store
+from provision.jobs.store import Job
 from provision.node.state import Mount, State
-from provision.training import fetching, jobs, launching, stopping
-from provision.training.jobs import Job
 
 WHY_NOT = why_no_systemd()
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -37,9 +37,9 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     found = halves(hosts, tmp_path)
     two = hosts[1]
-    monkeypatch.setattr(launching, "look", lambda inventory: Look(states=found.states))
+    monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey(states=found.states))
     yield found
-    for job in jobs.all_jobs(found.state_dir):
+    for job in store.all_jobs(found.state_dir):
         if any(item.alive for item in job.state().processes):
             stopping.stop(found.state_dir, job.id)
         found.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
@@ -129,7 +129,7 @@ def test_a_job_whose_worker_lost_power_goes_on(cluster: Cluster, capsys: pytest.
     job, two = begin(cluster), cluster.hosts[1]
     two.stop()
     two.start()
-    wait_for(lambda: job.state().phase not in jobs.ACTIVE, 60)
+    wait_for(lambda: job.state().phase not in store.ACTIVE, 60)
     state = job.state()
     assert state.phase == "failed"
     assert state.message.startswith(f"worker-0 on {two.name} (pid ")
@@ -159,7 +159,7 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
     monkeypatch.chdir(tmp_path)
     with SshHosts(tmp_path / "hosts", 4, layer=layer, systemd=True) as hosts:
         cluster = halves(hosts, tmp_path)
-        monkeypatch.setattr(launching, "look", lambda inventory: Look(states=cluster.states))
+        monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey(states=cluster.states))
         use_real_runtime(cluster)
         first = list(hosts)[2]
         small = {"data": "generate:20000", "batch_size": 16, "steps": 250, "max_cardinality": 5000, "dim": 4}
@@ -168,7 +168,7 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
         log = f"journalctl --no-pager -u oeprov-{job.id}-worker-0.service"
         deadline = time.monotonic() + 300
         while not cluster.report()["step"]:
-            assert job.state().phase in jobs.ACTIVE, job.state().message
+            assert job.state().phase in store.ACTIVE, job.state().message
             assert time.monotonic() < deadline, cluster.tell(first, log)
             time.sleep(1)
         assert stopping.stop(cluster.state_dir, None) == 0

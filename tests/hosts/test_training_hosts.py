@@ -21,17 +21,16 @@ from rich.console import Console
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
-from provision import serving
-from provision.errors import HostError, Interrupted, TrainingError
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.look import Look
+from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.cluster.inventory import Inventory
+from provision.hosts.survey import ClusterSurvey
+from provision.inventory.loader import load
+from provision.jobs import fetching, jobview, launching, placement, serving, stopping, store
+from provision.jobs.ending import last_screen
+from provision.jobs.request import LaunchOptions
+from provision.jobs.store import Job, JobSpec, ProcessSpec
+from provision.jobs.supervisor import Outcome
 from provision.node.state import DaxDevice, Mount, State
-from provision.training import fetching, jobs, jobview, launching, placement, stopping
-from provision.training.ending import last_screen
-from provision.training.jobs import Job, JobSpec, ProcessSpec
-from provision.training.jobspec import LaunchOptions
-from provision.training.supervisor import Outcome
 
 pytestmark = [
     pytest.mark.hosts,
@@ -173,7 +172,7 @@ class Cluster:
     def refused(self, **options: Any) -> str:
         with pytest.raises(TrainingError) as caught:
             self.launch(**options)
-        assert jobs.all_jobs(self.state_dir) == []
+        assert store.all_jobs(self.state_dir) == []
         self.assert_clean()
         return str(caught.value)
 
@@ -183,7 +182,7 @@ class Cluster:
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
     def job(self) -> Job:
-        return jobs.all_jobs(self.state_dir)[-1]
+        return store.all_jobs(self.state_dir)[-1]
 
     def report(self) -> dict[str, Any]:
         return jobview.report(self.job())
@@ -200,9 +199,9 @@ class Cluster:
 def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.chdir(tmp_path)
     found = Cluster(hosts, tmp_path)
-    monkeypatch.setattr(launching, "look", lambda inventory: Look(states=found.states))
+    monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey(states=found.states))
     yield found
-    for job in jobs.all_jobs(found.state_dir):
+    for job in store.all_jobs(found.state_dir):
         (job.run_dir / "waiting").unlink(missing_ok=True)
         if any(item.alive for item in job.state().processes):
             stopping.stop(found.state_dir, job.id)
@@ -332,7 +331,7 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
         with pytest.raises(TrainingError) as caught:
             other.launch()
         assert f"host {one.name}: job {job.id} runs on /mnt/pmem0 already (server-0)" in str(caught.value)
-        assert jobs.all_jobs(other.state_dir) == []
+        assert store.all_jobs(other.state_dir) == []
         assert [item["state"] for item in cluster.report()["processes"]] == ["runs"] * 3, "the first goes on"
     finally:
         stopping.stop(cluster.state_dir, None)
@@ -490,7 +489,7 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
         assert stopping.stop(cluster.state_dir, None) == 0
         assert [item.alive for item in job.state().processes] == [False, False]
     else:
-        assert jobs.all_jobs(cluster.state_dir) == []
+        assert store.all_jobs(cluster.state_dir) == []
     cluster.assert_clean()
 
 
@@ -562,7 +561,7 @@ def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
             [
                 sys.executable,
                 "-m",
-                "provision.cli",
+                "provision.cli.main",
                 "logs",
                 "-f",
                 "-p",
@@ -640,7 +639,7 @@ def far_job(cluster: Cluster) -> Iterator[Job]:
     two = cluster.hosts[1]
     cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
     host = cluster.inventory().hosts[two.name]
-    job = jobs.create(cluster.state_dir, "far", datetime(2026, 11, 23))
+    job = store.create(cluster.state_dir, "far", datetime(2026, 11, 23))
     worker = ProcessSpec(name="worker-0", role="worker", host=two.name, argv=[], unit="oeprov-far.service")
     spec = JobSpec(
         id=job.id,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from test_training import Trainer
 
+from provision.jobs.store import Job
 from provision.lab.node import BOOT_SECONDS
-from provision.training.jobs import Job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3 * 3600)]
 STEPS = 240

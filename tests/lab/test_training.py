@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from user import User
 
-from provision.training.jobs import Job, all_jobs
+from provision.jobs.store import Job, all_jobs
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2 * 3600)]
 ROWS = "generate:3000000:7"

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from oe_runtime.auc import StreamingAuc
+from oe_runtime.data.auc import StreamingAuc
 
 
 def by_pairs(labels: np.ndarray, scores: np.ndarray) -> float:

@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 from server_processes import Servers
 
-from oe_runtime import (
-    Client,
-    GradientError,
-    SpecError,
-    StorageError,
-    StorageSpec,
-    TableSpec,
-    checkpoint_tools,
-)
+from oe_runtime import Client, GradientError, SpecError, StorageError, StorageSpec, TableSpec
+from oe_runtime.checkpoint import cli as checkpoint_cli
 
 SGD = {"name": "sgd"}
 KEYS = np.array([0, 1, -1, 2**63 - 1, -(2**63), *range(5, 60)], np.int64)
@@ -159,7 +152,7 @@ def made(directory: Path, kind: str) -> tuple[StorageSpec, TableSpec]:
 
 
 def said(path: Path, expect: int, capsys: pytest.CaptureFixture[str]) -> str:
-    code = checkpoint_tools.main(["verify", str(path)])
+    code = checkpoint_cli.main(["verify", str(path)])
     output = capsys.readouterr()
     assert code == expect, output
     return output.out + output.err

@@ -78,9 +78,9 @@ def write(path):
     (path / "rows").write_text("half")
     if {call!r} == "write": die()
     return {{}}
-if {call!r} == "mkdir": checkpoint.Path.mkdir = lambda self, **k: "partial" in self.name and die()
+if {call!r} == "mkdir": Path.mkdir = lambda self, **k: "partial" in self.name and die()
 if {call!r} == "fsync": os.fsync = die
-if {call!r} == "rename": checkpoint.Path.rename = die
+if {call!r} == "rename": Path.rename = die
 checkpoint.publish(Path(sys.argv[1]), 2, write)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

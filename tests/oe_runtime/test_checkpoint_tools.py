@@ -7,12 +7,15 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from oe_runtime import Client, TableSpec, checkpoint, checkpoint_tools
+from oe_runtime import Client, TableSpec, checkpoint
+from oe_runtime.checkpoint import cli
 from oe_runtime.errors import CheckpointError
 
 SAMPLE = Path(__file__).parent / "data" / "formats" / "table-1-pool-1" / "checkpoints" / "step-0000000003"
@@ -57,7 +60,7 @@ def tool(*arguments: object, expect: int = 0) -> str:
     """What one command says, on both outputs."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = checkpoint_tools.main([str(argument) for argument in arguments])
+        code = cli.main([str(argument) for argument in arguments])
     assert code == expect, said.getvalue()
     return said.getvalue()
 
@@ -79,7 +82,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_increments_are_small_and_make_the_whole(run, tmp_path):
     first, second, third = checkpoint.published(run / "checkpoints")
     assert checkpoint.chain(third) == [first, second, third]
-    found = checkpoint_tools.inspect(third)
+    found = cli.inspect(third)
     assert {(t["name"], t["rows"], t["increment"]) for t in found["tables"]} == {
         ("wide/emb", 6, True),
         ("known", 6, True),
@@ -289,7 +292,7 @@ def test_reshard_writes_the_same_rows_for_other_servers(run, tmp_path):
     for servers in (1, 3):
         assert rows([path], servers) == whole
     # Beside the old one it is the newest of its step, and nothing is removed for it.
-    again = checkpoint_tools.reshard(path, 2)
+    again = cli.reshard(path, 2)
     assert again.name == "step-0000000003.1"
     assert checkpoint.published(tmp_path) == [path, again]
     assert rows([again]) == whole
@@ -330,7 +333,7 @@ def test_reshard_keeps_what_filters_have_counted(tmp_path, servers):
         push(client, range(1500))
         wanted = {table: np.sort(client.export_rows(table)[0]) for table in (0, 1)}
     assert wanted[0].tolist() == list(range(1500))
-    path = checkpoint_tools.reshard(newest, servers, tmp_path / "other")
+    path = cli.reshard(newest, servers, tmp_path / "other")
     assert "no problem" in tool("verify", path)
     files = sorted(file.name for file in path.glob("*-of-*"))
     assert len(files) == 2 * 2 * servers, "rows and filters of two tables"
@@ -399,3 +402,12 @@ def test_reshard_does_not_look_for_pools(tmp_path):
     said = tool("reshard", tmp_path, "--servers", "2", expect=1)
     assert "oe-" not in said
     assert f"{tmp_path} is not a checkpoint: it has no manifest.json" in said
+
+
+def test_the_former_name_of_the_command_works_with_a_notice(tmp_path):
+    command = [sys.executable, "-m", "oe_runtime.checkpoint_tools", "verify", str(tmp_path / "nothing")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    notice, error = done.stderr.splitlines()
+    assert notice == "note: oe_runtime.checkpoint_tools is now oe_runtime.checkpoint"
+    assert error.endswith("there is no such path")

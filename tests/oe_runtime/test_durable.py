@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oe_runtime import durable
+from oe_runtime.support import durable
 
 
 def test_a_name_is_durable_after_the_content_and_before_the_return(tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from server_processes import Servers
 
-from oe_runtime import Client, StorageError, StorageFull, StorageSpec, TableSpec, prometheus
+from oe_runtime import Client, StorageError, StorageFull, StorageSpec, TableSpec
+from oe_runtime.server import metrics
 
 MIB = 1 << 20
 SPEC = TableSpec(
@@ -70,7 +71,7 @@ def test_updates_and_evictions_of_a_full_pool(client: Client) -> None:
         push(client, np.arange(rows, 2 * rows))
     (server,) = client.stats()["servers"]
     table = server["tables"]["t"]
-    page = prometheus.text({**server, "tables": [table]}, 0.0)
+    page = metrics.text({**server, "tables": [table]}, 0.0)
     assert f'oe_pool_headroom_rows{{table="t"}} {table["pool"]["headroom"]}' in page
     assert f'oe_pool_slots{{table="t"}} {table["pool"]["slots"]}' in page
     assert f'oe_pool_refused_rows_total{{table="t"}} {table["pool"]["refused"]}' in page

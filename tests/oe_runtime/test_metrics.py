@@ -9,7 +9,7 @@ from server_processes import Servers
 from test_client import train
 
 from oe_runtime import Client
-from oe_runtime import server as server_module
+from oe_runtime.server import metrics as metrics_module
 from oe_runtime.spec import STORAGES
 
 pytestmark = pytest.mark.process
@@ -64,8 +64,8 @@ def test_rates_are_those_since_the_last_writing(tmp_path, monkeypatch):
         def stats(self):
             return json.dumps({**totals, "traffic": traffic})
 
-    monkeypatch.setattr(server_module.time, "monotonic", lambda: now[0])
-    metrics = server_module._Metrics(Fake(), tmp_path / "metrics.json")
+    monkeypatch.setattr(metrics_module.time, "monotonic", lambda: now[0])
+    metrics = metrics_module.MetricsFile(Fake(), tmp_path / "metrics.json")
 
     def rates():
         metrics.write()

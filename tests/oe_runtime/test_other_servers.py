@@ -8,7 +8,8 @@ import pytest
 from test_train import keep_determinism, train  # noqa: F401
 from training_runs import ServerProcess, losses
 
-from oe_runtime import checkpoint, checkpoint_tools
+from oe_runtime import checkpoint
+from oe_runtime.checkpoint import cli
 
 pytestmark = pytest.mark.process
 
@@ -21,7 +22,7 @@ def test_one_then_three_then_two_servers(tmp_path: Path) -> None:
     for count, steps in ((1, "2"), (3, "4"), (2, "6")):
         if count == 2:
             # With or without it: two servers read what three wrote, and what it was rewritten to.
-            again = checkpoint_tools.reshard(run_dir, count)
+            again = cli.reshard(run_dir, count)
             found = checkpoint.latest(run_dir / "checkpoints")
             assert found is not None
             assert found.path == again

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_processes import Server, Servers
 
-from oe_runtime import CheckpointError, Client, SpecError, SpecMismatch, TableSpec, prometheus
+from oe_runtime import CheckpointError, Client, SpecError, SpecMismatch, TableSpec
+from oe_runtime.server import metrics
 
 pytestmark = pytest.mark.process
 
@@ -88,7 +89,7 @@ def test_evictions_and_metrics(tmp_path):
             for server in stats:
                 assert server["tables"]["bloom"]["admission"]["filter_bytes"] > 0
                 server["tables"] = list(server["tables"].values())
-                for family in text_string_to_metric_families(prometheus.text(server, 0)):
+                for family in text_string_to_metric_families(metrics.text(server, 0)):
                     for sample in family.samples:
                         key = (sample.name, *sorted(sample.labels.items()))
                         samples[key] = samples.get(key, 0) + sample.value

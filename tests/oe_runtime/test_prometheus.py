@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_processes import Server, Servers
 from test_client import train
 
-from oe_runtime import Client, TableSpec, prometheus
+from oe_runtime import Client, TableSpec
+from oe_runtime.server import metrics
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +30,7 @@ def free_port() -> int:
 def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample by name and labels; each family is declared, once, with a known type."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
+        assert answer.headers["Content-Type"] == metrics.CONTENT_TYPE
         text = answer.read().decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
@@ -132,9 +133,7 @@ def test_names_of_tables_are_escaped():
         },
         "saved": 90,
     }
-    families = {
-        family.name: family for family in text_string_to_metric_families(prometheus.text(stats, 100.0))
-    }
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text(stats, 100.0))}
     (sample,) = families["oe_table_rows"].samples
     assert sample.labels == {"training_job": "j", "table": 'a"b\\c\nd'}
     assert families["oe_checkpoint_lag_pushes"].samples[0].value == 6

@@ -91,7 +91,7 @@ def test_silent_peers_shut_nobody_out(tmp_path: Path, few_files: tuple[str, ...]
     finally:
         server.end()
     assert f"this server takes {connections['limit']} clients instead of 1024" in said
-    assert "server: the limit of open files (ulimit -n) is 256" in said
+    assert "note: the limit of open files (ulimit -n) is 256" in said
     assert 1 <= said.count("too many connections") <= 4  # a line now and then, not one for each
     assert "refused 127.0.0.1 port " in said
 

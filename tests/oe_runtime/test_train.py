@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from training_runs import DATA, SMALL, events, losses
 
-from oe_runtime import checkpoint_tools, models
+from oe_runtime import models
 from oe_runtime.checkpoint import chain, published
+from oe_runtime.checkpoint.cli import diff
 from oe_runtime.train import main
 from oe_runtime.training import progress
 from oe_runtime.training.options import parse
@@ -158,7 +159,7 @@ def test_increments_make_the_same_checkpoints(whole: Path, tmp_path: Path) -> No
     assert losses(run_dir) == losses(whole)
     newest = published(run_dir / "checkpoints")[-1]
     assert len(chain(newest)) > 1
-    difference = checkpoint_tools.diff(whole / "checkpoints" / "step-0000000018", newest)
+    difference = diff(whole / "checkpoints" / "step-0000000018", newest)
     assert difference["files"] == []
     for table in difference["tables"].values():
         assert (table["only_before"], table["only_after"], table["changed"]) == (0, 0, 0)

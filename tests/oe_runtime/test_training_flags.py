@@ -9,7 +9,7 @@ import pytest
 from training_runs import DATA, SMALL, events, losses
 
 from oe_runtime import TableSpec
-from oe_runtime.checkpoint_tools import Saved
+from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.train import main
 from oe_runtime.training.optimizers import LEARNING_RATES

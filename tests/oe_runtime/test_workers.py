@@ -12,7 +12,8 @@ import pytest
 import worker_process
 from server_processes import Servers
 
-from oe_runtime import Client, SpecError, Worker, WorkerLost, prometheus
+from oe_runtime import Client, SpecError, Worker, WorkerLost
+from oe_runtime.server import metrics
 
 pytestmark = pytest.mark.process
 
@@ -142,7 +143,7 @@ def test_jobs_with_workers_are_in_the_metrics(start):
         worker_process.tables(client)
         worker_process.push(client, *worker_process.share(0, 0))
         stats = client.stats()["servers"][0]
-        page = prometheus.text({**stats, "tables": list(stats["tables"].values())}, 0.0)
+        page = metrics.text({**stats, "tables": list(stats["tables"].values())}, 0.0)
     assert 'oe_job_workers{training_job="many",state="connected"} 1' in page
     assert 'oe_worker_waiting_requests{training_job="many",kind="pulls"} 0' in page
     assert 'oe_worker_held_pushes{training_job="many"} 1' in page

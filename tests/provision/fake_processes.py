@@ -9,7 +9,7 @@ from typing import Any
 
 from recorded import write_program
 
-from provision.training.jobs import SERVERS, Job, JobSpec, ProcessSpec, create
+from provision.jobs.store import SERVERS, Job, JobSpec, ProcessSpec, create
 
 SERVER = """
 import json, os, signal, sys, threading

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from provision.inventory import Inventory
-from provision.inventory_check import load
+from provision.cluster.inventory import Inventory
+from provision.inventory.loader import load
 
 _TEXT = """\
 all:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from provision import bundle, remote, wheel
-from provision.bundle import MANIFEST, Bundle
-from provision.bundle_packages import Part
-from provision.errors import HostError, OeprovError
-from provision.inventory import Host
-from provision.inventory_check import load
+from provision.artifacts import bundle
+from provision.artifacts.bundle import MANIFEST, Bundle
+from provision.artifacts.bundle_packages import Part
+from provision.cluster import own_sources
+from provision.cluster.errors import HostError, OeprovError
+from provision.cluster.inventory import Host
+from provision.hosts import remote
+from provision.inventory.loader import load
 from provision.node import kernelinstall, repositories
 from provision.node.state import OsInfo, Runtime, State
 
@@ -117,7 +119,9 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
     assert desired.runtime_index == "/var/lib/oeprov/bundle/pip"
     assert used.hosts["here"].desired().runtime_repositories["archive"].startswith(f"{made}/packages/")
     key = "debian-12-x86_64-py3.11"
-    assert (tmp_path / "state" / "wheels" / key / wheel.digest()[:16] / "oeprov.whl").read_text() == "wheel"
+    assert (
+        tmp_path / "state" / "wheels" / key / own_sources.digest()[:16] / "oeprov.whl"
+    ).read_text() == "wheel"
 
     there = tmp_path / "host"  # stands for the host's directory
     lines: list[str] = []

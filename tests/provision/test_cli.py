@@ -15,8 +15,9 @@ import pytest
 import yaml
 from fake_processes import make_job
 
-from provision import cli, share
-from provision.errors import Interrupted
+from provision.cli import main as cli
+from provision.cluster import share
+from provision.cluster.errors import Interrupted
 
 COMMANDS = [
     ["plan"],
@@ -310,7 +311,7 @@ def test_a_place_that_cannot_be_written_is_said(run, monkeypatch: pytest.MonkeyP
     def broken(*_: object, **__: object) -> int:
         raise OSError(number, os.strerror(number), "/somewhere/journal.jsonl")
 
-    monkeypatch.setattr("provision.planning.plan", broken)
+    monkeypatch.setattr("provision.converge.planning.plan", broken)
     assert run("plan", "-i", LOCAL).error() == f"/somewhere/journal.jsonl: {os.strerror(number)}"
 
 
@@ -318,7 +319,7 @@ def test_ctrl_c_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: i
     def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("provision.planning.plan", interrupted)
+    monkeypatch.setattr("provision.converge.planning.plan", interrupted)
     found = run("plan", "-i", LOCAL)
     assert (found.code, found.out) == (130, "")
     assert "Traceback" not in found.err
@@ -328,7 +329,7 @@ def test_a_launch_that_is_stopped_early_is_130(run, monkeypatch: pytest.MonkeyPa
     def stopped(*_: object, **__: object) -> int:
         raise Interrupted("stopped before training began; nothing was started")
 
-    monkeypatch.setattr("provision.training.launching.launch", stopped)
+    monkeypatch.setattr("provision.jobs.launching.launch", stopped)
     found = run("launch-training", "-i", LOCAL)
     assert (found.code, found.out) == (130, "")
     assert found.err == "error: stopped before training began; nothing was started\n"

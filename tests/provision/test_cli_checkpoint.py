@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_processes import make_job
 
-from provision import cli
+from provision.cli import main as cli
 
 SAMPLE = Path(__file__).parents[1] / "oe_runtime/data/formats/table-1-pool-1/checkpoints/step-0000000003"
 

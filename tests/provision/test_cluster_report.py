@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from fake_processes import make_job
 
-from provision import cli, fresh, report
-from provision.errors import HostError
-from provision.inventory import Inventory
-from provision.inventory_check import load
+from provision.cli import main as cli
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Inventory
+from provision.converge import fresh
+from provision.dashboard import report
+from provision.inventory.loader import load
 from provision.node.plan import make_plan
 
 INVENTORY = """\
@@ -38,7 +40,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     found = load(tmp_path / "inventory.yml", state_dir=tmp_path)
     states: dict[str, Any] = {name: fresh.state(host.desired()) for name, host in found.hosts.items()}
     states["cxl-2"] = HostError("cxl-2", "192.0.2.12 port 22 refuses <connections>")
-    monkeypatch.setattr("provision.observe.observe", lambda _: states)
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda _: states)
     return found
 
 

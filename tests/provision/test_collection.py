@@ -10,7 +10,8 @@ import pytest
 import yaml
 from installed_collection import REPOSITORY, Collection
 
-from provision import __version__, share, wheel
+from provision import __version__
+from provision.cluster import own_sources, share
 
 ROLES = sorted(path.name for path in (REPOSITORY / "roles").iterdir() if path.is_dir())
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "oeprov_kind": "local"}
@@ -40,7 +41,7 @@ def test_it_has_what_the_product_is_made_of_and_no_more(collection: Collection) 
     }
     assert collection.archive.stat().st_size < 2**21
     # Role runtime builds the same wheel from it: hosts that `oeprov` has converged stay as they are.
-    assert wheel.digest_of(collection.path) == wheel.digest_of(REPOSITORY)
+    assert own_sources.digest_of(collection.path) == own_sources.digest_of(REPOSITORY)
     assert (collection.path / "plugins" / "module_utils" / "node").resolve() == (
         collection.path / "provision" / "node"
     )

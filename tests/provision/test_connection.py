@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from provision.connection import ssh_arguments
-from provision.errors import InventoryError
-from provision.inventory import Host
-from provision.inventory_check import load
-from provision.remote import argv
+from provision.cluster.errors import InventoryError
+from provision.cluster.inventory import Host
+from provision.hosts.remote import argv
+from provision.inventory.connection import ssh_arguments
+from provision.inventory.loader import load
 
 
 def one_host(tmp_path: Path, *lines: str) -> Host:

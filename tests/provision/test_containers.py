@@ -14,15 +14,15 @@ from recorded import write_program
 from test_training_launch import inventory
 from test_training_supervisor import assert_nothing_left, until
 
-from provision import cli
-from provision.errors import TrainingError
-from provision.look import Look
+from provision.cli import main as cli
+from provision.cluster.errors import TrainingError
+from provision.hosts.stop_request import StopRequest
+from provision.hosts.survey import ClusterSurvey
+from provision.jobs import containers, jobspec, launching, placement, store
+from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.store import Job
+from provision.jobs.supervisor import Supervisor
 from provision.node.step import Plan, Step
-from provision.training import containers, jobs, jobspec, launching, placement
-from provision.training.child import StopRequest
-from provision.training.jobs import Job
-from provision.training.jobspec import LaunchOptions
-from provision.training.supervisor import Supervisor
 
 ENGINE = """\
 import json, os, sys
@@ -82,7 +82,7 @@ def made(state_dir: Path, options: LaunchOptions, more: str = "") -> Job:
     found = inventory(state_dir, more)
     wanted = jobspec.request(found, options)
     now = datetime(2026, 11, 22)
-    job = jobs.create(state_dir, "ctr", now)
+    job = store.create(state_dir, "ctr", now)
     job.write_spec(jobspec.build(job, found, placement.place(job, found, {}, wanted), wanted, now))
     return job
 
@@ -131,7 +131,7 @@ def test_stop_and_resume(state_dir: Path, engine: Callable[..., Engine]) -> None
     assert job.checkpoint() is not None
     # `oeprov resume` makes the processes anew from the job's own settings.
     found = inventory(state_dir)
-    again = jobspec.Request.of_job(job.spec())
+    again = Request.of_job(job.spec())
     assert again.on == "docker"
     job.write_spec(
         jobspec.build(job, found, placement.place(job, found, {}, again), again, datetime(2026, 11, 22))
@@ -170,7 +170,7 @@ class TestRefusals:
         with pytest.raises(TrainingError) as caught:
             launching.launch(inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir)
         assert words in str(caught.value)
-        assert jobs.all_jobs(state_dir) == []
+        assert store.all_jobs(state_dir) == []
 
     def test_no_engine(self, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nonexistent")
@@ -202,7 +202,7 @@ def test_what_images_have_need_not_be_on_the_host(
     engine()
     steps = [Step("runtime", "install tensorflow", "why"), Step("directory", "make /x", "why")]
     monkeypatch.setattr(
-        launching, "look", lambda inventory: Look(plans={"localhost": Plan("localhost", steps)})
+        launching, "survey", lambda inventory: ClusterSurvey(plans={"localhost": Plan("localhost", steps)})
     )
     with pytest.raises(TrainingError, match="host localhost is not ready: make /x; run"):
         launching.launch(inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir)

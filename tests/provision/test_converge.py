@@ -9,19 +9,21 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision import cli, converge, fresh, playbook
-from provision.converge import Consent
-from provision.errors import ConvergeError, HostError
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.journal import Journal, cluster_lock
-from provision.look import Look
+from provision.cli import main as cli
+from provision.cluster.errors import ConvergeError, HostError
+from provision.cluster.inventory import Inventory
+from provision.converge import changes, fresh
+from provision.converge.changes import Consent
+from provision.converge.stepview import StepView
+from provision.hosts import playbook
+from provision.hosts.journal import Journal, cluster_lock
+from provision.hosts.playbook import TaskResult
+from provision.hosts.survey import ClusterSurvey
+from provision.inventory.loader import load
+from provision.jobs.store import JobState
 from provision.node import numa, process
 from provision.node.state import State
 from provision.node.step import Plan, Step
-from provision.playbook import TaskResult
-from provision.stepview import StepView
-from provision.training.jobs import JobState
 
 INVENTORY = """\
 all:
@@ -57,17 +59,17 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     def arrange(first: Plan | HostError, then: Plan | None = None) -> list[dict[str, Any]]:
         runs: list[dict[str, Any]] = []
 
-        def look(_: Inventory) -> Look:
+        def survey(_: Inventory) -> ClusterSurvey:
             seen = first if not runs or then is None else then
             if isinstance(seen, HostError):
-                return Look(lost=[seen])
-            return Look(states={"one": State()}, plans={"one": seen})
+                return ClusterSurvey(lost=[seen])
+            return ClusterSurvey(states={"one": State()}, plans={"one": seen})
 
         def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
             runs.append({"name": name, **arguments})
             return playbook.PlaybookRun("ok", Path("ansible.log"), [])
 
-        monkeypatch.setattr(converge, "look", look)
+        monkeypatch.setattr(changes, "survey", survey)
         monkeypatch.setattr(playbook, "run", run)
         return runs
 
@@ -76,7 +78,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
 
 def bootstrap(state_dir: Path, host: str = LOCAL, **arguments: Any) -> int:
     arguments.setdefault("consent", Consent(yes=True))
-    return converge.bootstrap(inventory(state_dir, host), state_dir=state_dir, **arguments)
+    return changes.bootstrap(inventory(state_dir, host), state_dir=state_dir, **arguments)
 
 
 def test_converged_host_needs_no_ansible(
@@ -152,7 +154,7 @@ def test_prompt_means_no_unless_told(
 def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = see(Plan("one", [MAKE]))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(ConvergeError, match="nobody to ask: add --yes"):
+    with pytest.raises(ConvergeError, match="no terminal to ask at: add --yes"):
         bootstrap(state_dir, consent=Consent())
     assert runs == []
 
@@ -178,7 +180,7 @@ def test_what_is_seen_only_after_a_reboot_is_planned_again(
         return playbook.PlaybookRun("ok", Path("ansible.log"), [])
 
     monkeypatch.setattr(
-        converge, "look", lambda _: Look({"one": State()}, {"one": Plan("one", seen[len(runs)])})
+        changes, "survey", lambda _: ClusterSurvey({"one": State()}, {"one": Plan("one", seen[len(runs)])})
     )
     monkeypatch.setattr(playbook, "run", run)
     with pytest.raises(ConvergeError, match=r"data would be lost.*--consent one:/dev/pmem0"):
@@ -251,7 +253,7 @@ def test_a_host_that_did_not_come_back_from_its_change_holds_the_others(
     )
     plans = {name: Plan(name, [MAKE]) for name in ("one", "two")}
     gone = HostError("one", "refuses connections")
-    seen = Look({name: State() for name in plans}, plans)
+    seen = ClusterSurvey({name: State() for name in plans}, plans)
     runs: list[list[str]] = []
 
     def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
@@ -259,18 +261,18 @@ def test_a_host_that_did_not_come_back_from_its_change_holds_the_others(
         runs.append(list(found.hosts))
         arguments["on_start"](runs[-1][0], "pmem", "Bring persistent memory to its mode")
         failed = TaskResult(runs[-1][0], "kernel", "Reboot", "failed", {"msg": "timed out"}, 60.0)
-        seen = Look({"two": State()}, {"two": plans["two"]}, [gone])
+        seen = ClusterSurvey({"two": State()}, {"two": plans["two"]}, [gone])
         return playbook.PlaybookRun("failed", Path("ansible.log"), [failed])
 
-    monkeypatch.setattr(converge, "look", lambda _: seen)
+    monkeypatch.setattr(changes, "survey", lambda _: seen)
     monkeypatch.setattr(playbook, "run", run)
     arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(yes=True)}
-    assert converge.bootstrap(load(path, state_dir=state_dir), **arguments) == 1
+    assert changes.bootstrap(load(path, state_dir=state_dir), **arguments) == 1
     with pytest.raises(ConvergeError, match=r"host one was being changed by bootstrap-.* leave it out with"):
-        converge.bootstrap(load(path, state_dir=state_dir), **arguments)
+        changes.bootstrap(load(path, state_dir=state_dir), **arguments)
     assert len(runs) == 1
-    seen = Look({"two": State()}, {"two": plans["two"]})
-    assert converge.bootstrap(load(path, "two", state_dir=state_dir), **arguments) == 1
+    seen = ClusterSurvey({"two": State()}, {"two": plans["two"]})
+    assert changes.bootstrap(load(path, "two", state_dir=state_dir), **arguments) == 1
     assert runs == [["one", "two"], ["two"]]
 
 
@@ -283,7 +285,7 @@ def test_second_run_is_refused(state_dir: Path, see: Any) -> None:
 def test_pmem_mode_that_a_kind_cannot_do(state_dir: Path, see: Any) -> None:
     runs = see(Plan("one"))
     with pytest.raises(ConvergeError, match="host one: mode fsdax: kind local is this machine"):
-        converge.pmem_mode(inventory(state_dir), "fsdax", state_dir=state_dir, consent=Consent(True))
+        changes.pmem_mode(inventory(state_dir), "fsdax", state_dir=state_dir, consent=Consent(True))
     assert runs == []
 
 
@@ -291,7 +293,7 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "provision.observe.observe",
+        "provision.hosts.observe.observe",
         lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
     )
     path = state_dir.parent / "two.yml"
@@ -301,10 +303,10 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
     )
     found = load(path, state_dir=state_dir)
     arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "as_json": True, "check": True}
-    assert converge.pmem_mode(found, "system-ram", **arguments) == 1, "too much movable memory for its DRAM"
+    assert changes.pmem_mode(found, "system-ram", **arguments) == 1, "too much movable memory for its DRAM"
     assert [plan["host"] for plan in json.loads(capsys.readouterr().out)["pending"]] == ["ps"]
     with pytest.raises(ConvergeError, match="host w: mode system-ram: kind cpu has no persistent memory"):
-        converge.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
+        changes.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
 
 
 def test_a_trial_that_failed_on_many_hosts_is_made_again_by_one_word(
@@ -319,7 +321,7 @@ def test_a_trial_that_failed_on_many_hosts_is_made_again_by_one_word(
             for name, state in seen.items()
         }
 
-    monkeypatch.setattr("provision.observe.observe", observe)
+    monkeypatch.setattr("provision.hosts.observe.observe", observe)
     path = state_dir.parent / "two.yml"
     hosts = "{hosts: {ps: {oeprov_kind: cpu, kernel_version: 5.15.0-130-generic}}}"
     path.write_text(f"all:\n  children:\n    parameter_servers: {hosts}\n    workers: {hosts}\n")
@@ -339,7 +341,7 @@ def test_pmem_mode_does_its_own_part_only(
     packages = Step("packages", "install libpmem1", "missing", action="install_packages")
     runs = see(Plan("one", [packages, MAKE]), then=Plan("one", [packages]))
     found = inventory(state_dir, LOCAL + ", pmem_mode: none")
-    code = converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))
+    code = changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))
     assert code == 0
     assert runs[0]["name"] == "pmem_mode"
     approved = runs[0]["host_variables"]["one"]["oeprov_plan"]
@@ -370,7 +372,7 @@ def test_the_advice_of_pmem_mode_names_the_same_hosts(
     ):
         see(Plan("one"))
         found = load(path, limit, state_dir=state_dir)
-        assert converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+        assert changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
         words = f"oeprov pmem-mode directory -i {path}{flag} --state-dir {state_dir} --write-inventory"
         assert f"to write it: {words}\n" in capsys.readouterr().out
 
@@ -383,7 +385,7 @@ def to_directory(state_dir: Path, see: Any, **arguments: Any) -> tuple[int, str]
     found = inventory(state_dir, NONE)
     see(Plan("one"))
     given = {"consent": Consent(), **arguments}
-    code = converge.pmem_mode(found, "directory", state_dir=state_dir, **given)
+    code = changes.pmem_mode(found, "directory", state_dir=state_dir, **given)
     return code, load(found.path, state_dir=state_dir).hosts["one"].pmem.mode
 
 
@@ -403,7 +405,7 @@ def test_pmem_mode_writes_the_inventory(
     assert json.loads(capsys.readouterr().out)["converged"] is True
     found = load(state_dir.parent / "inventory.yml", state_dir=state_dir)
     see(Plan("one"))
-    assert converge.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+    assert changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
     assert "still says" not in capsys.readouterr().out
 
 
@@ -443,7 +445,7 @@ def test_an_inventory_that_cannot_be_edited(
     found = load(path, state_dir=state_dir)
     for write, code in ((False, 0), (True, 1)):
         arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "write_inventory": write}
-        assert converge.pmem_mode(found, "directory", **arguments) == code, "the flag asks for it"
+        assert changes.pmem_mode(found, "directory", **arguments) == code, "the flag asks for it"
         assert "inventory.yml was not edited: " in capsys.readouterr().out
 
 
@@ -451,11 +453,11 @@ def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "provision.observe.observe",
+        "provision.hosts.observe.observe",
         lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
     )
     host = "ansible_host: 192.0.2.7, oeprov_kind: re7p, kernel_version: newest, kernel_arguments: [quiet]"
-    code = converge.pmem_mode(
+    code = changes.pmem_mode(
         inventory(state_dir, host),
         "fsdax",
         state_dir=state_dir,
@@ -532,7 +534,7 @@ def test_stale_plan_is_refused_with_the_difference(
         (state_dir / "pmem0" / "somebody's").touch()
         return True
 
-    monkeypatch.setattr(converge._Run, "_agreed", agree_while_the_host_changes)
+    monkeypatch.setattr(changes._Change, "_agreed", agree_while_the_host_changes)
     assert bootstrap(state_dir) == 1
     shown = capsys.readouterr().out
     assert "the host has changed since the plan was made; nothing was done" in shown

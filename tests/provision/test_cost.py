@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec
-from provision import cli, cost
-from provision.cost import Model
+from provision.cli import main as cli
+from provision.jobs import cost
+from provision.jobs.cost import Model
 
 PAPER = Model(  # the paper's "500 GB"; what changes in its 20 minutes between checkpoints, it does not say
     rows=2_100_000_000, dim=64, optimizer="sgd", dtype="float32", changed=50_000_000, kept=1

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from fake_processes import make_job
 
-from provision import cli, fresh
+from provision.cli import main as cli
+from provision.cluster.errors import HostError, OeprovError
+from provision.converge import fresh
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
-from provision.errors import HostError, OeprovError
-from provision.inventory_check import load
+from provision.inventory.loader import load
+from provision.jobs.store import JobState, ProcessState
 from provision.node.state import FileSystem, Mount, Runtime
-from provision.training.jobs import JobState, ProcessState
 
 PAGE = Path(__file__).parents[2] / "provision" / "dashboard" / "page"
 INVENTORY = """\
@@ -124,7 +125,7 @@ def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", ["rw", "dax=always"])],
     )
     states["gpu-1"] = HostError("gpu-1", "192.0.2.13 port 22 refuses connections")
-    monkeypatch.setattr("provision.observe.observe", lambda _: states)
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda _: states)
     job, broken = make_job(tmp_path), make_job(tmp_path)
     (job.run_dir / "metrics.jsonl").write_text(
         "".join(
@@ -175,7 +176,7 @@ def test_a_look_that_fails_is_told_and_tried_again(
         tries.append(None)
         raise error
 
-    monkeypatch.setattr("provision.dashboard.watch.look", fails)
+    monkeypatch.setattr("provision.dashboard.watch.survey", fails)
     monkeypatch.setattr("provision.dashboard.watch.HOSTS_SECONDS", 0.01)
     with Watch(inventory, tmp_path) as watch:
         found = until(watch.document, lambda data: len(tries) > 1 and data["hosts"]["trouble"])

@@ -14,9 +14,9 @@ from fake_processes import make_job
 
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
-from provision.inventory_check import load
+from provision.inventory.loader import load
+from provision.jobs.store import Job, JobState, ProcessState
 from provision.node import process
-from provision.training.jobs import Job, JobState, ProcessState
 
 if not (shutil.which("chromium") and shutil.which("chromedriver")):
     pytest.skip("no browser here: apt-get install chromium chromium-driver", allow_module_level=True)

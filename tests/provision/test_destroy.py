@@ -12,9 +12,12 @@ import pytest
 from fake_processes import make_job
 from one_host import inventory
 
-from provision import cli, fresh, past
-from provision.inventory import Removal
-from provision.journal import Journal
+from provision.cli import main as cli
+from provision.cluster.inventory import Removal
+from provision.converge import fresh
+from provision.hosts import history
+from provision.hosts.journal import Journal
+from provision.jobs.store import JobState
 from provision.node import bootloader, gpucheck, process, repositories
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
@@ -34,7 +37,6 @@ from provision.node.state import (
     State,
 )
 from provision.node.step import Desired
-from provision.training.jobs import JobState
 
 OPTIONS = ["dax", "nofail", "x-systemd.device-timeout=90s"]
 JOB = "deepfm-20261122-101500"
@@ -305,8 +307,8 @@ def test_the_journal_knows_the_first_arguments_and_default(tmp_path: Path) -> No
         loader = Bootloader(defaults_file=f"GRUB_DEFAULT={default}\n")
         state = State(kernel=KernelState("1", cmdline=words), bootloader=loader)
         for host in ("one", "old"):
-            past.write(journal, "c", host, state, found.hosts["one"].kind)
-    assert past.first(journal, "c") == {"one": (("quiet",), "a b"), "old": (None, None)}
+            history.write(journal, "c", host, state, found.hosts["one"].kind)
+    assert history.first(journal, "c") == {"one": (("quiet",), "a b"), "old": (None, None)}
 
 
 def test_the_command_shows_and_refuses(
@@ -314,7 +316,7 @@ def test_the_command_shows_and_refuses(
 ) -> None:
     found = inventory(tmp_path, "re6p")
     state = used(remains=Remains(jobs=[JobFiles(JOB, pools=["/mnt/pmem0/oeprov/x"])]))
-    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
     words = ["destroy", "-i", str(found.path), "--state-dir", str(tmp_path)]
     assert cli.run([*words, "--check", "--json"]) == 2
     [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
@@ -325,7 +327,7 @@ def test_the_command_shows_and_refuses(
     )
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
-    assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+    assert "no terminal to ask at: add --yes" in capsys.readouterr().err
 
 
 def test_consent_that_names_nothing_is_said_and_changes_nothing(
@@ -333,7 +335,7 @@ def test_consent_that_names_nothing_is_said_and_changes_nothing(
 ) -> None:
     found, state = inventory(tmp_path, "re6p"), used(remains=Remains(jobs=[JobFiles(JOB, pools=["/p/x"])]))
     bare = used(owned=[], mounts=[], fstab=[], runtime=Runtime("/opt/oeprov/venv"))
-    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
     words = ["destroy", "-i", str(found.path), "--state-dir", str(tmp_path), "--yes"]
     for wrong, said in (
         (
@@ -350,7 +352,7 @@ def test_consent_that_names_nothing_is_said_and_changes_nothing(
     said = capsys.readouterr().out
     assert said.count("was named, but") == 1
     assert "one:job/gone was named, but oeprov made nothing of that name there, or it is gone already" in said
-    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, bare))
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, bare))
     assert cli.run([*words, "--consent", "one:namespace0.0/n-1"]) == 0, "twice does no harm"
     said = capsys.readouterr().out
     assert "one:namespace0.0/n-1 was named, but" in said
@@ -361,7 +363,7 @@ def test_a_job_of_this_state_directory_that_runs_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, state, job = inventory(tmp_path, "re6p"), used(), make_job(tmp_path)
-    monkeypatch.setattr("provision.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
     me = os.getpid()
     job.write_state(JobState(phase="running", supervisor_pid=me, supervisor_started=process.start_time(me)))
     assert cli.run(["destroy", "-i", str(found.path), "--state-dir", str(tmp_path), "--yes"]) == 1
@@ -369,7 +371,7 @@ def test_a_job_of_this_state_directory_that_runs_stops_it(
 
 
 def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
-    from provision.training.placement import connection, restored
+    from provision.jobs.placement import connection, restored
 
     host = inventory(tmp_path, "re6p").hosts["one"]
     doomed = replace(host, removal=Removal((), "/j", None))

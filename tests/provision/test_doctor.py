@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_plan_cases import inputs
 
-from provision import share
-from provision.cli import run
-from provision.diagnosis import diagnose
+from provision.cli.main import run
+from provision.cluster import share
+from provision.converge.diagnosis import diagnose
 from provision.node import health, port
 from provision.node.command import System
 from provision.node.health import Health

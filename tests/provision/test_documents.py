@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from provision import cli, settings
+from provision.cli import main as cli
+from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "containers/README.md", "docs/deeprec-flags.md"]
@@ -131,7 +132,7 @@ def test_variables_that_are_named_are_known() -> None:
 
 
 def test_metrics_that_are_named_are_served() -> None:
-    source = (ROOT / "oe_runtime" / "prometheus.py").read_text()
+    source = (ROOT / "oe_runtime" / "server" / "metrics.py").read_text()
     for name in set(re.findall(r"`oe_(\w+)`", text_of("README.md"))) - {"runtime"}:
         assert name in source or name.removesuffix("_total") in source, name
 

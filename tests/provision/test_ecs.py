@@ -18,11 +18,12 @@ from alibabacloud_credentials.exceptions import CredentialException
 from alibabacloud_credentials.utils import auth_util
 from typer.testing import CliRunner
 
-from provision import ecs, playbook
-from provision.cli import app
-from provision.errors import InventoryError
-from provision.inventory_check import load
-from provision.settings import Kind
+from provision.cli.main import app
+from provision.cluster.errors import InventoryError
+from provision.cluster.settings import Kind
+from provision.hosts import playbook
+from provision.inventory import ecs
+from provision.inventory.loader import load
 
 ANSWERS = json.loads(Path(__file__).parent.joinpath("ecs", "answers.json").read_text())
 KEY, SECRET = "LTAI5tRecordedRecorded", "kNoBodyKnowsThisSecret000"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recorded import Programs
 
-from provision import flavors
+from provision.artifacts import wheel
 from provision.node import apply, deeprec, foreign, numa, openembedding
 from provision.node.command import CommandError, System
 from provision.node.state import NumaNode, OsInfo, State
@@ -240,7 +240,7 @@ class TestDeepRecBuild:
             return wheel
 
         name = deeprec.build_name(Desired())
-        provide = flavors.of("deeprec").provide
+        provide = wheel.provide_theirs
         first = provide(name, tmp_path / "state", build)
         assert first == provide(name, tmp_path / "state", build)
         assert asked == [1]

@@ -13,19 +13,18 @@ import pytest
 from recorded import Programs
 from test_training_supervisor import assert_nothing_left, until
 
-from provision import flavors
-from provision.errors import TrainingError
-from provision.flavors import openembedding
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.look import Look
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.hosts.stop_request import StopRequest
+from provision.hosts.survey import ClusterSurvey
+from provision.inventory.loader import load
+from provision.jobs import data, flavors, jobspec, launching, placement, store
+from provision.jobs.flavors import openembedding
+from provision.jobs.metrics import summary
+from provision.jobs.request import LaunchOptions
+from provision.jobs.store import Job
+from provision.jobs.supervisor import Supervisor
 from provision.node.state import Mount, NumaNode, OsInfo, State
-from provision.training import data, jobs, jobspec, launching, placement
-from provision.training.child import StopRequest
-from provision.training.jobs import Job
-from provision.training.jobspec import LaunchOptions
-from provision.training.metrics import summary
-from provision.training.supervisor import Supervisor
 
 INVENTORY = """\
 all:
@@ -95,7 +94,7 @@ def inventory(tmp_path: Path, flavor: str = "openembedding", more: str = "", dat
 
 def made(tmp_path: Path, found: Inventory, options: LaunchOptions | None = None, **states: State) -> Job:
     wanted = jobspec.request(found, options or LaunchOptions())
-    job = jobs.create(tmp_path / "state", "theirs", datetime(2026, 11, 22))
+    job = store.create(tmp_path / "state", "theirs", datetime(2026, 11, 22))
     placed = flavors.of(found.flavor).place(job, found, states, wanted)
     job.write_spec(jobspec.build(job, found, placed, wanted, datetime(2026, 11, 22)))
     return job
@@ -258,13 +257,13 @@ class TestRefusals:
         options: dict[str, Any],
         words: str,
     ) -> None:
-        monkeypatch.setattr(launching, "look", lambda inventory: Look())
+        monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey())
         with pytest.raises(TrainingError) as caught:
             launching.launch(
                 inventory(tmp_path, flavor, more), LaunchOptions(**options), state_dir=tmp_path / "state"
             )
         assert words in str(caught.value)
-        assert jobs.all_jobs(tmp_path / "state") == []
+        assert store.all_jobs(tmp_path / "state") == []
 
     def test_a_csv_without_header(self, tmp_path: Path) -> None:
         found = inventory(tmp_path)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from provision import settings, share
-from provision.errors import InventoryError
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.schema import inventory_schema
-from provision.setting_types import parse_size
-from provision.settings import Kind
+from provision.cluster import settings, share
+from provision.cluster.errors import InventoryError
+from provision.cluster.inventory import Inventory
+from provision.cluster.setting_types import parse_size
+from provision.cluster.settings import Kind
+from provision.inventory.loader import load
+from provision.inventory.schema import inventory_schema
 
 
 def write(path: Path, text: str) -> Path:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision import inventory_edit, inventory_file
-from provision.errors import InventoryError
-from provision.inventory_edit import Edit
+from provision.cluster.errors import InventoryError
+from provision.inventory import edit as inventory_edit
+from provision.inventory import file
+from provision.inventory.edit import Edit
 
 GROUPS = """\
 # The cluster of the second floor.
@@ -50,7 +51,7 @@ def changed(edits: list[Edit]) -> list[tuple[str, str]]:
 
 
 def modes(path: Path) -> dict[str, object]:
-    return {host.name: host.variables.get("pmem_mode") for host in inventory_file.read(path).hosts}
+    return {host.name: host.variables.get("pmem_mode") for host in file.read(path).hosts}
 
 
 def edit(path: Path, *hosts: str, **alike: object) -> list[tuple[str, str]]:
@@ -213,7 +214,7 @@ def test_the_sample_stays_what_it_is(tmp_path: Path) -> None:
     sample = Path(__file__).parents[2] / "inventory/sample.yml"
     path = tmp_path / "inventory.yml"
     path.write_bytes(sample.read_bytes())
-    kinds = {host.name: host.variables.get("oeprov_kind") for host in inventory_file.read(path).hosts}
+    kinds = {host.name: host.variables.get("oeprov_kind") for host in file.read(path).hosts}
     hosts = [name for name, kind in kinds.items() if kind in ("re6p", "re7p")]
     lines = edit(path, *hosts)
     assert 0 < len([line for _, line in lines if line[0] == "+"]) <= len(hosts)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.errors import InventoryError
-from provision.inventory_check import load
+from provision.cluster.errors import InventoryError
+from provision.inventory.loader import load
 
 GOOD = """\
 all:
@@ -144,7 +144,7 @@ def test_an_empty_group(tmp_path: Path, group: str) -> None:
 
 def test_a_group_that_is_missing(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD.replace("workers:", "worker:"))
-    assert "group workers is missing; did you mean it by 'worker'?" in message
+    assert "group workers is missing; did you mean 'worker'?" in message
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from fake_processes import make_job
 
-from provision import cli
-from provision.errors import HostError
+from provision.cli import main as cli
+from provision.cluster.errors import HostError
+from provision.hosts import errands
+from provision.jobs import store
+from provision.jobs.store import Job, JobState, ProcessState
 from provision.node import process
-from provision.training import errand, jobs
-from provision.training.jobs import Job, JobState, ProcessState
 
 DAY = 86400.0
 CONNECTION = {
@@ -47,7 +48,7 @@ def make(state_dir: Path) -> Callable[..., Job]:
     template = make_job(state_dir.parent / "template").spec()
 
     def job(name: str, days: float, phase: str = "done", *, pools: bool = False, host: str = "") -> Job:
-        made = jobs.create(state_dir, name, datetime(2026, 11, 1, 12, 15))
+        made = store.create(state_dir, name, datetime(2026, 11, 1, 12, 15))
         processes = []
         for item in template.processes:
             more = {"host": host, "unit": f"oeprov-{made.id}-{item.name}.service"} if host else {}
@@ -112,7 +113,7 @@ def test_rm_asks_and_removes_what_was_named(
 ) -> None:
     make("j1", 3), make("j2", 2), make("j3", 1)
     assert cli.run(["jobs", "rm", "j1"]) == 1
-    assert "there is nobody to ask: add --yes" in capsys.readouterr().err
+    assert "no terminal to ask at: add --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: "")
     assert cli.run(["jobs", "rm", "j1"]) == 1
@@ -205,8 +206,8 @@ def test_the_rows_of_a_job_that_trained_longer_stay(
         kept[args["role"]] = args["keep_pools"]
         return {"h1": {"stopped": {}}}
 
-    monkeypatch.setattr(errand, "on_all", on_all)
-    monkeypatch.setattr(errand, "run", lambda _host, _what, args, _s: {"events": there[args["offset"] :]})
+    monkeypatch.setattr(errands, "on_all", on_all)
+    monkeypatch.setattr(errands, "run", lambda _host, _what, args, _s: {"events": there[args["offset"] :]})
     assert cli.run(["stop", "j1"]) == 0
     assert kept["parameter_server"]
     assert (job.state().phase, job.state().message) == ("interrupted", "stopped at step 31, which is saved")
@@ -279,7 +280,7 @@ def test_what_a_job_has_on_hosts_goes_first(
         asked.append((what, args))
         return answer
 
-    monkeypatch.setattr(errand, "on_all", on_all)
+    monkeypatch.setattr(errands, "on_all", on_all)
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
     shown = capsys.readouterr().out
     assert f"on host h1: /mnt/pmem0/oeprov/{job.id}/server-0, /var/lib/oeprov/jobs/{job.id} goes too" in shown

@@ -85,4 +85,4 @@ def _is_tool(pid: str) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"oe_runtime.checkpoint_tools" in words
+    return b"oe_runtime.checkpoint" in words

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.errors import ConvergeError
-from provision.journal import Journal, cluster_lock
+from provision.cluster.errors import ConvergeError
+from provision.hosts.journal import Journal, cluster_lock
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def test_a_line_that_a_crash_cut_off_spoils_neither_neighbour(tmp_path: Path) ->
 
 def test_two_runs_refuse_each_other(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from provision.journal import cluster_lock\n"
+        "import sys; from pathlib import Path; from provision.hosts.journal import cluster_lock\n"
         "with cluster_lock(Path(sys.argv[1]), 'local'):\n    print('held', flush=True); input()"
     )
     other = subprocess.Popen(

@@ -13,10 +13,10 @@ import pytest
 from fake_cluster import FakeCluster
 from test_kubernetes_manifests import inventory_file
 
-from provision import cli
-from provision.kubernetes import follow, record, run
-from provision.training import jobs
-from provision.training.jobs import jobs_dir
+from provision.cli import main as cli
+from provision.jobs import store
+from provision.jobs.kubernetes import follow, record, run
+from provision.jobs.store import jobs_dir
 
 pytest.importorskip("kubernetes")
 
@@ -193,7 +193,7 @@ def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
     assert names[0].startswith("old-")
     assert oeprov("stop", names[0]) == 0
     assert [job.id for job in record.all_jobs(tmp_path / "state")] == names
-    assert jobs.find(tmp_path / "state", None).id == names[1]
+    assert store.find(tmp_path / "state", None).id == names[1]
 
 
 def test_ctrl_c_stops_it(cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_what_could_not_be_made_is_taken_back(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("provision.kubernetes.checks.rehearse", lambda *_: None)
+    monkeypatch.setattr("provision.jobs.kubernetes.checks.rehearse", lambda *_: None)
     cluster.refused["Job"] = (500, "etcdserver: request timed out")
     assert oeprov("launch-training") == 1
     assert "job/deepfm-" in (said := capsys.readouterr().err)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import cli
-from provision.errors import TrainingError
-from provision.inventory_check import load
-from provision.kubernetes import manifests, parts, plan, servers, workers
-from provision.training.jobspec import LaunchOptions
+from provision.cli import main as cli
+from provision.cluster.errors import TrainingError
+from provision.inventory.loader import load
+from provision.jobs.kubernetes import manifests, parts, plan, servers, workers
+from provision.jobs.request import LaunchOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -237,11 +237,11 @@ def test_lost_workers_start_again_whatever_was_chosen(tmp_path: Path, form: str)
 
 
 def test_the_servers_command_is_one_that_the_server_takes(tmp_path: Path) -> None:
-    from oe_runtime import server
+    from oe_runtime.server import cli
 
     for variant in VARIANTS.values():
         words = pod_of(made(tmp_path, variant)["StatefulSet/ctr-server"])["containers"][0]["args"]
-        assert server._parser().parse_args(words).tls == "on"
+        assert cli._parser().parse_args(words).tls == "on"
 
 
 class TestScripts:

@@ -9,9 +9,9 @@ from fake_cluster import FakeCluster
 from rich.console import Console
 from test_kubernetes_manifests import inventory_file
 
-from provision import cli
-from provision.kubernetes import follow, record
-from provision.kubernetes.api import Api
+from provision.cli import main as cli
+from provision.jobs.kubernetes import follow, record
+from provision.jobs.kubernetes.api import Api
 
 pytest.importorskip("kubernetes")
 

@@ -7,12 +7,13 @@ import pytest
 import yaml
 from test_kubernetes_manifests import inventory_file
 
-from provision import cli, settings
-from provision.errors import OeprovError
-from provision.inventory_check import load
-from provision.kubernetes import manifests, plan
-from provision.kubernetes.differences import NO_MEANING
-from provision.training.jobspec import LaunchOptions
+from provision.cli import main as cli
+from provision.cluster import settings
+from provision.cluster.errors import OeprovError
+from provision.inventory.loader import load
+from provision.jobs.kubernetes import manifests, plan
+from provision.jobs.kubernetes.differences import NO_MEANING
+from provision.jobs.request import LaunchOptions
 
 CLASS = {"kubernetes_storage_class": "pmem", "kubernetes_storage_size": "100G"}
 # Variable -> another value than its default, and what else is set with it.

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from provision import share
-from provision.errors import LabError
-from provision.inventory_check import load
+from provision.cluster import share
+from provision.cluster.errors import LabError
+from provision.inventory.loader import load
 from provision.lab import Lab, image, labels, machine, programs
 from provision.lab import lab as lab_module
 from provision.lab import node as node_module

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_processes import Servers
 
 from oe_runtime import Client, TableSpec, Worker
-from provision import cli, monitoring
-from provision.inventory_check import load
+from provision.cli import main as cli
+from provision.inventory.loader import load
+from provision.monitoring import stack
 
 INVENTORY = """\
 all:
@@ -82,12 +83,10 @@ def shown(tmp_path: Path) -> Labels:
 @pytest.mark.process
 def test_the_dashboard_asks_for_what_servers_show(tmp_path: Path) -> None:
     there = shown(tmp_path)
-    expressions = [
-        target["expr"] for panel in monitoring.dashboard()["panels"] for target in panel["targets"]
-    ]
+    expressions = [target["expr"] for panel in stack.dashboard()["panels"] for target in panel["targets"]]
     variables = [
         item["query"]["query"]
-        for item in monitoring.dashboard()["templating"]["list"]
+        for item in stack.dashboard()["templating"]["list"]
         if item["name"] == "cluster"
     ]
     assert len(expressions) > 20
@@ -111,7 +110,7 @@ def test_the_dashboard_asks_for_what_servers_show(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_is_whole(tmp_path: Path) -> None:
-    found = monitoring.dashboard()
+    found = stack.dashboard()
     assert json.loads(json.dumps(found)) == found
     panels = found["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -127,7 +126,7 @@ def test_the_dashboard_is_whole(tmp_path: Path) -> None:
 
 
 def test_prometheus_finds_every_server(tmp_path: Path) -> None:
-    config, notes = monitoring.prometheus(load(inventory_file(tmp_path)))
+    config, notes = stack.prometheus(load(inventory_file(tmp_path)))
     (job,) = config["scrape_configs"]
     found = {item["labels"]["host"]: item["targets"] for item in job["static_configs"]}
     assert found == {
@@ -142,10 +141,10 @@ def test_prometheus_finds_every_server(tmp_path: Path) -> None:
 
 
 def test_prometheus_finds_servers_on_kubernetes(tmp_path: Path) -> None:
-    from provision.kubernetes import parts
+    from provision.jobs.kubernetes import parts
 
     variables = ", kubernetes_server_image: x, kubernetes_namespace: training"
-    config, _ = monitoring.prometheus(load(inventory_file(tmp_path, variables)))
+    config, _ = stack.prometheus(load(inventory_file(tmp_path, variables)))
     job = config["scrape_configs"][1]
     assert job["kubernetes_sd_configs"][0]["namespaces"]["names"] == ["training"]
     first = job["relabel_configs"][0]
@@ -160,8 +159,8 @@ def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.run(["monitoring", "-i", str(path), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert f"import {tmp_path / 'out' / 'grafana-dashboard.json'}" in said
-    assert json.loads((tmp_path / "out" / monitoring.DASHBOARD).read_text()) == monitoring.dashboard()
-    written = tmp_path / "out" / monitoring.PROMETHEUS
+    assert json.loads((tmp_path / "out" / stack.DASHBOARD).read_text()) == stack.dashboard()
+    written = tmp_path / "out" / stack.PROMETHEUS
     assert len(yaml.safe_load(written.read_text())["scrape_configs"]) == 2
     if promtool := shutil.which("promtool"):  # Debian's knows no Kubernetes
         assert (

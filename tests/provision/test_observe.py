@@ -12,12 +12,13 @@ import pytest
 from other_pythons import find_python
 from ssh_server import SshServer, serving
 
-from provision import carry, remote, remote_python, share
-from provision import observe as observing
-from provision.errors import HostError
-from provision.inventory import Host, Inventory
-from provision.inventory_check import load
-from provision.look import look
+from provision.cluster import share
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts import observe as observing
+from provision.hosts import payload, remote, remote_python
+from provision.hosts.survey import survey
+from provision.inventory.loader import load
 from provision.node.observe import observe_node
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State, difference
@@ -111,19 +112,19 @@ def test_the_payload_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_bytecode_and_text_give_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {"host": "h", "kind": "cpu"}
     bytecode = observing.parse("h", carried_to(sys.executable, wanted))
-    monkeypatch.setattr(carry, "_BYTECODE", "of another Python")
-    carry._package.cache_clear()
+    monkeypatch.setattr(payload, "_BYTECODE", "of another Python")
+    payload._package.cache_clear()
     try:
         text = observing.parse("h", carried_to(sys.executable, wanted))
     finally:
-        carry._package.cache_clear()
+        payload._package.cache_clear()
     assert difference(bytecode, text) == []
 
 
 def carried_to(python: str, wanted: dict[str, object], env: dict[str, str] | None = None) -> str:
     """What the payload prints under that interpreter."""
-    given = carry.payload("__main__", wanted)
-    done = subprocess.run(carry.command(python), input=given, capture_output=True, env=env, check=False)
+    given = payload.pack("__main__", wanted)
+    done = subprocess.run(payload.command(python), input=given, capture_output=True, env=env, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -250,14 +251,14 @@ def test_hosts_that_hang_do_not_keep_the_others_waiting(
     monkeypatch.setattr(observing, "PATIENCE", 0.1)
     answer = threading.Event()
 
-    def look(host: Host) -> str:
+    def survey(host: Host) -> str:
         if host.name == "a":
             answer.set()
         else:
             assert answer.wait(20), "a waits for hosts that hang"
         raise HostError(host.name, "seen")
 
-    monkeypatch.setattr(observing, "observe_host", look)
+    monkeypatch.setattr(observing, "observe_host", survey)
     hanging = "".join(f"    h{index}: {{oeprov_kind: cpu}}\n" for index in range(6))
     found = observing.observe(inventory(tmp_path, hanging + host(server)))
     assert list(found) == [*(f"h{index}" for index in range(6)), "a"]
@@ -332,7 +333,7 @@ def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
     found = load(share.inventory("sample"), state_dir=Path("state"))
     monkeypatch.setattr(observing, "observe", lambda inventory: dict.fromkeys(inventory.hosts, old))
     monkeypatch.setattr("ansible.release.__version__", "2.19.14")
-    looked = look(found)
+    looked = survey(found)
     assert all(any(said == line for line in plan.problems) for plan in looked.plans.values())
     monkeypatch.setattr("ansible.release.__version__", "2.16.19")
-    assert not any("ansible-core" in line for plan in look(found).plans.values() for line in plan.problems)
+    assert not any("ansible-core" in line for plan in survey(found).plans.values() for line in plan.problems)

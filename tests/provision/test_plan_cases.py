@@ -1,9 +1,9 @@
 """Plans from case files: ``cases/*.json`` say state + desired → steps, one case a file.
 
-``base`` names a freshly installed kind (``provision.fresh``); ``state`` replaces parts of it. With ``ready``
-(the default) packages and runtime are there already, so that a case shows only what it is about. ``steps``
-lists every expected step in order; fields that a case does not mention are not compared. ``notes`` and
-``problems`` are pieces of text, one for each expected line.
+``base`` names a freshly installed kind (``provision.converge.fresh``); ``state`` replaces parts of it. With
+``ready`` (the default) packages and runtime are there already, so that a case shows only what it is about.
+``steps`` lists every expected step in order; fields that a case does not mention are not compared.
+``notes`` and ``problems`` are pieces of text, one for each expected line.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provision import fresh
+from provision.converge import fresh
 from provision.node import packages
 from provision.node.plan import Desired, make_plan
 from provision.node.state import Runtime, State

@@ -1,4 +1,4 @@
-"""The roles under plain ``ansible-playbook``, and that they say the same as provision/settings.py."""
+"""The roles under plain ``ansible-playbook``, and that they say the same as provision/cluster/settings.py."""
 
 import ast
 import os
@@ -12,13 +12,13 @@ import yaml
 from fake_processes import make_job
 from test_training_supervisor import assert_nothing_left, until
 
-from provision import settings
-from provision.inventory_check import host_of, load
-from provision.runtime_settings import RuntimeSettings
-from provision.setting_types import Settings
-from provision.settings import Kind
-from provision.training.background import start_detached
-from provision.training.jobs import ACTIVE
+from provision.cluster import settings
+from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.setting_types import Settings
+from provision.cluster.settings import Kind
+from provision.inventory.loader import host_of, load
+from provision.jobs.background import start_detached
+from provision.jobs.store import ACTIVE
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS: dict[str, type[Settings]] = {

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from one_host import inventory
 
-from provision import converge, fresh, past, rollback
-from provision.converge import Consent
-from provision.errors import ConvergeError
-from provision.inventory import Inventory
-from provision.journal import Journal
+from provision.cluster.errors import ConvergeError
+from provision.cluster.inventory import Inventory
+from provision.cluster.settings import Kind
+from provision.converge import changes, fresh, rollback
+from provision.converge.changes import Consent
+from provision.hosts import history
+from provision.hosts.journal import Journal
 from provision.node.state import DaxDevice, Dimms, KernelState, State
-from provision.settings import Kind
 
 OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
 
@@ -22,32 +23,35 @@ def seen(monkeypatch: pytest.MonkeyPatch, found: Inventory, **parts: Any) -> Sta
     """The host as `observe` brings it."""
     state = fresh.state(found.hosts["one"].desired())
     state = state._replace(**parts)
-    monkeypatch.setattr("provision.observe.observe", lambda inventory: dict.fromkeys(inventory.hosts, state))
+    monkeypatch.setattr(
+        "provision.hosts.observe.observe", lambda inventory: dict.fromkeys(inventory.hosts, state)
+    )
     return state
 
 
 def test_modes_are_told_from_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     re6p = seen(monkeypatch, inventory(tmp_path, "re6p"))
-    assert past.mode_of(re6p, Kind.re6p) == ""
+    assert history.mode_of(re6p, Kind.re6p) == ""
     used = re6p._replace(namespaces=[re6p.namespaces[0]._replace(mode="fsdax")])
-    assert past.mode_of(used, Kind.re6p) == "fsdax"
+    assert history.mode_of(used, Kind.re6p) == "fsdax"
     assert (
-        past.mode_of(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]), Kind.re6p) == "system-ram"
+        history.mode_of(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]), Kind.re6p)
+        == "system-ram"
     )
-    assert past.mode_of(re6p, Kind.re7p) == "system-ram"
+    assert history.mode_of(re6p, Kind.re7p) == "system-ram"
     words = re6p.kernel._replace(cmdline=["memmap=1008G!257G"])
-    assert past.mode_of(re6p._replace(kernel=words), Kind.re7p) == "fsdax"
-    assert past.mode_of(State(dimms=Dimms(volatile=1)), Kind.bare_metal_pmem) == "memory"
+    assert history.mode_of(re6p._replace(kernel=words), Kind.re7p) == "fsdax"
+    assert history.mode_of(State(dimms=Dimms(volatile=1)), Kind.bare_metal_pmem) == "memory"
 
 
 def test_the_last_other_value_counts_and_other_clusters_do_not(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", "run")
     for cluster, release in (("c", "1"), ("c", "2"), ("other", "9"), ("c", "3")):
-        past.write(journal, cluster, "one", State(kernel=KernelState(running=release)), Kind.cpu)
-    assert past.last(journal, "c", "kernel", {"one": "3"}) == {"one": "2"}
-    assert past.last(journal, "c", "kernel", {"one": "2"}) == {"one": "3"}
-    assert past.last(journal, "c", "kernel", {"two": "2"}) == {}
-    assert past.last(journal, "c", "mode", {"one": ""}) == {}
+        history.write(journal, cluster, "one", State(kernel=KernelState(running=release)), Kind.cpu)
+    assert history.last(journal, "c", "kernel", {"one": "3"}) == {"one": "2"}
+    assert history.last(journal, "c", "kernel", {"one": "2"}) == {"one": "3"}
+    assert history.last(journal, "c", "kernel", {"two": "2"}) == {}
+    assert history.last(journal, "c", "mode", {"one": ""}) == {}
 
 
 def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
@@ -59,7 +63,7 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     state = seen(monkeypatch, found, kernel=now)
     assert rollback.kernel(found, **options) == 0
     assert "knows of no other kernel of these hosts" in capsys.readouterr().out
-    past.write(
+    history.write(
         Journal(tmp_path / "journal.jsonl", "run"),
         "c",
         "one",
@@ -83,7 +87,7 @@ def test_the_old_mode_needs_consent_that_names_the_namespace(
     plain = seen(monkeypatch, found, kernel=kernel)
     item = plain.namespaces[0]
     fsdax = plain._replace(namespaces=[item._replace(mode="fsdax", blockdev="pmem0", uuid="u")])
-    past.write(Journal(tmp_path / "journal.jsonl", "run"), "c", "one", fsdax, Kind.re6p)
+    history.write(Journal(tmp_path / "journal.jsonl", "run"), "c", "one", fsdax, Kind.re6p)
     foreign = item._replace(mode="devdax", blockdev="", chardev="dax0.0", uuid="of-somebody-else")
     seen(
         monkeypatch,
@@ -108,8 +112,8 @@ def test_a_change_writes_down_what_was_before(tmp_path: Path, monkeypatch: pytes
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(converge.playbook, "run", stop)
+    monkeypatch.setattr(changes.playbook, "run", stop)
     with pytest.raises(KeyboardInterrupt):
-        converge.bootstrap(found, state_dir=tmp_path, consent=Consent(yes=True))
+        changes.bootstrap(found, state_dir=tmp_path, consent=Consent(yes=True))
     journal = Journal(tmp_path / "journal.jsonl", "x")
-    assert past.last(journal, "c", "kernel", {"one": "another"}) == {"one": NEW}
+    assert history.last(journal, "c", "kernel", {"one": "another"}) == {"one": NEW}

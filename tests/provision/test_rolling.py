@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import rolling
-from provision.inventory import Inventory
-from provision.inventory_check import load
+from provision.cluster.inventory import Inventory
+from provision.converge import rolling
+from provision.inventory.loader import load
 from provision.node.step import Plan, Step
 
 REBOOT = Step("reboot", "reboot", "a new kernel", reboots=True, action="reboot")

@@ -13,10 +13,10 @@ import pytest
 from fake_processes import make_job
 from recorded import Programs
 
-from provision import cli, serving
-from provision.errors import TrainingError
-from provision.training import jobs
-from provision.training.jobs import Job
+from provision.cli import main as cli
+from provision.cluster.errors import TrainingError
+from provision.jobs import serving, store
+from provision.jobs.store import Job
 
 DOCKER = """\
 if sys.argv[1] in ("image", "manifest") and sys.argv[3] != "tensorflow/serving:latest":
@@ -146,7 +146,7 @@ def test_a_job_without_export(job: Job) -> None:
 
 def test_the_last_export_is_served_whatever_ran_since(job: Job) -> None:
     state_dir = job.directory.parents[1]
-    later = jobs.create(state_dir, "wdl", datetime(2026, 11, 22))
+    later = store.create(state_dir, "wdl", datetime(2026, 11, 22))
     later.job_file.write_text(job.job_file.read_text())
-    assert jobs.all_jobs(state_dir)[-1].id == later.id
+    assert store.all_jobs(state_dir)[-1].id == later.id
     assert str(job.directory) in str(serving.find(state_dir, None).export)

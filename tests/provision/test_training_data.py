@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from oe_runtime.data import check as check_program
-from provision import share
-from provision.errors import HostError, TrainingError
-from provision.flavors import oe_runtime
-from provision.inventory import Host, Inventory
-from provision.inventory_check import load
+from provision.cluster import share
+from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts import errands
+from provision.inventory.loader import load
+from provision.jobs import data, jobspec
+from provision.jobs.flavors import oe_runtime
+from provision.jobs.request import LaunchOptions
 from provision.node import job, jobfiles
 from provision.node.command import Result, System
-from provision.training import data, errand, jobspec
-from provision.training.jobspec import LaunchOptions
 
 EXCERPT = Path(__file__).parents[1] / "oe_runtime" / "data" / "criteo_200.tsv"
 LOCAL = """\
@@ -74,7 +75,7 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
         asked[host.name] = list(args["argv"])  # type: ignore[call-overload]
         return {"problem": problem if host.name == "b" else ""}
 
-    monkeypatch.setattr(errand, "run", run)
+    monkeypatch.setattr(errands, "run", run)
     check(tmp_path, HOSTS, "/srv/day.tsv")
     words = ["-m", "oe_runtime.data.check", "--max-bad-rows", "7", "--", "/srv/day.tsv"]
     assert asked == {"a": ["/opt/oeprov/venv/bin/python", *words], "b": ["/srv/venv/bin/python", *words]}
@@ -89,7 +90,7 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
     def lost(host: Host, *_: object) -> dict[str, object]:
         raise HostError(host.name, "the connection broke")
 
-    monkeypatch.setattr(errand, "run", lost)
+    monkeypatch.setattr(errands, "run", lost)
     with pytest.raises(TrainingError, match=r"^host a: --data: the connection broke"):
         check(tmp_path, HOSTS, "/srv/day.tsv")
     check(tmp_path, HOSTS, "generate:100")
@@ -202,7 +203,7 @@ def test_flavors_of_others_name_their_programs(tmp_path: Path, monkeypatch: pyte
         asked.append([*argv[:3], *argv[4:]])
         return {"problem": ""}
 
-    monkeypatch.setattr(errand, "run", run)
+    monkeypatch.setattr(errands, "run", run)
     check(tmp_path, HOSTS, "/srv/day.csv", ", runtime_flavor: openembedding, training_model: wdl")
     one = HOSTS.replace("workers: {{hosts: {{a: , b: }}}}", "workers: {{hosts: {{a: }}}}")
     check(tmp_path, one, "/srv/days", ", runtime_flavor: deeprec, training_model: wdl")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from provision.jobs.store import Job, all_jobs
 from provision.node import process
-from provision.training.jobs import Job, all_jobs
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 REPOSITORY = Path(__file__).parents[2]

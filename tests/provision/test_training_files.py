@@ -10,12 +10,12 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision.errors import TrainingError
+from provision.cluster.errors import TrainingError
+from provision.jobs import fetching, jobview, logview, store
+from provision.jobs.metrics import MetricsTail, summary
+from provision.jobs.progress import TrainingView
+from provision.jobs.store import JobState, ProcessState
 from provision.node import process
-from provision.training import fetching, jobs, jobview, logview
-from provision.training.jobs import JobState, ProcessState
-from provision.training.metrics import MetricsTail, summary
-from provision.training.progress import TrainingView
 
 
 def write(path: Path, *events: dict[str, object]) -> None:
@@ -24,7 +24,7 @@ def write(path: Path, *events: dict[str, object]) -> None:
         file.writelines(json.dumps(event) + "\n" for event in events)
 
 
-def running(job: jobs.Job, **changes: object) -> None:
+def running(job: store.Job, **changes: object) -> None:
     me = os.getpid()
     started = process.start_time(me)
     item = ProcessState(
@@ -51,28 +51,28 @@ def test_token_is_for_its_owner_only_and_kept(tmp_path: Path) -> None:
 
 def test_two_jobs_in_one_second(tmp_path: Path) -> None:
     now = datetime(2026, 11, 21, 12, 15)
-    names = [jobs.create(tmp_path, "deepfm", now).id for _ in range(3)]
+    names = [store.create(tmp_path, "deepfm", now).id for _ in range(3)]
     assert names == ["deepfm-20261121-121500", "deepfm-20261121-121500-2", "deepfm-20261121-121500-3"]
 
 
 def test_find(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no job in .* yet"):
-        jobs.find(tmp_path, None)
+        store.find(tmp_path, None)
     with pytest.raises(TrainingError, match=r"no job nonsense in .* yet: start one with `oeprov launch"):
-        jobs.find(tmp_path, "nonsense")
+        store.find(tmp_path, "nonsense")
     first, second = make_job(tmp_path), make_job(tmp_path)
     os.utime(first.job_file, ns=(1, 1))
-    assert jobs.find(tmp_path, None).id == second.id
-    assert jobs.find(tmp_path, first.id).id == first.id
+    assert store.find(tmp_path, None).id == second.id
+    assert store.find(tmp_path, first.id).id == first.id
     listed = rf"\(last jobs: {first.id}, {second.id}\); `oeprov jobs` lists them$"
     with pytest.raises(TrainingError, match=f"^no job nonsense in .*{listed}"):
-        jobs.find(tmp_path, "nonsense")
+        store.find(tmp_path, "nonsense")
     with pytest.raises(TrainingError, match="no job"):
-        jobs.find(tmp_path, "../jobs/" + first.id)
+        store.find(tmp_path, "../jobs/" + first.id)
 
 
-def named(state_dir: Path, name: str, day: int) -> jobs.Job:
-    job = jobs.create(state_dir, name, datetime(2026, 11, day, 12, 15))
+def named(state_dir: Path, name: str, day: int) -> store.Job:
+    job = store.create(state_dir, name, datetime(2026, 11, day, 12, 15))
     job.write_spec(make_job(state_dir / "other").spec().model_copy(update={"id": job.id}))
     os.utime(job.job_file, ns=(day, day))
     return job
@@ -80,19 +80,19 @@ def named(state_dir: Path, name: str, day: int) -> jobs.Job:
 
 def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -> None:
     one, other, third = named(tmp_path, "j1", 1), named(tmp_path, "j10", 2), named(tmp_path, "wdl-x", 3)
-    assert jobs.find(tmp_path, "j1").id == one.id  # not the beginning of j10 too
-    assert jobs.find(tmp_path, "j10").id == other.id
-    assert jobs.find(tmp_path, "wdl-x-2026").id == third.id
-    assert jobs.find(tmp_path, "w").id == third.id
+    assert store.find(tmp_path, "j1").id == one.id  # not the beginning of j10 too
+    assert store.find(tmp_path, "j10").id == other.id
+    assert store.find(tmp_path, "wdl-x-2026").id == third.id
+    assert store.find(tmp_path, "w").id == third.id
     assert one.name == "j1"
     with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more of the one you"):
-        jobs.find(tmp_path, "j")
+        store.find(tmp_path, "j")
     again = named(tmp_path, "j1", 4)
     with pytest.raises(TrainingError, match=f"^j1 is 2 jobs: {one.id}, {again.id}; "):
-        jobs.find(tmp_path, "j1")
-    assert jobs.find(tmp_path, again.id).id == again.id
+        store.find(tmp_path, "j1")
+    assert store.find(tmp_path, again.id).id == again.id
     with pytest.raises(TrainingError, match=r"^no job wdlx in .*; did you mean wdl-x\? \(last jobs: j1-"):
-        jobs.find(tmp_path, "wdlx")
+        store.find(tmp_path, "wdlx")
 
 
 def test_fetch_has_nothing_to_do_where_the_worker_was_here(
@@ -108,7 +108,7 @@ def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
     """``oeprov stop "$JOB"`` with an empty variable must not stop whatever runs."""
     make_job(tmp_path)
     with pytest.raises(TrainingError, match="the job's name is empty; `oeprov jobs` lists"):
-        jobs.find(tmp_path, "")
+        store.find(tmp_path, "")
 
 
 def test_job_file_that_was_tampered_with(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_one_hostile_job_does_not_hide_the_others(
         "unreadable",
     ]
     with pytest.raises(TrainingError, match=f"job {half.id}: it has no job.json"):
-        jobs.find(tmp_path, "half")
+        store.find(tmp_path, "half")
     odd.job_file.write_text(good.job_file.read_text())
     assert jobview.report(odd)["step"] is None
     odd.state_file.write_text("[")

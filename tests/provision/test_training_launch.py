@@ -18,16 +18,16 @@ from test_training_supervisor import assert_nothing_left, until
 
 from oe_runtime.training import options as trainer_options
 from oe_runtime.training.optimizers import LEARNING_RATES
-from provision.errors import Interrupted, TrainingError
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.look import Look
+from provision.cluster.errors import Interrupted, TrainingError
+from provision.cluster.inventory import Inventory
+from provision.hosts.playbook import PlaybookRun
+from provision.hosts.survey import ClusterSurvey
+from provision.inventory.loader import load
+from provision.jobs import ending, jobspec, launching, placement, stopping, store
+from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.store import JobState
 from provision.node import process
 from provision.node.step import Plan, Step
-from provision.playbook import PlaybookRun
-from provision.training import ending, jobs, jobspec, launching, placement, stopping
-from provision.training.jobs import JobState
-from provision.training.jobspec import LaunchOptions
 
 INVENTORY = """\
 all:
@@ -59,17 +59,17 @@ def inventory(state_dir: Path, more: str = "", kind: str = "local") -> Inventory
 
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "look", lambda inventory: Look())
+    monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey())
 
 
 def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "") -> None:
     with pytest.raises(TrainingError) as caught:
         launching.launch(inventory(state_dir, more), options, state_dir=state_dir)
     assert words in str(caught.value)
-    assert [job for job in jobs.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
+    assert [job for job in store.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
 
 
-def planned(found: Inventory, job: jobs.Job, options: LaunchOptions) -> jobs.JobSpec:
+def planned(found: Inventory, job: store.Job, options: LaunchOptions) -> store.JobSpec:
     wanted = jobspec.request(found, options)
     placed = placement.place(job, found, {}, wanted)
     return jobspec.build(job, found, placed, wanted, jobspec.datetime(2026, 11, 21))
@@ -150,7 +150,7 @@ class TestRefusals:
 def test_host_that_is_not_ready(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [Step("a", "install tensorflow", "why"), Step("b", "make /x", "why")]
     plan = Plan("localhost", steps)
-    monkeypatch.setattr(launching, "look", lambda inventory: Look(plans={"localhost": plan}))
+    monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey(plans={"localhost": plan}))
     words = "host localhost is not ready: install tensorflow (and 1 more); run: oeprov bootstrap -i"
     refused(state_dir, LaunchOptions(), words)
 
@@ -172,11 +172,11 @@ def test_command_lines(state_dir: Path) -> None:
     assert flags["--tls"] == "off"
     flags = dict(zip(worker.argv, worker.argv[1:], strict=False))
     assert flags["--dim"] == "16"
-    assert flags["--servers"] == jobs.SERVERS
+    assert flags["--servers"] == store.SERVERS
     assert "--export" not in flags
     assert "--steps" not in flags
     assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
-    assert jobspec.Request.of_job(spec).training == wanted.training
+    assert Request.of_job(spec).training == wanted.training
 
 
 @pytest.mark.parametrize("optimizer", LEARNING_RATES)
@@ -185,7 +185,7 @@ def test_a_learning_rate_that_is_not_set_is_the_optimizers(state_dir: Path, opti
     spec = planned(found, job, LaunchOptions(optimizer=optimizer))
     options = trainer_options.parser().parse_args(spec.processes[-1].argv[3:])
     assert (options.optimizer, options.learning_rate) == (optimizer, None)
-    assert jobspec.Request.of_job(spec).training.learning_rate is None
+    assert Request.of_job(spec).training.learning_rate is None
     words = planned(found, job, LaunchOptions(optimizer=optimizer, learning_rate=0.3)).processes[-1].argv
     assert words[words.index("--learning-rate") + 1] == "0.3"
 
@@ -201,7 +201,7 @@ def test_how_steps_follow_each_other(state_dir: Path) -> None:
         assert (flags["--staleness"], flags["--micro-batch"], flags["--rank"]) == ("3", "4", str(rank))
         assert flags["--on-worker-lost"] == "continue"
         assert {"--workqueue", "--no-pipeline"} <= set(worker.argv)
-    again = jobspec.Request.of_job(spec)  # as `resume` has it
+    again = Request.of_job(spec)  # as `resume` has it
     assert (again.training.workqueue, again.training.staleness) == (True, 3)
     words = planned(found, job, LaunchOptions(workqueue=False)).processes[-1].argv
     assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline", "--on-worker-lost"} & set(words)
@@ -250,7 +250,7 @@ def test_launch_stop_and_resume(
     venv = make_environment(tmp_path / "venv", worker="waits")
     found = inventory(state_dir, f"runtime_venv: {venv}\n      parameter_server_count: 2")
     assert launching.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
-    (job,) = jobs.all_jobs(state_dir)
+    (job,) = store.all_jobs(state_dir)
     assert f"job {job.id} runs in the background" in capsys.readouterr().out
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
@@ -305,10 +305,10 @@ def test_ctrl_c_is_130_also_when_the_job_is_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv', worker='ends-slowly')}")
-    thread = ctrl_c_when(lambda: list(jobs.jobs_dir(state_dir).glob("*/run/waiting")))
+    thread = ctrl_c_when(lambda: list(store.jobs_dir(state_dir).glob("*/run/waiting")))
     assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 130
     thread.join()
-    (job,) = jobs.all_jobs(state_dir)
+    (job,) = store.all_jobs(state_dir)
     assert job.state().phase == "done"
     assert f"{job.id} is done" in capsys.readouterr().out
 
@@ -320,7 +320,7 @@ def test_ctrl_c_while_an_earlier_run_still_ends(state_dir: Path) -> None:
     spec = job.spec()
     settings = jobspec.request(found, LaunchOptions()).settings()
     job.write_spec(spec.model_copy(update={"cluster": found.cluster, "settings": settings}))
-    mine = jobs.ProcessState(
+    mine = store.ProcessState(
         name="worker-0",
         role="worker",
         host="localhost",
@@ -343,7 +343,7 @@ def test_a_job_that_is_done_trains_longer(
     venv = make_environment(tmp_path / "venv")
     found = inventory(state_dir, f"runtime_venv: {venv}")
     assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
-    (job,) = jobs.all_jobs(state_dir)
+    (job,) = store.all_jobs(state_dir)
     newest = job.run_dir / "checkpoints" / "step-0000000008"  # the stand-in does not write the last one
     newest.mkdir()
     position = {"training": {"position": {"step": 8, "epoch": 1, "batch": 0}}}
@@ -404,10 +404,12 @@ def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
 ) -> None:
     found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv')}")
     assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
-    (job,) = jobs.all_jobs(state_dir)
+    (job,) = store.all_jobs(state_dir)
     size = job.metrics_file.stat().st_size
     with monkeypatch.context() as patched:
-        patched.setattr("provision.playbook.run", lambda *_, **__: PlaybookRun("canceled", tmp_path, []))
+        patched.setattr(
+            "provision.hosts.playbook.run", lambda *_, **__: PlaybookRun("canceled", tmp_path, [])
+        )
         with pytest.raises(Interrupted, match="before training began"):
             launching.launch(found, LaunchOptions(resume=job.id, epochs=2), state_dir=state_dir)
     assert (job.state().phase, job.is_done()) == ("interrupted", False), "the end was that of the run before"
@@ -419,9 +421,9 @@ def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
 def test_resume_without_a_name_is_of_the_last_job_on_hosts(state_dir: Path) -> None:
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
-    later = jobs.create(state_dir, "on-a-cluster", datetime(2026, 11, 21, 12, 15))
+    later = store.create(state_dir, "on-a-cluster", datetime(2026, 11, 21, 12, 15))
     later.cluster_file.write_text("{}")
-    assert jobs.find(state_dir, None).id == later.id
+    assert store.find(state_dir, None).id == later.id
     with pytest.raises(TrainingError, match=f"^job {job.id} is done"):
         launching.launch(inventory(state_dir), LaunchOptions(resume=""), state_dir=state_dir)
 
@@ -437,8 +439,8 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
         TrainingError, match=r"pmem0 is not a directory that this user can write to.*log: "
     ) as caught:
         launching.launch(found, LaunchOptions(), state_dir=state_dir)
-    assert jobs.all_jobs(state_dir) == []
-    assert not list(jobs.jobs_dir(state_dir).iterdir())
+    assert store.all_jobs(state_dir) == []
+    assert not list(store.jobs_dir(state_dir).iterdir())
     assert Path(str(caught.value).split("(log: ")[1].rstrip(")")).is_file()
 
 
@@ -454,7 +456,7 @@ def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixtu
 
 def test_stop_waits_for_processes_whose_launcher_was_killed(state_dir: Path) -> None:
     job = make_job(state_dir)
-    item = jobs.ProcessState(name="worker-0", role="worker", host="localhost", pid=os.getpid(), started=1)
+    item = store.ProcessState(name="worker-0", role="worker", host="localhost", pid=os.getpid(), started=1)
     job.write_state(
         JobState(phase="running", supervisor_pid=os.getpid(), supervisor_started=1, processes=[item])
     )

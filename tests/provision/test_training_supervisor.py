@@ -12,17 +12,18 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.hosts.stop_request import StopRequest
+from provision.jobs import supervisor, worker_group
+from provision.jobs.background import start_detached
+from provision.jobs.child import Child
+from provision.jobs.ending import last_screen
+from provision.jobs.fleet import Fleet, HostServer, HostWorker
+from provision.jobs.jobview import status
+from provision.jobs.metrics import Event
+from provision.jobs.progress import describe
+from provision.jobs.store import Job, JobState, ProcessSpec
+from provision.jobs.supervisor import Limits, Outcome, Supervisor
 from provision.node import process
-from provision.training import supervisor, worker_group
-from provision.training.background import start_detached
-from provision.training.child import Child, StopRequest
-from provision.training.ending import last_screen
-from provision.training.fleet import Fleet, HostServer, HostWorker
-from provision.training.jobs import Job, JobState, ProcessSpec
-from provision.training.jobview import status
-from provision.training.metrics import Event
-from provision.training.progress import describe
-from provision.training.supervisor import Limits, Outcome, Supervisor
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
 REPOSITORY = Path(__file__).parents[2]
@@ -498,7 +499,7 @@ def test_events_are_read_to_the_end_beside_another_reader(
         asked.append(args["offset"])
         return {"events": there[args["offset"] :]}
 
-    monkeypatch.setattr("provision.training.errand.run", look)
+    monkeypatch.setattr("provision.hosts.errands.run", look)
     fleet.take_events()
     assert asked == [0, 19]
     assert job.metrics_file.read_text() == there
@@ -561,7 +562,7 @@ def test_error_in_the_view_leaves_no_orphans(tmp_path: Path) -> None:
 def test_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     job = make_job(tmp_path, worker="waits")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "provision.training.background", str(job.directory)], cwd=REPOSITORY
+        [sys.executable, "-m", "provision.jobs.background", str(job.directory)], cwd=REPOSITORY
     )
     until(job.run_dir / "waiting")
     state = until_running(job)

@@ -10,18 +10,18 @@ from fake_processes import make_job
 from rich.console import Console
 from test_plan_cases import inputs
 
-from provision.errors import TrainingError
-from provision.inventory import Inventory
-from provision.inventory_check import load
-from provision.look import Look
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.hosts.survey import ClusterSurvey
+from provision.inventory.loader import load
+from provision.jobs import jobspec, launching, placement, readiness
+from provision.jobs.placement import Placement
+from provision.jobs.request import LaunchOptions, Request
 from provision.node import numa
 from provision.node.plan import make_plan
 from provision.node.roles import role_of
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
 from provision.node.step import Plan, Step
-from provision.training import jobspec, launching, placement, readiness
-from provision.training.jobspec import LaunchOptions
-from provision.training.placement import Placement
 
 GIB = 1 << 30
 INVENTORY = """\
@@ -101,11 +101,11 @@ def test_size_of_the_cache(tmp_path: Path) -> None:
         wanted,
         jobspec.datetime(2026, 11, 22),
     )
-    assert jobspec.Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
+    assert Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
     earlier = spec.model_copy(
         update={"settings": {key: value for key, value in spec.settings.items() if key != "storage_cache"}}
     )
-    assert jobspec.Request.of_job(earlier).storage_cache == 0
+    assert Request.of_job(earlier).storage_cache == 0
 
 
 @pytest.mark.parametrize(
@@ -260,12 +260,12 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
     """What launch sees of pm-1 from now on; the runtime is there."""
 
     def arrange(state: State) -> None:
-        def look(found: Inventory) -> Look:
+        def survey(found: Inventory) -> ClusterSurvey:
             plan = make_plan(state, found.hosts["pm-1"].desired())
             steps = [step for step in plan.steps if role_of(step) != "runtime"]
-            return Look(states={"pm-1": state}, plans={"pm-1": plan._replace(steps=steps)})
+            return ClusterSurvey(states={"pm-1": state}, plans={"pm-1": plan._replace(steps=steps)})
 
-        monkeypatch.setattr(launching, "look", look)
+        monkeypatch.setattr(launching, "survey", survey)
 
     return arrange
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from provision import cli, vault
-from provision.errors import InventoryError
-from provision.inventory_check import load
+from provision.cli import main as cli
+from provision.cluster.errors import InventoryError
+from provision.inventory import vault
+from provision.inventory.loader import load
 
 PASSWORD, LABEL = "open sesame", "prod"
 SECRET = "jemalloc-of-nobody-else"
@@ -124,7 +125,7 @@ def test_without_the_password_there_is_one_sentence(
 def test_nobody_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     vault.want((), True)
-    with pytest.raises(InventoryError, match="there is nobody to ask"):
+    with pytest.raises(InventoryError, match="no terminal to ask at"):
         load(whole(tmp_path))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import wheel
-from provision.errors import WheelError
+from provision.artifacts import wheel
+from provision.cluster import own_sources
+from provision.cluster.errors import WheelError
 from provision.node import build
 from provision.node.command import CommandError, System
 from provision.node.state import OsInfo, Runtime, State
@@ -28,7 +29,7 @@ NEVER = "no host may be asked"
 
 @pytest.fixture(autouse=True)
 def fresh_digest() -> None:
-    wheel.digest.cache_clear()
+    own_sources.digest.cache_clear()
 
 
 @pytest.fixture
@@ -40,16 +41,16 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name / "a.py").write_text("1\n")
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
         (root / name).write_text(name)
-    monkeypatch.setattr(wheel.share, "root", lambda: root)
+    monkeypatch.setattr(own_sources.share, "root", lambda: root)
     return root
 
 
 def here(root: Path) -> str:
-    return f"{wheel.own_key()}-{wheel.digest_of(root)[:16]}"
+    return f"{own_sources.own_key()}-{own_sources.digest_of(root)[:16]}"
 
 
 def elsewhere(root: Path) -> str:
-    return f"debian-11-x86_64-py3.9-{wheel.digest_of(root)[:16]}"
+    return f"debian-11-x86_64-py3.9-{own_sources.digest_of(root)[:16]}"
 
 
 def never(packed: Path, log: Path) -> Path:
@@ -77,7 +78,7 @@ def test_keys_say_what_a_compiled_wheel_is_bound_to() -> None:
     state = State(os=debian._replace(python="3.9.18"), runtime=Runtime(base="3.12.1"))
     assert build.key_of(build.build_of(state, desired)) == "debian-12-x86_64-py3.12"
     assert build.build_of(state, desired._replace(kind="local")) == ""
-    assert wheel.own_key().endswith("-py{}.{}".format(*sys.version_info[:2]))
+    assert own_sources.own_key().endswith("-py{}.{}".format(*sys.version_info[:2]))
 
 
 def test_the_processor_that_is_checked_is_the_one_that_is_compiled_for() -> None:
@@ -97,15 +98,15 @@ def test_processor_levels() -> None:
 
 
 def test_the_digest_is_of_the_runtime_alone(checkout: Path) -> None:
-    first = wheel.digest_of(checkout)
+    first = own_sources.digest_of(checkout)
     for path in ("playbooks/a.py", "provision/a.py", "oe_runtime/__pycache__/x.pyc", "oe_runtime/_core.so"):
         (checkout / path).parent.mkdir(exist_ok=True)
         (checkout / path).write_text("changed")
-    assert wheel.digest_of(checkout) == first
+    assert own_sources.digest_of(checkout) == first
     (checkout / "oe_runtime" / "a.py").write_text("2\n")
-    second = wheel.digest_of(checkout)
+    second = own_sources.digest_of(checkout)
     (checkout / "oe_runtime" / "a.py").rename(checkout / "oe_runtime" / "b.py")
-    assert len({first, second, wheel.digest_of(checkout)}) == 3
+    assert len({first, second, own_sources.digest_of(checkout)}) == 3
 
 
 def test_of_pyproject_only_what_decides_the_build_counts(checkout: Path) -> None:
@@ -113,14 +114,14 @@ def test_of_pyproject_only_what_decides_the_build_counts(checkout: Path) -> None
     path.write_text(
         '[build-system]\nrequires = [\n  "a",\n]\n\n[project]\nversion = "1"\n\n[tool.ruff]\nx = 1\n'
     )
-    first = wheel.digest_of(checkout)
+    first = own_sources.digest_of(checkout)
     path.write_text(path.read_text().replace("x = 1", "x = 2"))
-    assert wheel.digest_of(checkout) == first
+    assert own_sources.digest_of(checkout) == first
     for old, new in (('"a"', '"b"'), ('version = "1"', 'version = "2"')):
         path.write_text(path.read_text().replace(old, new))
-        assert wheel.digest_of(checkout) != first
+        assert own_sources.digest_of(checkout) != first
         path.write_text(path.read_text().replace(new, old))
-    assert wheel.digest_of(checkout) == first
+    assert own_sources.digest_of(checkout) == first
 
 
 def test_sources_that_travel_are_all_that_the_build_takes(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_sources_that_travel_are_all_that_the_build_takes(tmp_path: Path) -> Non
     wanted = (
         "pyproject.toml",
         "oe_runtime/core/CMakeLists.txt",
-        "provision/cli.py",
+        "provision/cli/main.py",
         "roles/runtime/tasks/main.yml",
     )
     assert {"tools/tool.whl", *(f"source/{name}" for name in wanted)} <= names
@@ -163,7 +164,9 @@ def test_a_wheel_is_made_once_however_many_ask(
     assert made == [checkout]
     assert len(found) == 4
     assert len(set(found)) == 1
-    assert found[0].parent == state_dir / "wheels" / wheel.own_key() / wheel.digest_of(checkout)[:16]
+    assert (
+        found[0].parent == state_dir / "wheels" / own_sources.own_key() / own_sources.digest_of(checkout)[:16]
+    )
     assert wheel.provide(name, state_dir, never) == found[0]
 
 
@@ -180,7 +183,7 @@ def test_a_failed_build_leaves_its_log_and_nothing_else(
     log = Path(str(caught.value).rpartition("all of it: ")[2].rstrip(")"))
     assert "pip wheel" in log.read_text()
     left = [path for path in (state_dir / "wheels").rglob("*") if path.suffix != ".lock"]
-    assert left == [state_dir / "wheels" / wheel.own_key()]
+    assert left == [state_dir / "wheels" / own_sources.own_key()]
 
 
 def test_who_waited_for_a_build_that_failed_does_not_try_again(
@@ -221,8 +224,8 @@ def test_what_a_killed_build_left_is_cleared_away(
         tmp_path
         / "state"
         / "wheels"
-        / wheel.own_key()
-        / f".making-{wheel.digest_of(checkout)[:16]}"
+        / own_sources.own_key()
+        / f".making-{own_sources.digest_of(checkout)[:16]}"
         / "wheel"
     )
     left.mkdir(parents=True)
@@ -298,7 +301,7 @@ def installed_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     ]
     subprocess.run([*pip, str(original)], check=True)
     packages = next(site.glob("lib/python*/site-packages"))
-    monkeypatch.setattr(wheel.share, "root", lambda: packages / "provision" / "share")
+    monkeypatch.setattr(own_sources.share, "root", lambda: packages / "provision" / "share")
     monkeypatch.setattr(
         wheel.Distribution,
         "from_name",
@@ -310,7 +313,7 @@ def installed_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_an_installed_wheel_is_put_together_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = installed_from_a_wheel(tmp_path, monkeypatch)
     assert (packages / "oe_runtime" / "__pycache__").exists()
-    found = wheel.provide(f"{wheel.own_key()}-{wheel.digest()[:16]}", tmp_path / "state", never)
+    found = wheel.provide(f"{own_sources.own_key()}-{own_sources.digest()[:16]}", tmp_path / "state", never)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target"]
     subprocess.run([*pip, str(tmp_path / "again"), str(found)], check=True)
     assert (tmp_path / "again" / "oe_runtime" / "server.py").read_text() == "print('served')\n"
@@ -325,7 +328,7 @@ def test_an_installed_wheel_that_was_tampered_with_is_not_spread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = installed_from_a_wheel(tmp_path, monkeypatch)
-    name = f"{wheel.own_key()}-{wheel.digest()[:16]}"
+    name = f"{own_sources.own_key()}-{own_sources.digest()[:16]}"
     (packages / "oe_runtime" / "server.py").write_text("changed\n")
     with pytest.raises(WheelError, match=r"oe_runtime/server.py was changed since oeprov was installed"):
         wheel.provide(name, tmp_path / "state", never)
@@ -335,7 +338,7 @@ def test_without_sources_no_other_kind_of_host_can_be_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed_from_a_wheel(tmp_path, monkeypatch)
-    name = f"debian-11-x86_64-py3.9-{wheel.digest()[:16]}"
+    name = f"debian-11-x86_64-py3.9-{own_sources.digest()[:16]}"
     with pytest.raises(
         WheelError, match=r"no wheel for debian-11.*run oeprov from a checkout, or put"
     ) as caught:

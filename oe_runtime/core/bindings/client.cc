@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "oe_runtime/core/bindings/module.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace py = pybind11;
@@ -393,6 +393,17 @@ void BindClient(py::module_& module) {
       .def("leave", [](Client& client) { Released([&] { client.Leave(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });
+
+  module.def(
+      "optimizers",
+      [] {
+        py::dict all;
+        for (const OptimizerInfo& info : Optimizers()) {
+          all[py::str(info.name)] = py::make_tuple(info.defaults, info.counts_pushes);
+        }
+        return all;
+      },
+      "Every optimizer: its parameters' defaults, and whether updates depend on the number of the push.");
 }
 
 }  // namespace oe

@@ -43,6 +43,7 @@ void BindServer(py::module_& module) {
       .def_property_readonly("port", &Server::port)
       .def_property_readonly("stop_fd", &Server::stop_fd)
       .def_property_readonly("encrypted", &Server::encrypted)
+      .def_property_readonly("note", &Server::note)
       .def_property_readonly("is_pmem", [](const Server& server) { return server.storage().is_pmem(); })
       .def("stats",
            [](const Server& server) {

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_COMPARE_H_
-#define OE_CORE_CHECKPOINT_COMPARE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -35,5 +34,3 @@ std::vector<TableFileInfo> ReshardTable(const std::vector<TableChain>& chains,
                                         const std::vector<std::string>& files);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_COMPARE_H_

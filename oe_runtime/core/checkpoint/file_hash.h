@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_FILE_HASH_H_
-#define OE_CORE_CHECKPOINT_FILE_HASH_H_
+#pragma once
 
 #include <xxhash.h>
 
@@ -21,5 +20,3 @@ class FileHash {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_FILE_HASH_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_FILTER_FILE_H_
-#define OE_CORE_CHECKPOINT_FILTER_FILE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -51,5 +50,3 @@ std::unique_ptr<AdmissionFilter> FilterOf(const std::vector<std::string>& table_
                                           uint64_t version, ShardInfo shard);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_FILTER_FILE_H_

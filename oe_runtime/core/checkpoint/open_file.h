@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_OPEN_FILE_H_
-#define OE_CORE_CHECKPOINT_OPEN_FILE_H_
+#pragma once
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -29,5 +28,3 @@ inline File OpenToRead(const std::string& path) {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_OPEN_FILE_H_

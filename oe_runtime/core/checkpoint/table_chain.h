@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
-#define OE_CORE_CHECKPOINT_TABLE_CHAIN_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -66,5 +65,3 @@ class TableChainReader {
 void AddRowsByServer(const TableChain& chain, std::vector<uint64_t>* rows);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_TABLE_CHAIN_H_

@@ -12,8 +12,8 @@
 #include "oe_runtime/core/checkpoint/compare.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/change_log.h"
 #include "oe_runtime/core/storage/test_storage.h"
-#include "oe_runtime/core/table/change_log.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CHECKPOINT_TABLE_FILE_H_
-#define OE_CORE_CHECKPOINT_TABLE_FILE_H_
+#pragma once
 
 #include <xxhash.h>
 
@@ -148,5 +147,3 @@ class TableFileReader {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_CHECKPOINT_TABLE_FILE_H_

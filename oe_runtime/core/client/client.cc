@@ -7,7 +7,7 @@
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_format.h"
@@ -421,7 +421,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
 
 size_t Client::StateValues(uint32_t table) const {
   const TableSpec spec = Spec(table);
-  return Optimizer<float>::Create(spec.optimizer, spec.dim)->state_values();
+  return ValuesOf(SlotsOf(spec.optimizer, spec.dim));
 }
 
 void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_CLIENT_GRADIENTS_H_
-#define OE_CORE_CLIENT_GRADIENTS_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -26,5 +25,3 @@ void CheckShapes(const BatchPlan& plan, const std::vector<GradientView>& of_ids,
                  const std::vector<GradientView>& of_rows);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CLIENT_GRADIENTS_H_

@@ -1,11 +1,10 @@
-#ifndef OE_CORE_CLIENT_PAIRS_H_
-#define OE_CORE_CLIENT_PAIRS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "oe_runtime/core/client/plan.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 
 namespace oe {
 
@@ -27,5 +26,3 @@ struct Pairs {
 Pairs FindPairs(const PlannedGroup& group, ThreadPool* pool);
 
 }  // namespace oe
-
-#endif  // OE_CORE_CLIENT_PAIRS_H_

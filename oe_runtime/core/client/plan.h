@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/spec.h"
 
 namespace oe {

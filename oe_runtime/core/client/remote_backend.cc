@@ -25,10 +25,8 @@ constexpr double kLongTimeout = 3600;
 
 constexpr uint64_t kMostPulled = uint64_t{256} << 20;  // by one message; what is more comes by several
 constexpr uint64_t kMostPushed =
-    kMaxBody - (uint64_t{1} << 20);   // there is more in a message than this counts
-constexpr uint16_t kRowsVersion = 6;  // of the protocol that knows kAssign to kDropTables
-constexpr uint16_t kTearVersion = 6;  // of the protocol that knows kTear and kVersions
-constexpr size_t kMostReason = 1000;  // bytes
+    kMaxBody - (uint64_t{1} << 20);                        // there is more in a message than this counts
+constexpr size_t kMostReason = 1000;                       // bytes
 constexpr auto kSettle = std::chrono::milliseconds(2000);  // for a push that some servers have already
 
 struct HostPort {
@@ -138,7 +136,7 @@ class RemoteBackend : public Backend {
     const std::string body = Text(json{{"reason", reason.substr(0, kMostReason)}});
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < peers_.size(); ++i) {
-      calls[i].skip = peers_[i]->version < kTearVersion;
+      calls[i].skip = peers_[i]->version < kVersion6;
       calls[i].body = {View(body)};
     }
     try {
@@ -159,7 +157,7 @@ class RemoteBackend : public Backend {
     // Asynchronous workers push while others save.
     if (peers_.size() == 1 || (worker_.takes_part() && !worker_.synchronous)) return;
     for (const auto& peer : peers_) {
-      if (peer->version < kTearVersion) return;
+      if (peer->version < kVersion6) return;
     }
     using Clock = std::chrono::steady_clock;
     std::vector<json> before;
@@ -206,7 +204,7 @@ class RemoteBackend : public Backend {
   }
 
   void ReadRows(std::vector<ServerRows>* parts) override {
-    RequireVersion(kRowsVersion, "rows by key");
+    RequireVersion(kVersion6, "rows by key");
     std::vector<Buffer> heads(parts->size());
     std::vector<Call> calls(parts->size());
     for (size_t s = 0; s < parts->size(); ++s) {
@@ -305,7 +303,7 @@ class RemoteBackend : public Backend {
 
   std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
                                bool force) override {
-    RequireVersion(kRowsVersion, "dropping tables");
+    RequireVersion(kVersion6, "dropping tables");
     json request = {{"tables", tables}, {"force", force}};
     if (tables.empty()) request["tables"] = nullptr;
     if (job && *job != job_) request["job"] = *job;
@@ -433,7 +431,7 @@ class RemoteBackend : public Backend {
       if (failed == nullptr) failed = &calls[i];
       // A single server that knows how to has torn its tables itself, if they are.
       changed = changed || (MayHaveChanged(calls[i].error.code) &&
-                            (peers_.size() > 1 || peers_[i]->version < kTearVersion));
+                            (peers_.size() > 1 || peers_[i]->version < kVersion6));
     }
     if (failed == nullptr) return;
     if (done.empty() && !some && (!changed || NoneIsTorn())) return;
@@ -446,7 +444,7 @@ class RemoteBackend : public Backend {
   bool NoneIsTorn() {
     if (worker_.takes_part()) return false;
     for (const auto& peer : peers_) {
-      if (peer->version < kTearVersion) return false;
+      if (peer->version < kVersion6) return false;
     }
     try {
       const std::vector<json> all = AskAll(Op::kVersions, "", patience_);
@@ -566,7 +564,7 @@ class RemoteBackend : public Backend {
 
   // A request that changes rows, to the servers whose parts have keys; their numbers and what they replied.
   std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
-    RequireVersion(kRowsVersion, "rows by key");
+    RequireVersion(kVersion6, "rows by key");
     RequireIntact();
     std::vector<Buffer> heads(parts.size());
     std::vector<Call> calls(parts.size());

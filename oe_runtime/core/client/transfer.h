@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "oe_runtime/core/client/exchange.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/table/spec.h"
 
 namespace oe {

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_COME_AFTER_OTHERS_H_
-#define OE_CORE_COMMON_COME_AFTER_OTHERS_H_
+#pragma once
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -17,5 +16,3 @@ inline void ComeAfterOthers() noexcept {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_COME_AFTER_OTHERS_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_COPY_ROW_H_
-#define OE_CORE_COMMON_COPY_ROW_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -31,5 +30,3 @@ inline void CopyRow(const std::byte* from, std::byte* to, size_t bytes) {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_COPY_ROW_H_

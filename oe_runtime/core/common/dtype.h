@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_DTYPE_H_
-#define OE_CORE_COMMON_DTYPE_H_
+#pragma once
 
 #include <cstddef>
 #include <optional>
@@ -28,5 +27,3 @@ inline size_t WeightBytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : I
 inline size_t ValueBytes(Dtype dtype) { return dtype == Dtype::kFloat64 ? 8 : 4; }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_DTYPE_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_ERROR_H_
-#define OE_CORE_COMMON_ERROR_H_
+#pragma once
 
 #include <cstring>
 #include <stdexcept>
@@ -56,5 +55,3 @@ class CheckpointError : public Error {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_ERROR_H_

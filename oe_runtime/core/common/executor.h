@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_EXECUTOR_H_
-#define OE_CORE_COMMON_EXECUTOR_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -17,5 +16,3 @@ class Executor {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_EXECUTOR_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
-#define OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -82,5 +81,3 @@ class FairSharedMutex {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_FAIR_SHARED_MUTEX_H_

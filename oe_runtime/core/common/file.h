@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_FILE_H_
-#define OE_CORE_COMMON_FILE_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -30,5 +29,3 @@ class File {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_FILE_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_HALF_H_
-#define OE_CORE_COMMON_HALF_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -96,5 +95,3 @@ struct Float16 {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_HALF_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_HISTOGRAM_H_
-#define OE_CORE_COMMON_HISTOGRAM_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -43,5 +42,3 @@ class Histogram {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_HISTOGRAM_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_PARAMS_H_
-#define OE_CORE_COMMON_PARAMS_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -26,5 +25,3 @@ void CheckFlag(const std::string& what, const Params& params, const std::string&
 std::string NumberText(double value);
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_PARAMS_H_

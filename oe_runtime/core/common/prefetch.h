@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_PREFETCH_H_
-#define OE_CORE_COMMON_PREFETCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -24,5 +23,3 @@ inline void PrefetchRow(const std::byte* row, size_t bytes) noexcept {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_PREFETCH_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_SHARD_H_
-#define OE_CORE_COMMON_SHARD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -36,5 +35,3 @@ inline uint32_t server_of(Key key, uint32_t servers, bool array) {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_SHARD_H_

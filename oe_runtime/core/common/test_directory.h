@@ -1,5 +1,4 @@
-#ifndef OE_CORE_COMMON_TEST_DIRECTORY_H_
-#define OE_CORE_COMMON_TEST_DIRECTORY_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -58,5 +57,3 @@ std::string MessageOf(const Work& work) {
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_COMMON_TEST_DIRECTORY_H_

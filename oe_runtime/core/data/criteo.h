@@ -1,7 +1,6 @@
 // Text rows of Criteo's data sets: a label, 13 integers and 26 categories, empty where a value is missing.
 // https://ailab.criteo.com/ressources/ describes the columns.
-#ifndef OE_CORE_DATA_CRITEO_H_
-#define OE_CORE_DATA_CRITEO_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -65,5 +64,3 @@ bool SplitLine(std::string_view line, const CriteoLayout& layout, std::vector<st
                std::string* scratch);
 
 }  // namespace oe
-
-#endif  // OE_CORE_DATA_CRITEO_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INDEX_ARRAY_INDEX_H_
-#define OE_CORE_INDEX_ARRAY_INDEX_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -43,5 +42,3 @@ class ArrayIndex final : public Index {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_INDEX_ARRAY_INDEX_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INDEX_BLOCK_POOL_H_
-#define OE_CORE_INDEX_BLOCK_POOL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -41,5 +40,3 @@ class BlockPool {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_INDEX_BLOCK_POOL_H_

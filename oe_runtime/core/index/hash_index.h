@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INDEX_HASH_INDEX_H_
-#define OE_CORE_INDEX_HASH_INDEX_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -104,5 +103,3 @@ class HashIndex final : public Index {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_INDEX_HASH_INDEX_H_

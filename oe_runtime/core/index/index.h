@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INDEX_INDEX_H_
-#define OE_CORE_INDEX_INDEX_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -57,5 +56,3 @@ std::unique_ptr<Index> NewHashIndex();
 std::unique_ptr<Index> NewArrayIndex(uint64_t input_dim, uint64_t first, uint64_t stride);
 
 }  // namespace oe
-
-#endif  // OE_CORE_INDEX_INDEX_H_

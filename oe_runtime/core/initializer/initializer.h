@@ -1,5 +1,4 @@
-#ifndef OE_CORE_INITIALIZER_INITIALIZER_H_
-#define OE_CORE_INITIALIZER_INITIALIZER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -44,5 +43,3 @@ class Initializer {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_INITIALIZER_INITIALIZER_H_

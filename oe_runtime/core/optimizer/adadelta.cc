@@ -1,11 +1,19 @@
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"accumulated_grad", dim}, {"accumulated_delta_var", dim}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckParam(what, *params, "rho", 0, 1);
+  // At 0 no row ever moves: its first update is sqrt(epsilon) times the gradient's share.
+  CheckPositive(what, *params, "epsilon");
+}
 
 // Adadelta (Zeiler, 2012), with a learning rate as in Keras:
 //   G = rho·G + (1 - rho)·g²;  u = sqrt(D + epsilon)·g / sqrt(G + epsilon)
@@ -14,12 +22,10 @@ template <typename T>
 class Adadelta final : public Optimizer<T> {
  public:
   Adadelta(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         rho_(static_cast<T>(params.at("rho"))),
         one_minus_rho_(static_cast<T>(1.0 - params.at("rho"))),
         epsilon_(static_cast<T>(params.at("epsilon"))) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     const size_t size = this->dim();
@@ -48,22 +54,7 @@ class Adadelta final : public Optimizer<T> {
   const T epsilon_;
 };
 
+const RegisterOptimizer<Adadelta> kAdadelta({"adadelta", {{"rho", 0.95}, {"epsilon", 1e-7}}, Check, Slots});
+
 }  // namespace
-
-Params CompleteAdadelta(const Params& given) {
-  const std::string what = "optimizer 'adadelta'";
-  Params params = CompleteOptimizer("adadelta", given, {{"rho", 0.95}, {"epsilon", 1e-7}});
-  CheckParam(what, params, "rho", 0, 1);
-  // At 0 no row ever moves: its first update is sqrt(epsilon) times the gradient's share.
-  CheckPositive(what, params, "epsilon");
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdadelta(const Params& params, uint32_t dim) {
-  return std::make_unique<Adadelta<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdadelta(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdadelta(const Params& params, uint32_t dim);
-
 }  // namespace oe

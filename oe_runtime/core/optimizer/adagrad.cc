@@ -1,18 +1,24 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) { return {{"accumulator", dim}}; }
+
+void Check(const std::string& what, Params* params) {
+  CheckNotNegative(what, *params, "initial_accumulator_value");
+  CheckNotNegative(what, *params, "epsilon");
+}
 
 // accumulator += g²;  w -= lr·g / sqrt(accumulator + epsilon)
 template <typename T>
 class Adagrad final : public Optimizer<T> {
  public:
   Adagrad(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, dim),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         initial_(static_cast<T>(params.at("initial_accumulator_value"))),
         epsilon_(static_cast<T>(params.at("epsilon"))) {}
 
@@ -39,22 +45,8 @@ class Adagrad final : public Optimizer<T> {
   const T epsilon_;
 };
 
+const RegisterOptimizer<Adagrad> kAdagrad(
+    {"adagrad", {{"initial_accumulator_value", 0.1}, {"epsilon", 1e-7}}, Check, Slots});
+
 }  // namespace
-
-Params CompleteAdagrad(const Params& given) {
-  const std::string what = "optimizer 'adagrad'";
-  Params params =
-      CompleteOptimizer("adagrad", given, {{"initial_accumulator_value", 0.1}, {"epsilon", 1e-7}});
-  CheckParam(what, params, "initial_accumulator_value", 0, std::numeric_limits<double>::infinity());
-  CheckParam(what, params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdagrad(const Params& params, uint32_t dim) {
-  return std::make_unique<Adagrad<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdagrad(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdagrad(const Params& params, uint32_t dim);
-
 }  // namespace oe

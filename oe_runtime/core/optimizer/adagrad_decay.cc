@@ -2,10 +2,25 @@
 #include <cmath>
 
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"accumulator", dim}, {"accumulator_decays", 1}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckPositive(what, *params, "initial_accumulator_value");
+  CheckParam(what, *params, "accumulator_decay_step", 1, 0x1p53);
+  const double period = params->at("accumulator_decay_step");
+  if (std::floor(period) != period) {
+    throw SpecError(what + ": 'accumulator_decay_step' must be a whole number, not " + NumberText(period));
+  }
+  CheckPositive(what, *params, "accumulator_decay_rate");
+  CheckParam(what, *params, "accumulator_decay_rate", 0, 1);
+}
 
 // DeepRec's AdagradDecay, by its description (DeepRec, docs/docs_en/AdagradDecay-Optimizer.md) and what its
 // kernel for embedding variables does. Adagrad whose accumulator is decayed once every accumulator_decay_step
@@ -18,7 +33,7 @@ template <typename T>
 class AdagradDecay final : public Optimizer<T> {
  public:
   AdagradDecay(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, size_t{dim} + 1),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         initial_(static_cast<T>(params.at("initial_accumulator_value"))),
         period_(static_cast<uint64_t>(params.at("accumulator_decay_step"))),
         rate_(static_cast<T>(params.at("accumulator_decay_rate"))) {}
@@ -58,30 +73,13 @@ class AdagradDecay final : public Optimizer<T> {
   const T rate_;
 };
 
+const RegisterOptimizer<AdagradDecay> kAdagradDecay({"adagrad_decay",
+                                                     {{"initial_accumulator_value", 0.1},
+                                                      {"accumulator_decay_step", 100000},
+                                                      {"accumulator_decay_rate", 0.9}},
+                                                     Check,
+                                                     Slots,
+                                                     OptimizerEntry::kCountsPushes});
+
 }  // namespace
-
-Params CompleteAdagradDecay(const Params& given) {
-  const std::string what = "optimizer 'adagrad_decay'";
-  Params params = CompleteOptimizer("adagrad_decay", given,
-                                    {{"initial_accumulator_value", 0.1},
-                                     {"accumulator_decay_step", 100000},
-                                     {"accumulator_decay_rate", 0.9}});
-  CheckPositive(what, params, "initial_accumulator_value");
-  CheckParam(what, params, "accumulator_decay_step", 1, 0x1p53);
-  if (std::floor(params["accumulator_decay_step"]) != params["accumulator_decay_step"]) {
-    throw SpecError(what + ": 'accumulator_decay_step' must be a whole number, not " +
-                    NumberText(params["accumulator_decay_step"]));
-  }
-  CheckPositive(what, params, "accumulator_decay_rate");
-  CheckParam(what, params, "accumulator_decay_rate", 0, 1);
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdagradDecay(const Params& params, uint32_t dim) {
-  return std::make_unique<AdagradDecay<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdagradDecay(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdagradDecay(const Params& params, uint32_t dim);
-
 }  // namespace oe

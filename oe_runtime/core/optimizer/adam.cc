@@ -1,11 +1,22 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& params, uint32_t dim) {
+  std::vector<OptimizerSlot> slots = {{"momentum", dim}, {"velocity", dim}};
+  if (params.at("amsgrad") != 0) slots.push_back({"velocity_hat", dim});
+  return slots;
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckBetas(what, *params);
+  CheckNotNegative(what, *params, "epsilon");
+  CheckFlag(what, *params, "amsgrad");
+}
 
 // m += (g - m)(1 - beta_1);  v += (g² - v)(1 - beta_2);  w -= m·alpha / (sqrt(v) + epsilon)
 // with alpha = lr·sqrt(1 - beta_2^t) / (1 - beta_1^t), t = the number of this push. With amsgrad (Reddi et
@@ -14,15 +25,13 @@ template <typename T>
 class Adam final : public Optimizer<T> {
  public:
   Adam(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, size_t{params.at("amsgrad") != 0 ? 3U : 2U} * dim),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         beta_1_(static_cast<T>(params.at("beta_1"))),
         beta_2_(static_cast<T>(params.at("beta_2"))),
         one_minus_beta_1_(static_cast<T>(1.0 - params.at("beta_1"))),
         one_minus_beta_2_(static_cast<T>(1.0 - params.at("beta_2"))),
         epsilon_(static_cast<T>(params.at("epsilon"))),
         amsgrad_(params.at("amsgrad") != 0) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     const T alpha =
@@ -70,32 +79,20 @@ class Adam final : public Optimizer<T> {
   const bool amsgrad_;
 };
 
-Params Complete(const std::string& name, const Params& given, double weight_decay) {
-  const std::string what = "optimizer '" + name + "'";
-  Params params = CompleteOptimizer(name, given,
-                                    {{"beta_1", 0.9},
-                                     {"beta_2", 0.999},
-                                     {"epsilon", 1e-7},
-                                     {"amsgrad", 0.0},
-                                     {"weight_decay", weight_decay}});
-  CheckBetas(name, params);
-  CheckParam(what, params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  CheckFlag(what, params, "amsgrad");
-  return params;
-}
-
-}  // namespace
-
-Params CompleteAdam(const Params& given) { return Complete("adam", given, 0.0); }
+const RegisterOptimizer<Adam> kAdam(
+    {"adam",
+     {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}, {"amsgrad", 0.0}},
+     Check,
+     Slots,
+     OptimizerEntry::kCountsPushes});
 
 // Adam with decoupled weight decay (Loshchilov & Hutter, 2019): as in Keras, Adam with another default.
-Params CompleteAdamW(const Params& given) { return Complete("adamw", given, 0.004); }
+const RegisterOptimizer<Adam> kAdamW(
+    {"adamw",
+     {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}, {"amsgrad", 0.0}, {"weight_decay", 0.004}},
+     Check,
+     Slots,
+     OptimizerEntry::kCountsPushes});
 
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdam(const Params& params, uint32_t dim) {
-  return std::make_unique<Adam<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdam(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdam(const Params& params, uint32_t dim);
-
+}  // namespace
 }  // namespace oe

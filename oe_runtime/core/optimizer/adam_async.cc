@@ -1,11 +1,19 @@
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"momentum", dim}, {"velocity", dim}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckBetas(what, *params);
+  CheckNotNegative(what, *params, "epsilon");
+  CheckFlag(what, *params, "apply_sparse_rmsprop");
+}
 
 // DeepRec's AdamAsync, by its description (DeepRec, docs/docs_en/AdamAsync-Optimizer.md) and what its kernel
 // for embedding variables does:
@@ -21,13 +29,11 @@ template <typename T>
 class AdamAsync final : public Optimizer<T> {
  public:
   AdamAsync(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         beta_1_(static_cast<T>(params.at("beta_1"))),
         beta_2_(static_cast<T>(params.at("beta_2"))),
         epsilon_(static_cast<T>(params.at("epsilon"))),
         rmsprop_(params.at("apply_sparse_rmsprop") != 0) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     if (rmsprop_) {
@@ -76,24 +82,12 @@ class AdamAsync final : public Optimizer<T> {
   const bool rmsprop_;
 };
 
+const RegisterOptimizer<AdamAsync> kAdamAsync(
+    {"adam_async",
+     {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-8}, {"apply_sparse_rmsprop", 0.0}},
+     Check,
+     Slots,
+     OptimizerEntry::kCountsPushes});
+
 }  // namespace
-
-Params CompleteAdamAsync(const Params& given) {
-  const std::string what = "optimizer 'adam_async'";
-  Params params = CompleteOptimizer(
-      "adam_async", given,
-      {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-8}, {"apply_sparse_rmsprop", 0.0}});
-  CheckBetas("adam_async", params);
-  CheckParam(what, params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  CheckFlag(what, params, "apply_sparse_rmsprop");
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdamAsync(const Params& params, uint32_t dim) {
-  return std::make_unique<AdamAsync<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdamAsync(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdamAsync(const Params& params, uint32_t dim);
-
 }  // namespace oe

@@ -1,11 +1,19 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"momentum", dim}, {"norm", dim}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckBetas(what, *params);
+  CheckNotNegative(what, *params, "epsilon");
+}
 
 // Adam with the infinity norm (Kingma & Ba, 2015, section 7.1):
 //   m += (g - m)(1 - beta_1);  u = max(beta_2·u, |g|);  w -= lr·m / ((1 - beta_1^t)(u + epsilon))
@@ -14,13 +22,11 @@ template <typename T>
 class Adamax final : public Optimizer<T> {
  public:
   Adamax(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         beta_1_(static_cast<T>(params.at("beta_1"))),
         beta_2_(static_cast<T>(params.at("beta_2"))),
         one_minus_beta_1_(static_cast<T>(1.0 - params.at("beta_1"))),
         epsilon_(static_cast<T>(params.at("epsilon"))) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     const T correction = T{1} - BetaPower(beta_1_, step);
@@ -51,20 +57,11 @@ class Adamax final : public Optimizer<T> {
   const T epsilon_;
 };
 
+const RegisterOptimizer<Adamax> kAdamax({"adamax",
+                                         {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}},
+                                         Check,
+                                         Slots,
+                                         OptimizerEntry::kCountsPushes});
+
 }  // namespace
-
-Params CompleteAdamax(const Params& given) {
-  Params params = CompleteOptimizer("adamax", given, {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}});
-  CheckBetas("adamax", params);
-  CheckParam("optimizer 'adamax'", params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdamax(const Params& params, uint32_t dim) {
-  return std::make_unique<Adamax<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewAdamax(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewAdamax(const Params& params, uint32_t dim);
-
 }  // namespace oe

@@ -2,10 +2,26 @@
 #include <cmath>
 #include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"accumulator", dim}, {"linear", dim}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckParam(what, *params, "learning_rate_power", -std::numeric_limits<double>::infinity(), 0);
+  CheckNotNegative(what, *params, "initial_accumulator_value");
+  CheckNotNegative(what, *params, "l1_regularization_strength");
+  CheckNotNegative(what, *params, "l2_regularization_strength");
+  CheckNotNegative(what, *params, "l2_shrinkage_regularization_strength");
+  CheckNotNegative(what, *params, "beta");
+  CheckFlag(what, *params, "group_lasso");
+  // Left out where it is off, as in the specifications that earlier versions wrote into pools and files.
+  if (params->at("group_lasso") == 0) params->erase("group_lasso");
+}
 
 // FTRL-proximal (McMahan et al., 2013), with l2 shrinkage and beta, as in Keras:
 //   g' = g + 2·shrinkage·w;  n' = n + g²;  z += g' - (n'^p - n^p) / lr · w     (p = -learning_rate_power)
@@ -19,7 +35,7 @@ template <typename T>
 class Ftrl final : public Optimizer<T> {
  public:
   Ftrl(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         power_(static_cast<T>(-params.at("learning_rate_power"))),
         initial_(static_cast<T>(params.at("initial_accumulator_value"))),
         l1_(static_cast<T>(params.at("l1_regularization_strength"))),
@@ -115,37 +131,17 @@ class Ftrl final : public Optimizer<T> {
   const bool group_lasso_;
 };
 
+const RegisterOptimizer<Ftrl> kFtrl({"ftrl",
+                                     {{"learning_rate_power", -0.5},
+                                      {"initial_accumulator_value", 0.1},
+                                      {"l1_regularization_strength", 0.0},
+                                      {"l2_regularization_strength", 0.0},
+                                      {"l2_shrinkage_regularization_strength", 0.0},
+                                      {"beta", 0.0},
+                                      {"group_lasso", 0.0}},
+                                     Check,
+                                     Slots,
+                                     OptimizerEntry::kDividesByLearningRate});
+
 }  // namespace
-
-Params CompleteFtrl(const Params& given) {
-  const std::string what = "optimizer 'ftrl'";
-  Params params = CompleteOptimizer("ftrl", given,
-                                    {{"learning_rate_power", -0.5},
-                                     {"initial_accumulator_value", 0.1},
-                                     {"l1_regularization_strength", 0.0},
-                                     {"l2_regularization_strength", 0.0},
-                                     {"l2_shrinkage_regularization_strength", 0.0},
-                                     {"beta", 0.0},
-                                     {"group_lasso", 0.0}});
-  const double infinity = std::numeric_limits<double>::infinity();
-  CheckParam(what, params, "learning_rate_power", -infinity, 0);
-  CheckParam(what, params, "initial_accumulator_value", 0, infinity);
-  CheckParam(what, params, "l1_regularization_strength", 0, infinity);
-  CheckParam(what, params, "l2_regularization_strength", 0, infinity);
-  CheckParam(what, params, "l2_shrinkage_regularization_strength", 0, infinity);
-  CheckParam(what, params, "beta", 0, infinity);
-  CheckFlag(what, params, "group_lasso");
-  // It says nothing where it is off, as in the specifications that earlier versions wrote into pools and
-  // files.
-  if (params.at("group_lasso") == 0) params.erase("group_lasso");
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewFtrl(const Params& params, uint32_t dim) {
-  return std::make_unique<Ftrl<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewFtrl(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewFtrl(const Params& params, uint32_t dim);
-
 }  // namespace oe

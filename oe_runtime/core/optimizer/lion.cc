@@ -1,20 +1,25 @@
-#include <algorithm>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) { return {{"momentum", dim}}; }
+
+void Check(const std::string& what, Params* params) {
+  CheckPositive(what, *params, "beta_1");  // at 0 it is the sign of the gradient alone; Keras refuses it too
+  CheckParam(what, *params, "beta_1", 0, 1);
+  CheckParam(what, *params, "beta_2", 0, 1);
+}
 
 // Lion (Chen et al., 2023): w -= lr·sign(beta_1·m + (1 - beta_1)·g);  m = beta_2·m + (1 - beta_2)·g
 template <typename T>
 class Lion final : public Optimizer<T> {
  public:
   Lion(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, dim),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         beta_1_(static_cast<T>(params.at("beta_1"))),
         beta_2_(static_cast<T>(params.at("beta_2"))) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     const size_t size = this->dim();
@@ -42,22 +47,7 @@ class Lion final : public Optimizer<T> {
   const T beta_2_;
 };
 
+const RegisterOptimizer<Lion> kLion({"lion", {{"beta_1", 0.9}, {"beta_2", 0.99}}, Check, Slots});
+
 }  // namespace
-
-Params CompleteLion(const Params& given) {
-  const std::string what = "optimizer 'lion'";
-  Params params = CompleteOptimizer("lion", given, {{"beta_1", 0.9}, {"beta_2", 0.99}});
-  CheckPositive(what, params, "beta_1");  // at 0 it is the sign of the gradient alone; Keras refuses it too
-  CheckParam(what, params, "beta_1", 0, 1);
-  CheckParam(what, params, "beta_2", 0, 1);
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewLion(const Params& params, uint32_t dim) {
-  return std::make_unique<Lion<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewLion(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewLion(const Params& params, uint32_t dim);
-
 }  // namespace oe

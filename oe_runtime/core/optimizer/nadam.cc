@@ -1,12 +1,20 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
+  return {{"momentum", dim}, {"velocity", dim}};
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckBetas(what, *params);
+  CheckNotNegative(what, *params, "epsilon");
+}
 
 template <typename T>
 constexpr T kDecay = T(0.96);
@@ -22,7 +30,7 @@ template <typename T>
 class Nadam final : public Optimizer<T> {
  public:
   Nadam(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, 2 * size_t{dim}),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         beta_1_(static_cast<T>(params.at("beta_1"))),
         beta_2_(static_cast<T>(params.at("beta_2"))),
         epsilon_(static_cast<T>(params.at("epsilon"))) {
@@ -34,8 +42,6 @@ class Nadam final : public Optimizer<T> {
       product *= 1 - 0.5 * power;
     }
   }
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     const T beta_1 = beta_1_;
@@ -78,20 +84,11 @@ class Nadam final : public Optimizer<T> {
   std::array<double, kWarmingSteps + 1> warming_{};  // [t]: U_t / beta_1^t
 };
 
+const RegisterOptimizer<Nadam> kNadam({"nadam",
+                                       {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}},
+                                       Check,
+                                       Slots,
+                                       OptimizerEntry::kCountsPushes});
+
 }  // namespace
-
-Params CompleteNadam(const Params& given) {
-  Params params = CompleteOptimizer("nadam", given, {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}});
-  CheckBetas("nadam", params);
-  CheckParam("optimizer 'nadam'", params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewNadam(const Params& params, uint32_t dim) {
-  return std::make_unique<Nadam<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewNadam(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewNadam(const Params& params, uint32_t dim);
-
 }  // namespace oe

@@ -3,73 +3,47 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
 
-template <typename T>
-using New = std::unique_ptr<Optimizer<T>> (*)(const Params&, uint32_t);
-
-struct Entry {
-  const char* name;
-  Params (*complete)(const Params&);
-  New<float> new_float;
-  New<double> new_double;
-};
-
-const Entry kOptimizers[] = {
-    {"adadelta", CompleteAdadelta, NewAdadelta<float>, NewAdadelta<double>},
-    {"adagrad", CompleteAdagrad, NewAdagrad<float>, NewAdagrad<double>},
-    {"adagrad_decay", CompleteAdagradDecay, NewAdagradDecay<float>, NewAdagradDecay<double>},
-    {"adam", CompleteAdam, NewAdam<float>, NewAdam<double>},
-    {"adam_async", CompleteAdamAsync, NewAdamAsync<float>, NewAdamAsync<double>},
-    {"adamax", CompleteAdamax, NewAdamax<float>, NewAdamax<double>},
-    {"adamw", CompleteAdamW, NewAdam<float>, NewAdam<double>},
-    {"ftrl", CompleteFtrl, NewFtrl<float>, NewFtrl<double>},
-    {"lion", CompleteLion, NewLion<float>, NewLion<double>},
-    {"nadam", CompleteNadam, NewNadam<float>, NewNadam<double>},
-    {"rmsprop", CompleteRmsprop, NewRmsprop<float>, NewRmsprop<double>},
-    {"sgd", CompleteSgd, NewSgd<float>, NewSgd<double>},
-};
-
-const Entry& Find(const std::string& name) {
-  std::string known;
-  for (const Entry& entry : kOptimizers) {
-    if (name == entry.name) return entry;
-    known += (known.empty() ? "" : ", ") + std::string(entry.name);
-  }
-  throw SpecError("optimizer '" + name + "' is not one of " + known);
+const OptimizerEntry& Find(const std::string& name) {
+  const OptimizerEntry* entry = Registry<OptimizerEntry>::Find(name);
+  if (entry != nullptr) return *entry;
+  throw SpecError("optimizer '" + name + "' is not one of " + Registry<OptimizerEntry>::Names(", "));
 }
 
 }  // namespace
 
+std::vector<OptimizerInfo> Optimizers() {
+  std::vector<OptimizerInfo> all;
+  for (const auto& [name, entry] : Registry<OptimizerEntry>::All()) {
+    all.push_back({name, entry.defaults, (entry.trait & OptimizerEntry::kCountsPushes) != 0});
+  }
+  return all;
+}
+
 OptimizerSpec Complete(const OptimizerSpec& spec) {
-  return {spec.name, Find(spec.name).complete(spec.params)};
+  const OptimizerEntry& entry = Find(spec.name);
+  const std::string what = "optimizer '" + spec.name + "'";
+  OptimizerSpec complete = {spec.name, CompleteParams(what, spec.params, entry.defaults)};
+  CheckNotNegative(what, complete.params, "weight_decay");
+  entry.check(what, &complete.params);
+  return complete;
 }
 
 std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim) {
-  const auto has = [&spec](const char* param) { return spec.params.at(param) != 0; };
-  const std::string& name = spec.name;
-  if (name == "adadelta") return {{"accumulated_grad", dim}, {"accumulated_delta_var", dim}};
-  if (name == "adagrad") return {{"accumulator", dim}};
-  if (name == "adagrad_decay") return {{"accumulator", dim}, {"accumulator_decays", 1}};
-  if (name == "adamax") return {{"momentum", dim}, {"norm", dim}};
-  if (name == "ftrl") return {{"accumulator", dim}, {"linear", dim}};
-  if (name == "lion") return {{"momentum", dim}};
-  if (name == "sgd")
-    return has("momentum") ? std::vector<OptimizerSlot>{{"momentum", dim}} : std::vector<OptimizerSlot>{};
-  std::vector<OptimizerSlot> slots;
-  if (name == "rmsprop") {
-    slots.push_back({"velocity", dim});
-    if (has("momentum")) slots.push_back({"momentum", dim});
-    if (has("centered")) slots.push_back({"average_gradient", dim});
-    return slots;
-  }
-  slots = {{"momentum", dim}, {"velocity", dim}};  // adam, adamw, adam_async, nadam
-  if ((name == "adam" || name == "adamw") && has("amsgrad")) slots.push_back({"velocity_hat", dim});
-  return slots;
+  return Find(spec.name).slots(spec.params, dim);
+}
+
+size_t ValuesOf(const std::vector<OptimizerSlot>& slots) {
+  size_t values = 0;
+  for (const OptimizerSlot& slot : slots) values += slot.values;
+  return values;
 }
 
 void CheckLearningRate(const OptimizerSpec& spec, double learning_rate) {
@@ -78,16 +52,17 @@ void CheckLearningRate(const OptimizerSpec& spec, double learning_rate) {
     throw SpecError("the learning rate must be a finite number of at least 0, not " +
                     NumberText(learning_rate));
   }
-  if (rate == 0 && spec.name == "ftrl") {
-    throw SpecError("optimizer 'ftrl' divides by the learning rate, which must be above 0, not " +
+  if (rate == 0 && (Find(spec.name).trait & OptimizerEntry::kDividesByLearningRate) != 0) {
+    throw SpecError("optimizer '" + spec.name +
+                    "' divides by the learning rate, which must be above 0, not " +
                     NumberText(learning_rate) + "; let its schedule end above 0");
   }
 }
 
 template <typename T>
 std::unique_ptr<Optimizer<T>> Optimizer<T>::Create(const OptimizerSpec& spec, uint32_t dim) {
-  const Entry& entry = Find(spec.name);
-  const Params params = entry.complete(spec.params);
+  const OptimizerEntry& entry = Find(spec.name);
+  const Params params = Complete(spec).params;
   if constexpr (std::is_same_v<T, float>) {
     return entry.new_float(params, dim);
   } else {
@@ -108,18 +83,14 @@ void Optimizer<T>::DecayWeights(const RowRefs<T>& rows, T learning_rate) const n
 template class Optimizer<float>;
 template class Optimizer<double>;
 
-Params CompleteOptimizer(const std::string& name, const Params& given, Params defaults) {
-  const std::string what = "optimizer '" + name + "'";
-  defaults.emplace("weight_decay", 0.0);
-  Params params = CompleteParams(what, given, defaults);
-  CheckParam(what, params, "weight_decay", 0, std::numeric_limits<double>::infinity());
-  return params;
+void CheckNotNegative(const std::string& what, const Params& params, const std::string& name) {
+  CheckParam(what, params, name, 0, std::numeric_limits<double>::infinity());
 }
 
-void CheckBetas(const std::string& name, const Params& params) {
+void CheckBetas(const std::string& what, const Params& params) {
   // The bound is the last float32 below 1.
-  CheckParam("optimizer '" + name + "'", params, "beta_1", 0, 0.99999994);
-  CheckParam("optimizer '" + name + "'", params, "beta_2", 0, 0.99999994);
+  CheckParam(what, params, "beta_1", 0, 0.99999994);
+  CheckParam(what, params, "beta_2", 0, 0.99999994);
 }
 
 template <typename T>

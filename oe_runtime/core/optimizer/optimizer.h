@@ -1,37 +1,16 @@
-#ifndef OE_CORE_OPTIMIZER_OPTIMIZER_H_
-#define OE_CORE_OPTIMIZER_OPTIMIZER_H_
+// The update rules of rows. Included by few files: what a table needs to know is in optimizer_spec.h.
+#pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "oe_runtime/core/common/params.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 
 namespace oe {
-
-// An update rule by name with Keras 3's parameter names and defaults (docs in the file of each), all of which
-// take `weight_decay` too. The learning rate is not here: every push brings its own.
-struct OptimizerSpec {
-  std::string name = "adagrad";
-  Params params;
-};
-
-// `spec` with every default filled in. Throws SpecError for an unknown name, an unsupported parameter or a
-// value out of range.
-OptimizerSpec Complete(const OptimizerSpec& spec);
-
-// One of the optimizer's numbers beside a row: Keras's name of it, or DeepRec's, and how many there are.
-struct OptimizerSlot {
-  std::string name;
-  size_t values = 0;
-};
-// Those of `spec`, which is complete, in the order in which they lie in a row's state.
-std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim);
-
-// Throws SpecError for a learning rate that the optimizer cannot be pushed with.
-void CheckLearningRate(const OptimizerSpec& spec, double learning_rate);
 
 // The rows of an update: for each i < n, the dim weights, the state and the gradient (dim) of a row.
 template <typename T>
@@ -58,8 +37,8 @@ class Optimizer {
   // How many numbers of state a row has.
   size_t state_values() const { return state_values_; }
 
-  // Sets the state of a new row.
-  virtual void InitState(T* state) const noexcept = 0;
+  // Sets the state of a new row: all zeros unless the rule says otherwise.
+  virtual void InitState(T* state) const noexcept { std::fill_n(state, state_values_, T{0}); }
 
   // `step` counts the pushes of the table from 1.
   void Apply(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
@@ -68,8 +47,8 @@ class Optimizer {
   }
 
  protected:
-  Optimizer(const Params& params, uint32_t dim, size_t state_values)
-      : dim_(dim), state_values_(state_values), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
+  Optimizer(const Params& params, uint32_t dim, const std::vector<OptimizerSlot>& slots)
+      : dim_(dim), state_values_(ValuesOf(slots)), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
 
   size_t dim() const { return dim_; }
 
@@ -85,57 +64,4 @@ class Optimizer {
   const T weight_decay_;
 };
 
-// For the files of the optimizers.
-
-// CompleteParams for optimizer `name`, with "weight_decay" (0 unless `defaults` has another) among them.
-Params CompleteOptimizer(const std::string& name, const Params& given, Params defaults);
-
-// Throws SpecError unless beta_1 and beta_2 can be powers' bases: in [0, 1), since at 1 the correction of the
-// bias divides by zero.
-void CheckBetas(const std::string& name, const Params& params);
-
-// beta^step as Keras has it: beta and step in the variable's dtype, and the result rounded to it. With
-// float32 and beta_2 = 0.999 that moves 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of
-// the rules.
-template <typename T>
-T BetaPower(T beta, uint64_t step) noexcept;
-
-// One pair for each optimizer: its parameters with defaults, and its rule.
-Params CompleteAdadelta(const Params& given);
-Params CompleteAdagrad(const Params& given);
-Params CompleteAdagradDecay(const Params& given);
-Params CompleteAdam(const Params& given);
-Params CompleteAdamAsync(const Params& given);
-Params CompleteAdamax(const Params& given);
-Params CompleteAdamW(const Params& given);
-Params CompleteFtrl(const Params& given);
-Params CompleteLion(const Params& given);
-Params CompleteNadam(const Params& given);
-Params CompleteRmsprop(const Params& given);
-Params CompleteSgd(const Params& given);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdadelta(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdagrad(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdagradDecay(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdam(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdamAsync(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewAdamax(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewFtrl(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewLion(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewNadam(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewRmsprop(const Params& params, uint32_t dim);
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewSgd(const Params& params, uint32_t dim);
-
 }  // namespace oe
-
-#endif  // OE_CORE_OPTIMIZER_OPTIMIZER_H_

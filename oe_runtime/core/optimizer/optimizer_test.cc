@@ -44,16 +44,206 @@ void Apply(const Optimizer<T>& optimizer, std::vector<T>* row, const std::vector
   optimizer.Apply({&weights, &state, &of_row, 1}, rate, step);
 }
 
+// An optimizer's rule once more, for one weight and the first two numbers of its state.
+struct Reference {
+  OptimizerSpec spec;
+  double first_a, first_b;
+  Rule rule;
+};
+
+Rule AdamRule(double beta_1, double beta_2, double epsilon) {
+  return [=](State* s, double g, int t) {
+    const double power_1 = Power(*s, beta_1, t);
+    const double power_2 = Power(*s, beta_2, t);
+    s->a += (g - s->a) * (1 - beta_1);
+    s->b += (g * g - s->b) * (1 - beta_2);
+    s->w -= s->a * kRate * std::sqrt(1 - power_2) / (1 - power_1) / (std::sqrt(s->b) + epsilon);
+  };
+}
+
+Rule FtrlRule(double power, double l1, double l2, double shrinkage, double beta) {
+  return [=](State* s, double g, int) {
+    const double sum = s->a + g * g;
+    const double sigma = (std::pow(sum, power) - std::pow(s->a, power)) / kRate;
+    s->b += g + 2 * shrinkage * s->w - sigma * s->w;
+    const double quadratic = std::pow(sum, power) / kRate + 2 * (l2 + beta / (2 * kRate));
+    s->w = (std::clamp(s->b, -l1, l1) - s->b) / quadratic;
+    s->a = sum;
+  };
+}
+
+// At least one of each registered optimizer.
+std::vector<Reference> References() {
+  return {
+      {{"adadelta", {{"rho", 0.9}, {"epsilon", 1e-3}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a + 0.1 * g * g;
+         const double update = std::sqrt(s->b + 1e-3) * g / std::sqrt(s->a + 1e-3);
+         s->b = 0.9 * s->b + 0.1 * update * update;
+         s->w -= kRate * update;
+       }},
+      {{"adagrad", {}},
+       0.1,
+       0,
+       [](State* s, double g, int) {
+         s->a += g * g;
+         s->w -= kRate * g / std::sqrt(s->a + 1e-7);
+       }},
+      {{"adagrad", {{"initial_accumulator_value", 0.0}, {"epsilon", 0.5}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a += g * g;
+         s->w -= kRate * g / std::sqrt(s->a + 0.5);
+       }},
+      {{"adagrad_decay", {{"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}},
+       0.1,
+       0,
+       [](State* s, double g, int t) {
+         if (t % 10 == 0) s->a = std::max(0.5 * s->a, 0.1);
+         s->a += g * g;
+         s->w -= kRate * g / std::sqrt(s->a);
+       }},
+      {{"adam", {}}, 0, 0, AdamRule(0.9, 0.999, 1e-7)},
+      {{"adam", {{"beta_1", 0.5}, {"beta_2", 0.9}, {"epsilon", 0.01}}}, 0, 0, AdamRule(0.5, 0.9, 0.01)},
+      {{"adam", {{"amsgrad", 1}, {"beta_2", 0.9}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->a += (g - s->a) * (1 - 0.9);
+         s->b += (g * g - s->b) * (1 - 0.9);
+         s->c = std::max(s->c, s->b);
+         s->w -= s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) /
+                 (std::sqrt(s->c) + 1e-7);
+       }},
+      {{"adam_async", {{"beta_2", 0.9}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->a = 0.9 * s->a + 0.1 * g;
+         s->b = 0.9 * s->b + 0.1 * g * g;
+         s->w -= s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) /
+                 (std::sqrt(s->b) + 1e-8);
+       }},
+      {{"adam_async", {{"beta_2", 0.9}, {"apply_sparse_rmsprop", 1}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->b = 0.9 * s->b + 0.1 * g * g;
+         s->a = 0.9 * s->a + kRate * g / std::sqrt(s->b + 0.01);
+         s->w -= s->a;
+       }},
+      {{"adamax", {{"beta_2", 0.9}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->a += (g - s->a) * (1 - 0.9);
+         s->b = std::max(0.9 * s->b, std::abs(g));
+         s->w -= kRate * s->a / ((1 - Power(*s, 0.9, t)) * (s->b + 1e-7));
+       }},
+      {{"adamw", {{"beta_2", 0.9}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->w -= s->w * 0.004 * kRate;
+         s->a += (g - s->a) * (1 - 0.9);
+         s->b += (g * g - s->b) * (1 - 0.9);
+         s->w -= s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) /
+                 (std::sqrt(s->b) + 1e-7);
+       }},
+      {{"ftrl", {}}, 0.1, 0, FtrlRule(0.5, 0, 0, 0, 0)},
+      {{"ftrl",
+        {{"learning_rate_power", -0.7},
+         {"initial_accumulator_value", 0.3},
+         {"l1_regularization_strength", 0.5},
+         {"l2_regularization_strength", 0.2},
+         {"l2_shrinkage_regularization_strength", 0.01},
+         {"beta", 0.1}}},
+       0.3,
+       0,
+       FtrlRule(0.7, 0.5, 0.2, 0.01, 0.1)},
+      {{"lion", {}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         const double direction = 0.9 * s->a + 0.1 * g;
+         s->w -= kRate * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
+         s->a = 0.99 * s->a + 0.01 * g;
+       }},
+      {{"nadam", {{"beta_2", 0.9}}},
+       0,
+       0,
+       [product = 1.0, done = 0](State* s, double g, int t) mutable {
+         const auto u = [](int step) { return 0.9 * (1 - 0.5 * std::pow(0.96, step)); };
+         // As Keras has it: a variable that each step multiplies.
+         if (t != done) product *= u(t);
+         done = t;
+         s->a += (g - s->a) * (1 - 0.9);
+         s->b += (g * g - s->b) * (1 - 0.9);
+         const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
+         s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(*s, 0.9, t))) + 1e-7);
+       }},
+      {{"rmsprop", {}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a + 0.1 * g * g;
+         s->w -= kRate * g / std::sqrt(s->a + 1e-7);
+       }},
+      {{"rmsprop", {{"momentum", 0.5}, {"rho", 0.8}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.8 * s->a + 0.2 * g * g;
+         s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a + 0.01);
+         s->w -= s->b;
+       }},
+      {{"rmsprop", {{"centered", 1}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a + 0.1 * g * g;
+         s->b = 0.9 * s->b + 0.1 * g;
+         s->w -= kRate * g / std::sqrt(s->a - s->b * s->b + 0.01);
+       }},
+      {{"rmsprop", {{"centered", 1}, {"momentum", 0.5}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a + 0.1 * g * g;
+         s->c = 0.9 * s->c + 0.1 * g;
+         s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a - s->c * s->c + 0.01);
+         s->w -= s->b;
+       }},
+      {{"sgd", {}}, 0, 0, [](State* s, double g, int) { s->w -= kRate * g; }},
+      {{"sgd", {{"momentum", 0.9}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a - kRate * g;
+         s->w += s->a;
+       }},
+      {{"sgd", {{"momentum", 0.9}, {"nesterov", 1}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a - kRate * g;
+         s->w += 0.9 * s->a - kRate * g;
+       }},
+  };
+}
+
 template <typename T>
-void ExpectRuleIn(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule,
-                  double tolerance) {
-  const auto optimizer = Optimizer<T>::Create(spec, kDim);
+void ExpectReference(const Reference& reference, double tolerance) {
+  const auto optimizer = Optimizer<T>::Create(reference.spec, kDim);
   const size_t values = kDim + optimizer->state_values();
   std::vector<T> row(values + 1, T{-7});  // the last one must stay
   std::vector<State> expected(kDim);
   for (uint32_t d = 0; d < kDim; ++d) {
     row[d] = T(0.01) * static_cast<T>(d) - T(0.03);
-    expected[d] = {row[d], first_a, first_b, 0, std::is_same_v<T, double>};
+    expected[d] = {row[d], reference.first_a, reference.first_b, 0, std::is_same_v<T, double>};
   }
   optimizer->InitState(row.data() + kDim);
   for (int step = 1; step <= kSteps; ++step) {
@@ -61,7 +251,7 @@ void ExpectRuleIn(const OptimizerSpec& spec, double first_a, double first_b, con
     for (uint32_t d = 0; d < kDim; ++d) gradient[d] = static_cast<T>(Gradient(step, d));
     Apply(*optimizer, &row, gradient, static_cast<T>(kRate), static_cast<uint64_t>(step));
     for (uint32_t d = 0; d < kDim; ++d) {
-      rule(&expected[d], static_cast<double>(gradient[d]), step);
+      reference.rule(&expected[d], static_cast<double>(gradient[d]), step);
       ASSERT_NEAR(static_cast<double>(row[d]), expected[d].w, tolerance * (1 + std::abs(expected[d].w)))
           << "step " << step << " element " << d;
     }
@@ -77,71 +267,47 @@ void ExpectRuleIn(const OptimizerSpec& spec, double first_a, double first_b, con
   EXPECT_EQ(row.back(), T{-7});
 }
 
-// In float and in double.
-void ExpectRule(const OptimizerSpec& spec, double first_a, double first_b, const Rule& rule) {
-  ExpectRuleIn<float>(spec, first_a, first_b, rule, 1e-5);
-  ExpectRuleIn<double>(spec, first_a, first_b, rule, 1e-12);
+class OptimizerReferenceTest : public testing::TestWithParam<size_t> {};
+
+TEST_P(OptimizerReferenceTest, IsFollowedInFloatAndInDouble) {
+  ExpectReference<float>(References()[GetParam()], 1e-5);
+  ExpectReference<double>(References()[GetParam()], 1e-12);
 }
 
-TEST(OptimizerTest, Adagrad) {
-  ExpectRule({"adagrad", {}}, 0.1, 0, [](State* s, double g, int) {
-    s->a += g * g;
-    s->w -= kRate * g / std::sqrt(s->a + 1e-7);
-  });
-  ExpectRule({"adagrad", {{"initial_accumulator_value", 0.0}, {"epsilon", 0.5}}}, 0, 0,
-             [](State* s, double g, int) {
-               s->a += g * g;
-               s->w -= kRate * g / std::sqrt(s->a + 0.5);
-             });
+INSTANTIATE_TEST_SUITE_P(All, OptimizerReferenceTest, testing::Range(size_t{0}, References().size()),
+                         [](const auto& test) {
+                           return std::to_string(test.param) + "_" + References()[test.param].spec.name;
+                         });
+
+TEST(OptimizerTest, EveryOptimizerHasAReference) {
+  std::set<std::string> known;
+  for (const Reference& reference : References()) known.insert(reference.spec.name);
+  ASSERT_FALSE(Optimizers().empty());
+  for (const OptimizerInfo& info : Optimizers()) {
+    EXPECT_EQ(known.count(info.name), 1U) << "add reference values of " << info.name << " to References()";
+  }
 }
 
-TEST(OptimizerTest, Adam) {
-  const auto rule = [](double beta_1, double beta_2, double epsilon) {
-    return [=](State* s, double g, int t) {
-      const double power_1 = Power(*s, beta_1, t);
-      const double power_2 = Power(*s, beta_2, t);
-      s->a += (g - s->a) * (1 - beta_1);
-      s->b += (g * g - s->b) * (1 - beta_2);
-      s->w -= s->a * kRate * std::sqrt(1 - power_2) / (1 - power_1) / (std::sqrt(s->b) + epsilon);
+// Whether the number of the push matters is said, so that rows that move elsewhere can be warned of it.
+TEST(OptimizerTest, SaysWhetherUpdatesDependOnTheNumberOfThePush) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    const auto optimizer = Optimizer<double>::Create({info.name, {}}, 1);
+    const auto after = [&](uint64_t step) {
+      std::vector<double> row(1 + optimizer->state_values());
+      optimizer->InitState(row.data() + 1);
+      Apply(*optimizer, &row, {0.5}, 0.1, 1);
+      Apply(*optimizer, &row, {0.5}, 0.1, step);
+      return row;
     };
-  };
-  ExpectRule({"adam", {}}, 0, 0, rule(0.9, 0.999, 1e-7));
-  ExpectRule({"adam", {{"beta_1", 0.5}, {"beta_2", 0.9}, {"epsilon", 0.01}}}, 0, 0, rule(0.5, 0.9, 0.01));
+    EXPECT_EQ(after(2) != after(1000000), info.counts_pushes) << info.name;
+  }
 }
 
-TEST(OptimizerTest, Sgd) {
-  ExpectRule({"sgd", {}}, 0, 0, [](State* s, double g, int) { s->w -= kRate * g; });
-  EXPECT_EQ(Optimizer<float>::Create({"sgd", {{"nesterov", 1}}}, 4)->state_values(), 0U);
-  ExpectRule({"sgd", {{"momentum", 0.9}}}, 0, 0, [](State* s, double g, int) {
-    s->a = 0.9 * s->a - kRate * g;
-    s->w += s->a;
-  });
-  ExpectRule({"sgd", {{"momentum", 0.9}, {"nesterov", 1}}}, 0, 0, [](State* s, double g, int) {
-    s->a = 0.9 * s->a - kRate * g;
-    s->w += 0.9 * s->a - kRate * g;
-  });
-}
-
-TEST(OptimizerTest, Ftrl) {
-  const auto rule = [](double power, double l1, double l2, double shrinkage, double beta) {
-    return [=](State* s, double g, int) {
-      const double sum = s->a + g * g;
-      const double sigma = (std::pow(sum, power) - std::pow(s->a, power)) / kRate;
-      s->b += g + 2 * shrinkage * s->w - sigma * s->w;
-      const double quadratic = std::pow(sum, power) / kRate + 2 * (l2 + beta / (2 * kRate));
-      s->w = (std::clamp(s->b, -l1, l1) - s->b) / quadratic;
-      s->a = sum;
-    };
-  };
-  ExpectRule({"ftrl", {}}, 0.1, 0, rule(0.5, 0, 0, 0, 0));
-  ExpectRule({"ftrl",
-              {{"learning_rate_power", -0.7},
-               {"initial_accumulator_value", 0.3},
-               {"l1_regularization_strength", 0.5},
-               {"l2_regularization_strength", 0.2},
-               {"l2_shrinkage_regularization_strength", 0.01},
-               {"beta", 0.1}}},
-             0.3, 0, rule(0.7, 0.5, 0.2, 0.01, 0.1));
+TEST(OptimizerTest, Slots) {
+  const auto values = [](const OptimizerSpec& spec) { return ValuesOf(SlotsOf(Complete(spec), 4)); };
+  EXPECT_EQ(values({"sgd", {{"nesterov", 1}}}), 0U);
+  EXPECT_EQ(values({"adam", {{"amsgrad", 1}}}), 12U);
+  EXPECT_EQ(values({"adam", {}}), 8U);
 }
 
 // The numbers of DeepRec's own test of feature columns with a counter filter
@@ -198,57 +364,6 @@ TEST(OptimizerTest, FtrlWithGroupLasso) {
   EXPECT_THROW((void)Complete({"ftrl", {{"group_lasso", 0.5}}}), SpecError);
 }
 
-TEST(OptimizerTest, AmsgradAndAdamW) {
-  ExpectRule({"adam", {{"amsgrad", 1}, {"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
-    s->a += (g - s->a) * (1 - 0.9);
-    s->b += (g * g - s->b) * (1 - 0.9);
-    s->c = std::max(s->c, s->b);
-    s->w -=
-        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->c) + 1e-7);
-  });
-  ExpectRule({"adamw", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
-    s->w -= s->w * 0.004 * kRate;
-    s->a += (g - s->a) * (1 - 0.9);
-    s->b += (g * g - s->b) * (1 - 0.9);
-    s->w -=
-        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->b) + 1e-7);
-  });
-  EXPECT_EQ(Optimizer<float>::Create({"adam", {{"amsgrad", 1}}}, 4)->state_values(), 12U);
-  EXPECT_EQ(Optimizer<float>::Create({"adam", {}}, 4)->state_values(), 8U);
-}
-
-TEST(OptimizerTest, Adadelta) {
-  ExpectRule({"adadelta", {{"rho", 0.9}, {"epsilon", 1e-3}}}, 0, 0, [](State* s, double g, int) {
-    s->a = 0.9 * s->a + 0.1 * g * g;
-    const double update = std::sqrt(s->b + 1e-3) * g / std::sqrt(s->a + 1e-3);
-    s->b = 0.9 * s->b + 0.1 * update * update;
-    s->w -= kRate * update;
-  });
-}
-
-TEST(OptimizerTest, Adamax) {
-  ExpectRule({"adamax", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
-    s->a += (g - s->a) * (1 - 0.9);
-    s->b = std::max(0.9 * s->b, std::abs(g));
-    s->w -= kRate * s->a / ((1 - Power(*s, 0.9, t)) * (s->b + 1e-7));
-  });
-}
-
-TEST(OptimizerTest, Nadam) {
-  double product = 1;  // as Keras has it: a variable that each step multiplies
-  int done = 0;
-  ExpectRule({"nadam", {{"beta_2", 0.9}}}, 0, 0, [&](State* s, double g, int t) {
-    const auto u = [](int step) { return 0.9 * (1 - 0.5 * std::pow(0.96, step)); };
-    if (t < done) product = 1;  // in the other dtype
-    if (t != done) product *= u(t);
-    done = t;
-    s->a += (g - s->a) * (1 - 0.9);
-    s->b += (g * g - s->b) * (1 - 0.9);
-    const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
-    s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(*s, 0.9, t))) + 1e-7);
-  });
-}
-
 // With a beta_1 next to 1 the product of the momenta decides long after its factors have become constant.
 TEST(OptimizerTest, NadamsProductGoesOnForever) {
   constexpr double kBeta = 0.99999;
@@ -266,31 +381,6 @@ TEST(OptimizerTest, NadamsProductGoesOnForever) {
   }
 }
 
-TEST(OptimizerTest, Rmsprop) {
-  ExpectRule({"rmsprop", {}}, 0, 0, [](State* s, double g, int) {
-    s->a = 0.9 * s->a + 0.1 * g * g;
-    s->w -= kRate * g / std::sqrt(s->a + 1e-7);
-  });
-  ExpectRule({"rmsprop", {{"momentum", 0.5}, {"rho", 0.8}, {"epsilon", 0.01}}}, 0, 0,
-             [](State* s, double g, int) {
-               s->a = 0.8 * s->a + 0.2 * g * g;
-               s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a + 0.01);
-               s->w -= s->b;
-             });
-  ExpectRule({"rmsprop", {{"centered", 1}, {"epsilon", 0.01}}}, 0, 0, [](State* s, double g, int) {
-    s->a = 0.9 * s->a + 0.1 * g * g;
-    s->b = 0.9 * s->b + 0.1 * g;
-    s->w -= kRate * g / std::sqrt(s->a - s->b * s->b + 0.01);
-  });
-  ExpectRule({"rmsprop", {{"centered", 1}, {"momentum", 0.5}, {"epsilon", 0.01}}}, 0, 0,
-             [](State* s, double g, int) {
-               s->a = 0.9 * s->a + 0.1 * g * g;
-               s->c = 0.9 * s->c + 0.1 * g;
-               s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a - s->c * s->c + 0.01);
-               s->w -= s->b;
-             });
-}
-
 TEST(OptimizerTest, CenteredRmspropSurvivesEqualGradients) {
   const auto optimizer = Optimizer<float>::Create({"rmsprop", {{"centered", 1}}}, kDim);
   std::vector<float> row(kDim + optimizer->state_values(), 0.0F);
@@ -299,38 +389,6 @@ TEST(OptimizerTest, CenteredRmspropSurvivesEqualGradients) {
   for (uint32_t d = 0; d < kDim; ++d) gradient[d] = 1000.0F + static_cast<float>(d) / 3;
   for (uint64_t step = 1; step <= 500; ++step) Apply(*optimizer, &row, gradient, 1e-6F, step);
   for (uint32_t d = 0; d < kDim; ++d) EXPECT_TRUE(std::isfinite(row[d])) << d;
-}
-
-TEST(OptimizerTest, Lion) {
-  ExpectRule({"lion", {}}, 0, 0, [](State* s, double g, int) {
-    const double direction = 0.9 * s->a + 0.1 * g;
-    s->w -= kRate * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
-    s->a = 0.99 * s->a + 0.01 * g;
-  });
-}
-
-TEST(OptimizerTest, AdamAsync) {
-  ExpectRule({"adam_async", {{"beta_2", 0.9}}}, 0, 0, [](State* s, double g, int t) {
-    s->a = 0.9 * s->a + 0.1 * g;
-    s->b = 0.9 * s->b + 0.1 * g * g;
-    s->w -=
-        s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) / (std::sqrt(s->b) + 1e-8);
-  });
-  ExpectRule({"adam_async", {{"beta_2", 0.9}, {"apply_sparse_rmsprop", 1}, {"epsilon", 0.01}}}, 0, 0,
-             [](State* s, double g, int) {
-               s->b = 0.9 * s->b + 0.1 * g * g;
-               s->a = 0.9 * s->a + kRate * g / std::sqrt(s->b + 0.01);
-               s->w -= s->a;
-             });
-}
-
-TEST(OptimizerTest, AdagradDecay) {
-  ExpectRule({"adagrad_decay", {{"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}}, 0.1, 0,
-             [](State* s, double g, int t) {
-               if (t % 10 == 0) s->a = std::max(0.5 * s->a, 0.1);
-               s->a += g * g;
-               s->w -= kRate * g / std::sqrt(s->a);
-             });
 }
 
 // A row that comes back after several periods decays once in each of its next updates.
@@ -357,11 +415,8 @@ TEST(OptimizerTest, AdagradDecayOfARowThatWasAway) {
   EXPECT_EQ(accumulator_after(zero, 50), 1.0F);
 }
 
-const char* const kAll[] = {"adadelta", "adagrad", "adagrad_decay", "adam",  "adam_async", "adamax",
-                            "adamw",    "ftrl",    "lion",          "nadam", "rmsprop",    "sgd"};
-
 TEST(OptimizerTest, WeightDecayComesFirst) {
-  for (const char* name : kAll) {
+  for (const auto& [name, defaults, counts_pushes] : Optimizers()) {
     const auto plain = Optimizer<float>::Create({name, {{"weight_decay", 0}}}, kDim);
     const auto decaying = Optimizer<float>::Create({name, {{"weight_decay", 0.25}}}, kDim);
     ASSERT_EQ(plain->state_values(), decaying->state_values());
@@ -378,7 +433,7 @@ TEST(OptimizerTest, WeightDecayComesFirst) {
 }
 
 TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
-  for (const char* name : kAll) {
+  for (const auto& [name, defaults, counts_pushes] : Optimizers()) {
     const auto optimizer = Optimizer<float>::Create({name, {}}, kDim);
     const size_t floats = kDim + optimizer->state_values();
     std::vector<float> together(3 * floats, 0.25F);
@@ -431,33 +486,14 @@ TEST(OptimizerTest, RefusesWhatItCannotDo) {
 }
 
 TEST(OptimizerTest, SlotsAreTheWholeState) {
-  const std::vector<OptimizerSpec> specs = {
-      {"adadelta", {}},
-      {"adagrad", {}},
-      {"adagrad_decay", {}},
-      {"adam", {}},
-      {"adam", {{"amsgrad", 1}}},
-      {"adam_async", {}},
-      {"adamax", {}},
-      {"adamw", {{"amsgrad", 1}}},
-      {"ftrl", {}},
-      {"lion", {}},
-      {"nadam", {}},
-      {"rmsprop", {}},
-      {"rmsprop", {{"momentum", 0.5}}},
-      {"rmsprop", {{"centered", 1}}},
-      {"rmsprop", {{"momentum", 0.5}, {"centered", 1}}},
-      {"sgd", {}},
-      {"sgd", {{"momentum", 0.5}}},
-  };
-  for (const OptimizerSpec& spec : specs) {
-    size_t values = 0;
+  for (const Reference& reference : References()) {
+    const OptimizerSpec spec = Complete(reference.spec);
+    const std::vector<OptimizerSlot> slots = SlotsOf(spec, kDim);
     std::set<std::string> names;
-    for (const OptimizerSlot& slot : SlotsOf(Complete(spec), kDim)) {
-      values += slot.values;
+    for (const OptimizerSlot& slot : slots) {
       EXPECT_TRUE(names.insert(slot.name).second) << spec.name << " has two of " << slot.name;
     }
-    EXPECT_EQ(values, Optimizer<float>::Create(spec, kDim)->state_values()) << spec.name;
+    EXPECT_EQ(ValuesOf(slots), Optimizer<float>::Create(spec, kDim)->state_values()) << spec.name;
   }
 }
 

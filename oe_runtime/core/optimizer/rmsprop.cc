@@ -1,11 +1,24 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
+
+std::vector<OptimizerSlot> Slots(const Params& params, uint32_t dim) {
+  std::vector<OptimizerSlot> slots = {{"velocity", dim}};
+  if (params.at("momentum") != 0) slots.push_back({"momentum", dim});
+  if (params.at("centered") != 0) slots.push_back({"average_gradient", dim});
+  return slots;
+}
+
+void Check(const std::string& what, Params* params) {
+  CheckParam(what, *params, "rho", 0, 1);
+  CheckParam(what, *params, "momentum", 0, 1);
+  CheckNotNegative(what, *params, "epsilon");
+  CheckFlag(what, *params, "centered");
+}
 
 // RMSprop (Hinton, 2012), with momentum and centered (Graves, 2013) as in Keras:
 //   v = rho·v + (1 - rho)·g²;  centered: a = rho·a + (1 - rho)·g, and v - a² takes the place of v below
@@ -15,16 +28,12 @@ template <typename T>
 class Rmsprop final : public Optimizer<T> {
  public:
   Rmsprop(const Params& params, uint32_t dim)
-      : Optimizer<T>(
-            params, dim,
-            dim * (size_t{1} + (params.at("momentum") != 0 ? 1 : 0) + (params.at("centered") != 0 ? 1 : 0))),
+      : Optimizer<T>(params, dim, Slots(params, dim)),
         rho_(static_cast<T>(params.at("rho"))),
         one_minus_rho_(static_cast<T>(1.0 - params.at("rho"))),
         momentum_(static_cast<T>(params.at("momentum"))),
         epsilon_(static_cast<T>(params.at("epsilon"))),
         centered_(params.at("centered") != 0) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     if (momentum_ != 0) {
@@ -83,24 +92,8 @@ class Rmsprop final : public Optimizer<T> {
   const bool centered_;
 };
 
+const RegisterOptimizer<Rmsprop> kRmsprop(
+    {"rmsprop", {{"rho", 0.9}, {"momentum", 0.0}, {"epsilon", 1e-7}, {"centered", 0.0}}, Check, Slots});
+
 }  // namespace
-
-Params CompleteRmsprop(const Params& given) {
-  const std::string what = "optimizer 'rmsprop'";
-  Params params = CompleteOptimizer("rmsprop", given,
-                                    {{"rho", 0.9}, {"momentum", 0.0}, {"epsilon", 1e-7}, {"centered", 0.0}});
-  CheckParam(what, params, "rho", 0, 1);
-  CheckParam(what, params, "momentum", 0, 1);
-  CheckParam(what, params, "epsilon", 0, std::numeric_limits<double>::infinity());
-  CheckFlag(what, params, "centered");
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewRmsprop(const Params& params, uint32_t dim) {
-  return std::make_unique<Rmsprop<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewRmsprop(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewRmsprop(const Params& params, uint32_t dim);
-
 }  // namespace oe

@@ -1,19 +1,39 @@
-#include <algorithm>
-
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
 
-// w -= lr·g
-template <typename T>
-class PlainSgd final : public Optimizer<T> {
- public:
-  PlainSgd(const Params& params, uint32_t dim) : Optimizer<T>(params, dim, 0) {}
+std::vector<OptimizerSlot> Slots(const Params& params, uint32_t dim) {
+  std::vector<OptimizerSlot> slots;
+  if (params.at("momentum") != 0) slots.push_back({"momentum", dim});
+  return slots;
+}
 
-  void InitState(T* /*state*/) const noexcept override {}
+void Check(const std::string& what, Params* params) {
+  CheckParam(what, *params, "momentum", 0, 1);
+  CheckFlag(what, *params, "nesterov");
+}
+
+// w -= lr·g;  with momentum: m = momentum·m - lr·g;  w += nesterov ? momentum·m - lr·g : m
+// As in Keras, nesterov without momentum is plain SGD.
+template <typename T>
+class Sgd final : public Optimizer<T> {
+ public:
+  Sgd(const Params& params, uint32_t dim)
+      : Optimizer<T>(params, dim, Slots(params, dim)),
+        momentum_(static_cast<T>(params.at("momentum"))),
+        nesterov_(params.at("nesterov") != 0) {}
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+    if (this->state_values() == 0) {
+      RunPlain(rows, learning_rate);
+    } else {
+      RunMomentum(rows, learning_rate);
+    }
+  }
+
+ private:
+  void RunPlain(const RowRefs<T>& rows, T learning_rate) const noexcept {
     const size_t size = this->dim();
     for (size_t i = 0; i < rows.n; ++i) {
       T* __restrict weight = rows.weights[i];
@@ -21,20 +41,8 @@ class PlainSgd final : public Optimizer<T> {
       for (size_t d = 0; d < size; ++d) weight[d] -= gradient[d] * learning_rate;
     }
   }
-};
 
-// m = momentum·m - lr·g;  w += nesterov ? momentum·m - lr·g : m
-template <typename T>
-class MomentumSgd final : public Optimizer<T> {
- public:
-  MomentumSgd(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, dim),
-        momentum_(static_cast<T>(params.at("momentum"))),
-        nesterov_(params.at("nesterov") != 0) {}
-
-  void InitState(T* state) const noexcept override { std::fill_n(state, this->state_values(), T{0}); }
-
-  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
+  void RunMomentum(const RowRefs<T>& rows, T learning_rate) const noexcept {
     const size_t size = this->dim();
     const T momentum = momentum_;
     for (size_t i = 0; i < rows.n; ++i) {
@@ -58,28 +66,11 @@ class MomentumSgd final : public Optimizer<T> {
     }
   }
 
- private:
   const T momentum_;
   const bool nesterov_;
 };
 
+const RegisterOptimizer<Sgd> kSgd({"sgd", {{"momentum", 0.0}, {"nesterov", 0.0}}, Check, Slots});
+
 }  // namespace
-
-Params CompleteSgd(const Params& given) {
-  const std::string what = "optimizer 'sgd'";
-  Params params = CompleteOptimizer("sgd", given, {{"momentum", 0.0}, {"nesterov", 0.0}});
-  CheckParam(what, params, "momentum", 0, 1);
-  CheckFlag(what, params, "nesterov");
-  return params;
-}
-
-template <typename T>
-std::unique_ptr<Optimizer<T>> NewSgd(const Params& params, uint32_t dim) {
-  // As in Keras, nesterov without momentum is plain SGD.
-  if (params.at("momentum") == 0) return std::make_unique<PlainSgd<T>>(params, dim);
-  return std::make_unique<MomentumSgd<T>>(params, dim);
-}
-template std::unique_ptr<Optimizer<float>> NewSgd(const Params& params, uint32_t dim);
-template std::unique_ptr<Optimizer<double>> NewSgd(const Params& params, uint32_t dim);
-
 }  // namespace oe

@@ -1,10 +1,9 @@
-#ifndef OE_CORE_POLICY_EVICTION_H_
-#define OE_CORE_POLICY_EVICTION_H_
+#pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "oe_runtime/core/common/dtype.h"
@@ -14,17 +13,31 @@
 
 namespace oe {
 
+class CapRule;
+class SweepRule;
+
+// A row begins with `dim` weights of `dtype`; the facts stand behind the optimizer's state.
+struct RowShape {
+  RowFacts facts;
+  Dtype dtype;
+  uint32_t dim;
+};
+
 // The eviction policies of one table: what they must know of a row, and what they say of one. Immutable.
 class Eviction {
  public:
-  enum Reason : uint32_t { kGlobalStep, kL2Weight, kTtl, kCap, kNoReason };
-  static constexpr std::array<const char*, kNoReason> kNames = {"global_step", "l2_weight", "ttl", "cap"};
+  // Which policy evicts a row, as its place in the specification of the table.
+  using Reason = uint32_t;
+  static constexpr Reason kNoReason = std::numeric_limits<Reason>::max();
 
   // `specs` complete. Rows begin with `dim` weights of `dtype` and have `bytes` bytes without the facts,
   // which the limit in bytes counts too.
   Eviction(const std::vector<EvictionSpec>& specs, Dtype dtype, uint32_t dim, size_t bytes);
+  ~Eviction();
+  Eviction(const Eviction&) = delete;
+  Eviction& operator=(const Eviction&) = delete;
 
-  const RowFacts& facts() const { return facts_; }
+  const RowFacts& facts() const { return rows_.facts; }
   // Bit of each reason that a sweep can find.
   uint32_t sweeps() const { return sweeps_; }
   // What is to be swept after push number `step`: of each policy one of `parts` parts of the table after the
@@ -39,40 +52,39 @@ class Eviction {
     uint64_t slices = 1;
   };
   std::vector<Turn> Due(uint64_t step, uint32_t parts) const;
-  bool scheduled() const { return every_[kGlobalStep] + every_[kL2Weight] + every_[kTtl] > 0; }
+  bool scheduled() const { return scheduled_; }
 
   // Why the row goes in push number `step` at `time`, by the policies of `reasons`; kNoReason if it stays.
   Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, TtlClock::Reading time) const noexcept;
 
-  bool has_ttl() const { return (sweeps_ & (1U << kTtl)) != 0; }
+  // Whether rows have the time of their last push.
+  bool has_ttl() const { return seconds_ > 0; }
   uint32_t seconds() const { return seconds_; }  // of ttl
   // How long rows live without a push, by the policies of `reasons`: whether as much has gone by.
-  bool Expired(uint32_t reasons, uint64_t steps, uint64_t seconds) const noexcept {
-    return ((reasons & (1U << kGlobalStep)) != 0 && steps > steps_to_live_) ||
-           ((reasons & (1U << kTtl)) != 0 && seconds > seconds_);
-  }
+  bool Expired(uint32_t reasons, uint64_t steps, uint64_t seconds) const noexcept;
 
-  bool capped() const { return most_rows_ < std::numeric_limits<uint64_t>::max(); }
+  bool capped() const { return cap_ != nullptr; }
+  Reason cap() const { return cap_reason_; }
   // Most rows of the whole table.
-  uint64_t most_rows() const { return most_rows_; }
-  // Whether row `left` goes before row `right` when there is no room, in push number `step`.
+  uint64_t most_rows() const;
+  // Whether row `left` goes before row `right` when there is no room, in push number `step`. For capped().
   bool Before(const std::byte* left, const std::byte* right, uint32_t step) const noexcept;
 
  private:
-  double SquaresOf(const std::byte* row) const noexcept;
+  struct Sweep {
+    Reason reason;
+    uint64_t every;
+    std::unique_ptr<const SweepRule> rule;
+  };
 
-  RowFacts facts_;
-  const Dtype dtype_;
-  const uint32_t dim_;
+  const RowShape rows_;
+  std::vector<Sweep> by_name_;
+  std::vector<const Sweep*> by_cost_;  // those that read facts alone come first
+  std::unique_ptr<const CapRule> cap_;
+  Reason cap_reason_ = kNoReason;
   uint32_t sweeps_ = 0;
-  std::array<uint64_t, kNoReason> every_{};
-  uint32_t steps_to_live_ = 0;
-  float threshold_ = 0;
+  bool scheduled_ = false;
   uint32_t seconds_ = 0;
-  uint64_t most_rows_ = std::numeric_limits<uint64_t>::max();
-  bool lfu_ = false;
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_EVICTION_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_POLICY_SPEC_H_
-#define OE_CORE_POLICY_POLICY_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -48,12 +47,11 @@ AdmissionSpec Complete(const AdmissionSpec& spec, bool hash);
 // In the order of their names, of which each may come once.
 std::vector<EvictionSpec> Complete(const std::vector<EvictionSpec>& specs);
 
-// Of a complete counter: max_keys.
-uint64_t MostKeys(const AdmissionSpec& spec);
-
 // Whether pushes must say how often each key was in the batch.
 bool CountsKeys(const AdmissionSpec& admission, const std::vector<EvictionSpec>& eviction);
 
-}  // namespace oe
+// Whether the policy bounds the number of rows, and whether it reads the clock.
+bool CapsRows(const EvictionSpec& spec);
+bool UsesClock(const EvictionSpec& spec);
 
-#endif  // OE_CORE_POLICY_POLICY_SPEC_H_
+}  // namespace oe

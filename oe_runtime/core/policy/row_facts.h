@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_ROW_FACTS_H_
-#define OE_CORE_POLICY_ROW_FACTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -12,13 +11,28 @@ namespace oe {
 // the table needs. So they go wherever the row goes: copies in pools, table files, recovery.
 class RowFacts {
  public:
+  // Which facts there are: the number of the last push, how often the key was pushed, the time of the last
+  // push.
+  struct Needs {
+    bool step = false;
+    bool count = false;
+    bool seconds = false;
+
+    bool any() const { return step || count || seconds; }
+    void operator|=(const Needs& other) {
+      step = step || other.step;
+      count = count || other.count;
+      seconds = seconds || other.seconds;
+    }
+  };
+
   // Rows have `bytes` bytes, a multiple of `alignment` (4 or 8), without the facts, and another multiple with
   // them.
-  RowFacts(size_t bytes, size_t alignment, bool step, bool count, bool seconds)
-      : step_(step ? bytes : kNone),
-        count_(count ? bytes + (step ? kWord : 0) : kNone),
-        seconds_(seconds ? bytes + (step ? kWord : 0) + (count ? kWord : 0) : kNone),
-        end_(bytes + ((step ? 1U : 0U) + (count ? 1U : 0U) + (seconds ? 1U : 0U)) * kWord),
+  RowFacts(size_t bytes, size_t alignment, Needs needs)
+      : step_(needs.step ? bytes : kNone),
+        count_(needs.count ? bytes + (needs.step ? kWord : 0) : kNone),
+        seconds_(needs.seconds ? bytes + (needs.step ? kWord : 0) + (needs.count ? kWord : 0) : kNone),
+        end_(bytes + ((needs.step ? 1U : 0U) + (needs.count ? 1U : 0U) + (needs.seconds ? 1U : 0U)) * kWord),
         pad_(end_ % alignment == 0 ? kNone : end_) {}
 
   // Of a row with the facts.
@@ -67,5 +81,3 @@ class RowFacts {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_ROW_FACTS_H_

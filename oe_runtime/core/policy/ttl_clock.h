@@ -1,5 +1,4 @@
-#ifndef OE_CORE_POLICY_TTL_CLOCK_H_
-#define OE_CORE_POLICY_TTL_CLOCK_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -51,5 +50,3 @@ class TtlClock {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_POLICY_TTL_CLOCK_H_

@@ -27,8 +27,6 @@ constexpr uint64_t kSmall = uint64_t{64} << 10;  // bytes that are not worth to 
 constexpr uint64_t kFirst = uint64_t{1} << 20;   // that a body is given memory for before any of it is there
 constexpr unsigned kLooks = 8;                   // at the progress of a peer, in the time it may be silent
 
-constexpr uint16_t kFullVersion = 6;  // of the protocol that knows ErrorCode::kStorageFull
-
 // RFC 8446 section 6.2.
 constexpr uint8_t kAlertAccessDenied = 49;
 constexpr uint8_t kAlertProtocolVersion = 70;
@@ -465,7 +463,7 @@ void Connection::AnswerFailure() {
   } catch (const std::exception& problem) {
     ErrorCode code = CodeOf(problem);
     // The class that a client of the version before knows.
-    if (code == ErrorCode::kStorageFull && session_.version < kFullVersion) code = ErrorCode::kStorage;
+    if (code == ErrorCode::kStorageFull && session_.version < kVersion6) code = ErrorCode::kStorage;
     SetReply(EncodeError({code, problem.what()}));
     Reply(Op::kError, false);
   }
@@ -495,7 +493,7 @@ void Connection::Hello() {
   }
   session_.version = std::min(hello.version, kProtocolVersion);
   session_.job = context_->jobs->Get(hello.job);
-  understands_busy_ = session_.version >= kBusyVersion;
+  understands_busy_ = session_.version >= kVersion6;
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {
     const WorkerSpec spec = WorkerSpecFromJsonText(hello.worker);

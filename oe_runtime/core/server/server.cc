@@ -22,6 +22,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -85,6 +86,7 @@ class Server::Impl {
   uint16_t port() const { return port_; }
   const Storage& storage() const { return *storage_; }
   bool encrypted() const { return tls_ != nullptr; }
+  const std::string& note() const { return note_; }
   int stop_fd() const { return stop_event_.get(); }
 
   nlohmann::json Stats() const {
@@ -150,9 +152,8 @@ class Server::Impl {
             {"sum_seconds", histogram.sum_seconds()}};
   }
 
-  static ServerLimits Fitting(ServerLimits limits, unsigned threads) {
-    const std::string note = FitOpenFiles(&limits, threads);
-    if (!note.empty()) std::fprintf(stderr, "server: %s\n", note.c_str());
+  ServerLimits Fitting(ServerLimits limits, unsigned threads) {
+    note_ = FitOpenFiles(&limits, threads);
     return limits;
   }
 
@@ -277,6 +278,7 @@ class Server::Impl {
   std::unique_ptr<Jobs> jobs_;
   std::unique_ptr<Scrubber> scrubber_;
   std::unique_ptr<Scratch> scratch_;
+  std::string note_;
   ConnectionContext context_;  // outlives the connections, which io_ owns
   asio::io_context io_;
   tcp::acceptor acceptor_;
@@ -294,6 +296,7 @@ Server::~Server() = default;
 uint16_t Server::port() const { return impl_->port(); }
 const Storage& Server::storage() const { return impl_->storage(); }
 bool Server::encrypted() const { return impl_->encrypted(); }
+const std::string& Server::note() const { return impl_->note(); }
 int Server::stop_fd() const { return impl_->stop_fd(); }
 nlohmann::json Server::Stats() const { return impl_->Stats(); }
 void Server::Stop() { impl_->Stop(); }

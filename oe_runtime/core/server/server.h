@@ -37,6 +37,8 @@ class Server {
   uint16_t port() const;
   const Storage& storage() const;
   bool encrypted() const;
+  // That it takes fewer clients than asked for, and why; empty: as many.
+  const std::string& note() const;
   // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
   int stop_fd() const;
   // What Jobs::Stats says, and the traffic, connections and times.

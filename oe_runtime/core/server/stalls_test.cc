@@ -237,8 +237,8 @@ TEST(BusyTest, ClientsThatUnderstandItAreToldAndOthersAreNot) {
   Cluster cluster(1);
   PushRows(Connect(cluster, "a").get(), kRows);
   HeldSave save(cluster);
-  Raw now(*cluster.servers[0], kBusyVersion, "a");
-  Raw before(*cluster.servers[0], kBusyVersion - 1, "a");
+  Raw now(*cluster.servers[0], kVersion6, "a");
+  Raw before(*cluster.servers[0], kVersion6 - 1, "a");
   before.SendPush();
   now.SendPush();
   for (int i = 0; i < 3; ++i) {

@@ -88,14 +88,11 @@ void AddPolicies(const Table& table, nlohmann::json* stats) {
                              {"filter_bytes", counts.filter_bytes},
                              {"forgotten_keys", counts.forgotten}};
   }
-  for (uint32_t reason = 0; reason < Eviction::kNoReason; ++reason) {
-    const std::string name = Eviction::kNames[reason];
-    const bool has = std::any_of(spec.eviction.begin(), spec.eviction.end(),
-                                 [&](const EvictionSpec& one) { return one.name == name; });
-    if (!has) continue;
-    (*stats)["eviction"][name] = {{"evicted_rows", counts.evicted[reason]}};
-    if (reason == Eviction::kCap) (*stats)["eviction"][name]["refused_keys"] = counts.no_room;
-    if (reason == Eviction::kTtl) (*stats)["eviction"][name]["clock_jumps"] = counts.clock_jumps;
+  for (const EvictionSpec& policy : spec.eviction) {
+    nlohmann::json& of_policy = (*stats)["eviction"][policy.name];
+    of_policy = {{"evicted_rows", counts.evicted.at(policy.name)}};
+    if (CapsRows(policy)) of_policy["refused_keys"] = counts.no_room;
+    if (UsesClock(policy)) of_policy["clock_jumps"] = counts.clock_jumps;
   }
 }
 

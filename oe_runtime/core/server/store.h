@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_chain.h"
+#include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/server/pass.h"
-#include "oe_runtime/core/server/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {

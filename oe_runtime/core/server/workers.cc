@@ -1,3 +1,26 @@
+// The states of a seat, which is the place of one rank. A batch waits for the seats in kAwaited and kIn.
+//
+//   state          event                                            next state   function
+//   kAwaited       a client joins                                   kIn          Seated
+//   kIn            its connection ends, or is replaced: 1           kAwaited     Unseat
+//                                                       otherwise   kLost        Unseat
+//   kIn, kOut      the client leaves                                kLeft        Leave
+//   kLost, kLeft   a client joins: 1 or 2                           kIn          Seated
+//                                  otherwise                        kOut         Seated
+//   kOut           its connection ends, or is replaced              kLost        Unseat
+//   kOut           all go back to a checkpoint together             kIn          GoBack
+//   any            the last connection ends, or a higher            (no seats)   Forget
+//                  generation comes
+//
+//   1: nobody has pushed since the workers came or went back (pushed_).
+//   2: the mode is asynchronous, and interrupted_ is not set.
+//
+// A connection is replaced when another client joins with its rank.
+//
+// The states of the job. interrupted_ is set when a required seat becomes kLost and the workers said "stop"
+// for on_lost. failure_ is set when a batch could not be applied. From then on pushes, and requests that
+// would wait, fail. Both end when all go back, or when all connections have ended. leader_ is the client that
+// goes back for all, the one with the lowest rank; the others wait for its result.
 #include "oe_runtime/core/server/workers.h"
 
 #include <algorithm>

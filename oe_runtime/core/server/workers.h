@@ -4,13 +4,11 @@
 // No request says which batch it is for. A worker's requests follow each other, so its n-th push to a table
 // is its share of batch n, and what it pulls after that is for batch n + 1:
 //
-//   synchronous    a push is held, and answered, until all workers' pushes of that batch are there; they are
-//   summed
-//                  in the order of the ranks and applied as one. A worker waits while a push of its own to
-//                  the same table is held, and to save or checkpoint, to any table.
-//   asynchronous   a push is applied when it comes. With a staleness bound s a pull waits until no worker is
-//   more
-//                  than s pushes behind (stale synchronous parallel, Ho et al., NIPS 2013).
+//   synchronous    a push is held, and answered at once, until all workers' pushes of that batch are there;
+//                  they are summed in the order of the ranks and applied as one. A worker waits while its
+//                  own push to the same table is held; to save or checkpoint, while it is to any table.
+//   asynchronous   a push is applied when it comes. With a staleness bound s a pull waits until no worker
+//                  is more than s pushes behind (stale synchronous parallel, Ho et al., NIPS 2013).
 //
 // To go back to a checkpoint (kRecover, kRestore) all workers must ask for the same; it is done once.
 //
@@ -109,8 +107,7 @@ class Workers {
   // What the errors advise.
   static constexpr const char* kGoBackTogether =
       "; all workers can go back to a checkpoint together (reconnect, then recover or restore), or the job "
-      "be "
-      "started again";
+      "be started again";
 
   enum class State : uint8_t {
     kAwaited,  // has not come yet

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_CACHE_MEMORY_H_
-#define OE_CORE_STORAGE_CACHE_MEMORY_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -63,5 +62,3 @@ class CacheMemory {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_CACHE_MEMORY_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_DAMAGE_H_
-#define OE_CORE_STORAGE_DAMAGE_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -43,5 +42,3 @@ class Damage {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_DAMAGE_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_DIRECTORY_LOCK_H_
-#define OE_CORE_STORAGE_DIRECTORY_LOCK_H_
+#pragma once
 
 #include <string>
 
@@ -22,5 +21,3 @@ class DirectoryLock {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_DIRECTORY_LOCK_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_EPOCH_MARKS_H_
-#define OE_CORE_STORAGE_EPOCH_MARKS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -48,5 +47,3 @@ class EpochMarks {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_EPOCH_MARKS_H_

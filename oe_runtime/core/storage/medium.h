@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_MEDIUM_H_
-#define OE_CORE_STORAGE_MEDIUM_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -63,5 +62,3 @@ class Medium {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_MEDIUM_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_MEMORY_ERROR_H_
-#define OE_CORE_STORAGE_MEMORY_ERROR_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -21,5 +20,3 @@ void ForgetMapping(const std::byte* data) noexcept;
 void ReportMemoryErrors();
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_MEMORY_ERROR_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_POOL_H_
-#define OE_CORE_STORAGE_POOL_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -233,5 +232,3 @@ class Pool {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_POOL_H_

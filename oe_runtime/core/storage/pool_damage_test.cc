@@ -20,8 +20,8 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/pool.h"
+#include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
-#include "oe_runtime/core/table/row_map.h"
 
 namespace oe {
 namespace {

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_POOL_FORMAT_H_
-#define OE_CORE_STORAGE_POOL_FORMAT_H_
+#pragma once
 
 // What lies on the medium. Little-endian.
 
@@ -114,5 +113,3 @@ bool IsPoolName(const std::string& name);
 bool ParsePoolName(const std::string& name, uint64_t* uuid, bool* super);
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_POOL_FORMAT_H_

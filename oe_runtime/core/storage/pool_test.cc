@@ -12,8 +12,8 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
-#include "oe_runtime/core/table/row_map.h"
 
 namespace oe {
 namespace {

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_POOL_VERIFY_H_
-#define OE_CORE_STORAGE_POOL_VERIFY_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -13,5 +12,3 @@ namespace oe {
 std::vector<std::string> VerifyPools(const std::string& directory);
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_POOL_VERIFY_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_ROW_CACHE_H_
-#define OE_CORE_STORAGE_ROW_CACHE_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -135,5 +134,3 @@ class RowCache {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_ROW_CACHE_H_

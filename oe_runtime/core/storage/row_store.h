@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_ROW_STORE_H_
-#define OE_CORE_STORAGE_ROW_STORE_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -108,5 +107,3 @@ class ArenaRows final : public RowStore {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_ROW_STORE_H_

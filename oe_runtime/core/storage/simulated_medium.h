@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_SIMULATED_MEDIUM_H_
-#define OE_CORE_STORAGE_SIMULATED_MEDIUM_H_
+#pragma once
 
 #include <array>
 #include <cstring>
@@ -219,5 +218,3 @@ class SimulatedMedium final : public Medium {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_SIMULATED_MEDIUM_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_SLOT_STORE_H_
-#define OE_CORE_STORAGE_SLOT_STORE_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -215,5 +214,3 @@ class SlotStore final : public RowStore {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_SLOT_STORE_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_STORAGE_H_
-#define OE_CORE_STORAGE_STORAGE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -151,5 +150,3 @@ size_t NextSegment(uint64_t bytes);
 inline size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_STORAGE_H_

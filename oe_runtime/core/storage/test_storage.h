@@ -1,5 +1,4 @@
-#ifndef OE_CORE_STORAGE_TEST_STORAGE_H_
-#define OE_CORE_STORAGE_TEST_STORAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -23,5 +22,3 @@ inline StorageSpec TestStorage(const std::string& type, const std::string& direc
 }
 
 }  // namespace oe
-
-#endif  // OE_CORE_STORAGE_TEST_STORAGE_H_

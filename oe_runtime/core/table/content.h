@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_CONTENT_H_
-#define OE_CORE_TABLE_CONTENT_H_
+#pragma once
 
 // What the parts of Table share; for them only.
 
@@ -13,7 +12,7 @@
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/storage/pool.h"
-#include "oe_runtime/core/table/row_map.h"
+#include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -82,5 +81,3 @@ struct Table::Plan {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_CONTENT_H_

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_GRADIENTS_H_
-#define OE_CORE_TABLE_GRADIENTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -30,5 +29,3 @@ void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const voi
 GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads);
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_GRADIENTS_H_

@@ -1,8 +1,6 @@
 // What admission filters counted is part of a pool's checkpoints: after any recovery it is what a table in
 // DRAM, which got the same pushes, had counted at that checkpoint.
 
-#include "oe_runtime/core/table/pooled_filter.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/policy/admission.h"
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_ROW_FORMAT_H_
-#define OE_CORE_TABLE_ROW_FORMAT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -28,5 +27,3 @@ struct RowFormat {
 RowFormat FormatOf(const TableSpec& spec);
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_ROW_FORMAT_H_

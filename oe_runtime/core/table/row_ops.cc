@@ -152,7 +152,7 @@ RowFormat FormatOf(const TableSpec& spec) {
   RowFormat format;
   format.dtype = DtypeOf(spec);
   format.dim = spec.dim;
-  format.state_values = Optimizer<float>::Create(spec.optimizer, spec.dim)->state_values();
+  format.state_values = ValuesOf(SlotsOf(Complete(spec.optimizer), spec.dim));
   format.state_at = RoundUp(spec.dim * WeightBytes(format.dtype), ValueBytes(format.dtype));
   format.facts_at = format.state_at + format.state_values * ValueBytes(format.dtype);
   return format;

@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_ROW_OPS_H_
-#define OE_CORE_TABLE_ROW_OPS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -49,5 +48,3 @@ class RowOps {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_ROW_OPS_H_

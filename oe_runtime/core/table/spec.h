@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_SPEC_H_
-#define OE_CORE_TABLE_SPEC_H_
+#pragma once
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -9,7 +8,7 @@
 
 #include "oe_runtime/core/common/dtype.h"
 #include "oe_runtime/core/initializer/initializer.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/policy_spec.h"
 #include "oe_runtime/core/storage/storage.h"
 
@@ -67,5 +66,3 @@ void to_json(nlohmann::json& json, const StorageSpec& spec);
 void from_json(const nlohmann::json& json, StorageSpec& spec);
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_SPEC_H_

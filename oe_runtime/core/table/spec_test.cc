@@ -87,7 +87,7 @@ TEST(SpecTest, Policies) {
 
   const auto refusal = [&](const std::string& fields) { return Refusal(with(fields)); };
   EXPECT_EQ(refusal(R"("admission": {"name": "bloom"})"),
-            "table 't': 'admission.name' must be counter or cbf, not 'bloom'");
+            "table 't': 'admission.name' must be cbf or counter, not 'bloom'");
   EXPECT_EQ(refusal(R"("admission": {"filter_freq": 3})"), "the field 'admission.name' is missing");
   EXPECT_EQ(refusal(R"("admission": {"name": "counter"})"),
             "table 't': 'admission' counter needs 'filter_freq'");
@@ -106,7 +106,7 @@ TEST(SpecTest, Policies) {
   EXPECT_EQ(refusal(R"("eviction": [{"name": "ttl", "seconds": "9"}])"),
             "the field 'eviction[0].seconds' must be a number, not \"9\"");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "old"}])"),
-            "table 't': 'eviction.name' must be global_step, l2_weight, ttl or cap, not 'old'");
+            "table 't': 'eviction.name' must be cap, global_step, l2_weight or ttl, not 'old'");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "global_step", "steps_to_live": 0}])"),
             "table 't': 'eviction' global_step: 'steps_to_live' must be between 1 and 2147483647, not 0");
   EXPECT_EQ(refusal(R"("eviction": [{"name": "l2_weight", "threshold": 0}])"),

@@ -12,7 +12,7 @@
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/table/content.h"
 #include "oe_runtime/core/table/gradients.h"
 #include "oe_runtime/core/table/row_ops.h"
@@ -66,6 +66,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       most_rows_(ShareOfCap()),
       damage_(std::make_shared<Damage>("table '" + spec_.name + "'" +
                                        (job_.empty() ? "" : " of job '" + job_ + "'"))),
+      evicted_(spec_.eviction.size()),
       content_(NewContent(false)) {
   if (content_->pool && content_->opened) RecoverContent(std::nullopt);
 }

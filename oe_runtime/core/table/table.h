@@ -1,5 +1,4 @@
-#ifndef OE_CORE_TABLE_TABLE_H_
-#define OE_CORE_TABLE_TABLE_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -7,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
@@ -37,13 +37,13 @@ struct TableFileInfo;
 
 // What the policies of a table did.
 struct PolicyCounts {
-  uint64_t admitted = 0;      // rows that were made
-  uint64_t not_admitted = 0;  // keys in pushes that the filter did not let in (yet)
-  uint64_t no_room = 0;       // keys in pushes that the cap did not let in
-  std::array<uint64_t, Eviction::kNoReason> evicted{};
-  uint64_t filter_bytes = 0;  // DRAM of the filter now
-  uint64_t forgotten = 0;     // keys that the filter counted and then forgot
-  uint64_t clock_jumps = 0;   // TtlClock::jumps
+  uint64_t admitted = 0;                    // rows that were made
+  uint64_t not_admitted = 0;                // keys in pushes that the filter did not let in (yet)
+  uint64_t no_room = 0;                     // keys in pushes that the cap did not let in
+  std::map<std::string, uint64_t> evicted;  // rows by policy
+  uint64_t filter_bytes = 0;                // DRAM of the filter now
+  uint64_t forgotten = 0;                   // keys that the filter counted and then forgot
+  uint64_t clock_jumps = 0;                 // TtlClock::jumps
 };
 
 // One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
@@ -285,7 +285,7 @@ class Table {
   std::atomic<uint64_t> admitted_{0};
   std::atomic<uint64_t> not_admitted_{0};
   std::atomic<uint64_t> no_room_{0};
-  std::array<std::atomic<uint64_t>, Eviction::kNoReason> evicted_{};
+  std::vector<std::atomic<uint64_t>> evicted_;  // by Eviction::Reason
   std::atomic<uint64_t> scrubbed_rows_{0};
   std::atomic<uint64_t> scrubs_{0};
   mutable std::atomic<uint64_t> nonfinite_gradients_{0};
@@ -298,5 +298,3 @@ class Table {
 };
 
 }  // namespace oe
-
-#endif  // OE_CORE_TABLE_TABLE_H_

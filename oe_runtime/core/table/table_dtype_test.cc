@@ -15,6 +15,7 @@
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/row_format.h"
 #include "oe_runtime/core/table/table.h"
@@ -169,9 +170,8 @@ void ExpectUpdates(Table* table, const std::string& dtype) {
 }
 
 TEST_P(TableDtypeTest, EveryOptimizerUpdatesItsRows) {
-  for (const char* optimizer : {"adadelta", "adagrad", "adagrad_decay", "adam", "adam_async", "adamax",
-                                "adamw", "ftrl", "lion", "nadam", "rmsprop", "sgd"}) {
-    const auto table = New(Spec(dtype(), optimizer));
+  for (const OptimizerInfo& optimizer : Optimizers()) {
+    const auto table = New(Spec(dtype(), optimizer.name));
     if (dtype() == "float64") {
       ExpectUpdates<double>(table.get(), dtype());
     } else {

@@ -126,7 +126,7 @@ TEST_P(TableFullTest, EvictionsThatFailAreNotCounted) {
   EXPECT_THROW(table->Evict(), StorageFull);
   EXPECT_THROW(table->Evict(), StorageFull);
   EXPECT_GT(rows, table->rows());
-  EXPECT_EQ(table->policy_counts().evicted[Eviction::kGlobalStep], rows - table->rows());
+  EXPECT_EQ(table->policy_counts().evicted.at("global_step"), rows - table->rows());
 }
 
 // Slots that no row had are no shard's on the medium: those evicted from first do not take them from others.
@@ -183,7 +183,7 @@ TEST_P(TableFullTest, ACapThatIsLoweredMakesRoom) {
   }
   EXPECT_LT(table->rows(), opened - 1000);
   const PolicyCounts counts = table->policy_counts();
-  EXPECT_EQ(counts.evicted[Eviction::kCap], rows + counts.admitted - table->rows());
+  EXPECT_EQ(counts.evicted.at("cap"), rows + counts.admitted - table->rows());
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),

@@ -10,7 +10,6 @@
 
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/table/content.h"
-#include "oe_runtime/core/table/pooled_filter.h"
 #include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
@@ -225,7 +224,7 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
     if (eviction_.Before(map.row(numbers[i]), map.row(numbers[first]), step)) first = i;
   }
   map.Erase(keys[first], numbers[first]);
-  ++evicted_[Eviction::kCap];
+  ++evicted_[eviction_.cap()];
   return true;
 }
 
@@ -380,7 +379,7 @@ PolicyCounts Table::policy_counts() const {
   counts.admitted = admitted_;
   counts.not_admitted = not_admitted_;
   counts.no_room = no_room_;
-  for (size_t i = 0; i < counts.evicted.size(); ++i) counts.evicted[i] = evicted_[i];
+  for (size_t i = 0; i < evicted_.size(); ++i) counts.evicted[spec_.eviction[i].name] = evicted_[i];
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   for (uint32_t shard = 0; content_->filter && shard < kShards; ++shard) {
     const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());

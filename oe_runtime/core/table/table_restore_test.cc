@@ -11,7 +11,7 @@
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/server/thread_pool.h"
+#include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {

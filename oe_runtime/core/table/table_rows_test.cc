@@ -300,7 +300,7 @@ TEST(TableRows, OfACapEvictOthersAndSayWhatFindsNoRoom) {
   EXPECT_EQ(counts.evicted, 48U);
   EXPECT_EQ(counts.no_room, 0U);
   EXPECT_EQ(table->rows(), 160U);
-  EXPECT_EQ(table->policy_counts().evicted[Eviction::kCap], 48U);
+  EXPECT_EQ(table->policy_counts().evicted.at("cap"), 48U);
   // Rows of one call do not evict each other.
   const Table::AssignCounts many = assign(1000, 1176);
   EXPECT_EQ(many.created, 160U);

@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/storage/test_storage.h"
 
 namespace oe {
@@ -304,9 +305,9 @@ TEST_P(TableTest, OneInfinityAmongManyGradientsIsFound) {
 // What a rule takes from the number of the push must be the same after a restore: Adam's powers, Nadam's
 // product, AdagradDecay's period.
 TEST_P(TableTest, ARestoredTableGoesOnAsIfNothingHadHappened) {
-  for (const char* name : {"adagrad_decay", "adam", "adam_async", "adamax", "ftrl", "nadam", "rmsprop"}) {
+  for (const auto& [name, defaults, counts_pushes] : Optimizers()) {
     TableSpec spec = Spec(index(), name);
-    if (name == std::string("adagrad_decay")) spec.optimizer.params["accumulator_decay_step"] = 3;
+    if (name == "adagrad_decay") spec.optimizer.params["accumulator_decay_step"] = 3;
     const auto push = [&](Table* table, int step) {
       const std::vector<Key> keys = Batch(step, 50, array());
       const std::vector<float> grads = Gradients(keys, kDim, step);
@@ -316,7 +317,7 @@ TEST_P(TableTest, ARestoredTableGoesOnAsIfNothingHadHappened) {
     };
     const auto table = Table::Create(spec, StorageFor());
     for (int step = 1; step <= 7; ++step) push(table.get(), step);
-    const std::string file = directory_.file(std::string(name) + ".oet");
+    const std::string file = directory_.file(name + ".oet");
     table->Save(file);
     spec.nonfinite_gradients = "pass";  // the policy may be another
     const auto restored = Table::Create(spec, StorageFor());

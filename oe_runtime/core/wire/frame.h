@@ -70,7 +70,8 @@ enum class Op : uint16_t {
   kBusy = 26,
 };
 constexpr uint16_t kLastOp = 29;
-constexpr uint16_t kBusyVersion = 6;  // of hellos of clients that understand it
+// The protocol since which peers know kAssign and what follows it, and ErrorCode::kStorageFull.
+constexpr uint16_t kVersion6 = 6;
 constexpr uint64_t kMaxBusyBody = 4096;
 
 // The most bytes of a file that one request moves.

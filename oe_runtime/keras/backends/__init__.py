@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import keras
 
-from oe_runtime.client import Client
+from oe_runtime.keras.served import Served
 
 NAME: str = keras.backend.backend()
 
@@ -48,11 +48,11 @@ class Backend(Protocol):
         """Replaces layers of a distributed model by faster ones, if there are any."""
         ...
 
-    def check_compile(self, model: Any, *, jit_compile: Any) -> Any:
+    def check_compile(self, served: Served, *, jit_compile: Any) -> Any:
         """Returns the `jit_compile` that is for Keras; ValueError for what a model cannot have here."""
         ...
 
-    def steps(self, model: Any, client: Client, *, eager: bool) -> Steps:
+    def steps(self, served: Served, *, eager: bool) -> Steps:
         """The steps of a compiled model."""
         ...
 

@@ -20,6 +20,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Layout, Rows, Supply
 from oe_runtime.keras.feed import dependent_ids, feeding, skeleton
+from oe_runtime.keras.served import Served
 
 _INT32 = 2**31
 
@@ -34,11 +35,11 @@ def adapt(model: Any) -> None:
     del model
 
 
-def check_compile(model: Any, *, jit_compile: Any) -> Any:
+def check_compile(served: Served, *, jit_compile: Any) -> Any:
     """See Backend. JAX cuts 64-bit numbers to 32 bits unless told otherwise."""
     if jax.config.jax_enable_x64:
         return jit_compile
-    for layer in model._table_layers.values():
+    for layer in served.layers.values():
         why = (
             "takes any 64-bit id"
             if layer.input_dim == -1
@@ -56,9 +57,9 @@ def check_compile(model: Any, *, jit_compile: Any) -> Any:
     return jit_compile
 
 
-def steps(model: Any, client: Client, *, eager: bool) -> Steps:
+def steps(served: Served, *, eager: bool) -> Steps:
     """See Backend."""
-    return Steps(model, client, compiled=not eager and bool(model.jit_compile))
+    return Steps(served.model, served.client, compiled=not eager and bool(served.model.jit_compile))
 
 
 class _Layout(NamedTuple):

@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record  # whether a tape records has no public name
 
-from oe_runtime.client import Client
 from oe_runtime.keras import bodies, by_row, step
 from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
 from oe_runtime.keras.pipeline import Pipeline
+from oe_runtime.keras.served import Served
 
 
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
@@ -35,27 +35,27 @@ def adapt(model: Any) -> None:
     by_row.take_over(model)
 
 
-def check_compile(model: Any, *, jit_compile: Any) -> Any:
-    """See Backend: what XLA compiles is a part of the step (`Distributed.xla`), which Keras does not know."""
-    del model, jit_compile
+def check_compile(served: Served, *, jit_compile: Any) -> Any:
+    """See Backend: what XLA compiles is a part of the step (`Served.xla`), which Keras does not know."""
+    del served, jit_compile
     return False
 
 
-def steps(model: Any, client: Client, *, eager: bool) -> Steps:
+def steps(served: Served, *, eager: bool) -> Steps:
     """See Backend."""
-    return Steps(model, client, eager=eager)
+    return Steps(served, eager=eager)
 
 
 class Steps(step.Steps):
     """The steps of one compiled model, in a pipeline."""
 
-    def __init__(self, model: Any, client: Client, *, eager: bool) -> None:
-        super().__init__(model, client, eager=eager)
-        self.training = self.pipeline(bodies.TRAIN, model._staleness)
+    def __init__(self, served: Served, *, eager: bool) -> None:
+        super().__init__(served, eager=eager)
+        self.training = self.pipeline(bodies.TRAIN, served.settings.staleness)
 
     def pipeline(self, body: bodies.Body, staleness: int = 0) -> Pipeline:
         """A new one, with the rows of the next batch ahead if the model wants that."""
-        ahead = self._model._pipelined and not self._eager
+        ahead = self._served.settings.pipeline and not self._eager
         return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
 
     def announce(self, data: Any) -> None:

@@ -11,10 +11,10 @@ import keras
 import torch
 from keras import ops
 
-from oe_runtime.client import Client
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Rows, Supply
 from oe_runtime.keras.feed import dependent_ids, feeding, skeleton
+from oe_runtime.keras.served import Served
 
 
 def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
@@ -29,26 +29,26 @@ def adapt(model: Any) -> None:
     del model
 
 
-def check_compile(model: Any, *, jit_compile: Any) -> Any:
+def check_compile(served: Served, *, jit_compile: Any) -> Any:
     """See Backend."""
-    del model
+    del served
     if jit_compile is True:
         raise ValueError("jit_compile=True is not supported on PyTorch, where a step asks servers in between")
     return False
 
 
-def steps(model: Any, client: Client, *, eager: bool) -> Steps:
+def steps(served: Served, *, eager: bool) -> Steps:
     """See Backend; all steps are eager here."""
     del eager
-    return Steps(model, client)
+    return Steps(served)
 
 
 class Steps:
     """The steps of one compiled model."""
 
-    def __init__(self, model: Any, client: Client) -> None:
-        self._model = model
-        self._client = client
+    def __init__(self, served: Served) -> None:
+        self._model = served.model
+        self._client = served.client
         self._counts: dict[Any, int] = {}  # lookups of a call, by the structure of its inputs
 
     def announce(self, data: Any) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oe_runtime.auc import StreamingAuc
 from oe_runtime.data import DataError, field_rows, open_source
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, best_auc, main, tables
 from oe_runtime.data.schema import CARDINALITIES, concatenate
 from oe_runtime.data.write import write_rows

@@ -47,7 +47,7 @@ def test_equals_stock_keras(pairwise, shared):
     stock = _model(pairwise=pairwise, shared=shared)
     model = embed.distributed_model(stock, Client.in_process(servers=2))
     model.compile(keras.optimizers.SGD(0.2), "binary_crossentropy")
-    for name, table in model._tables().items():
+    for name, table in model.served.tables().items():
         stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
     stock.compile(keras.optimizers.SGD(0.2), "binary_crossentropy")
     x, y = _data(300)
@@ -59,7 +59,7 @@ def test_equals_stock_keras(pairwise, shared):
     assert [program._paired for program in programs] == [{0}]
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
-    for name, table in model._tables().items():
+    for name, table in model.served.tables().items():
         rows = stock.get_layer(name).get_weights()[0]
         np.testing.assert_allclose(table.rows(np.arange(ROWS)), rows, atol=1e-5)
 
@@ -88,7 +88,7 @@ def test_layers_that_see_something_else_are_as_they_were():
     stock = keras.Model(ids, out)
     model = embed.distributed_model(stock, Client.in_process())
     model.compile("sgd", "binary_crossentropy")
-    rows = model._tables()["table"].rows(np.arange(ROWS))
+    rows = model.served.tables()["table"].rows(np.arange(ROWS))
     stock.get_layer("table").set_weights([rows])
     x = np.arange(20).reshape(10, 2)
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
@@ -108,7 +108,7 @@ def test_a_layer_that_sees_other_lookups_too_is_as_it_was(dims):
     stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()([hidden, flat[3]])))
     model = embed.distributed_model(stock, Client.in_process())
     model.compile("sgd", "binary_crossentropy")
-    for name, table in model._tables().items():
+    for name, table in model.served.tables().items():
         stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
     x = [np.arange(20)[:, None] % n for n in (3, 5, 7, 9)]
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
@@ -120,7 +120,7 @@ def test_one_lookup():
     stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64)(embedding)))
     model = embed.distributed_model(stock, Client.in_process())
     model.compile("sgd", "binary_crossentropy")
-    stock.get_layer("table").set_weights([model._tables()["table"].rows(np.arange(ROWS))])
+    stock.get_layer("table").set_weights([model.served.tables()["table"].rows(np.arange(ROWS))])
     x = np.arange(20)[:, None] % 7
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
     assert [program._paired for program in model._steps._programs.values()] == [{0}]
@@ -157,13 +157,13 @@ def test_sums_of_embeddings(over, by_row_of):
     model = embed.distributed_model(stock, Client.in_process())
     model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     stock.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    for name, table in model._tables().items():
+    for name, table in model.served.tables().items():
         stock.get_layer(name).set_weights([table.rows(np.arange(ROWS))])
     (*x, _), y = _data(100)
     for one in (stock, model):
         one.train_on_batch(x, y)
     assert [program._paired for program in model._steps._programs.values()] == [by_row_of]
-    for name, table in model._tables().items():
+    for name, table in model.served.tables().items():
         rows = stock.get_layer(name).get_weights()[0]
         np.testing.assert_allclose(table.rows(np.arange(ROWS)), rows, atol=1e-6)
 

@@ -115,7 +115,7 @@ def test_a_refused_layer_inside_of_a_layer_of_a_subclassed_model():
 
     with pytest.raises(ValueError, match=r"'users': .*Scaled overrides call"):
         embed.distributed_model(Model())
-    assert not embed.distributed_model(Model(), in_worker=["users"])._table_layers
+    assert not embed.distributed_model(Model(), in_worker=["users"]).served.layers
 
 
 def test_harmless_subclasses_are_converted():
@@ -200,7 +200,7 @@ def test_a_method_of_one_model_is_refused():
 
 
 def test_harmless_models_are_converted():
-    assert list(embed.distributed_model(Built())._table_layers) == ["here"]
+    assert list(embed.distributed_model(Built()).served.layers) == ["here"]
     inner = _model(Stock)
     inner = Multiplies(inner.input, inner.output)  # inside of another it stays of its class
     x = keras.Input((1,), dtype="int64")
@@ -208,7 +208,7 @@ def test_harmless_models_are_converted():
     model = embed.distributed_model(stock)
     model.compile("sgd", "mse")
     stock.get_layer(inner.name).get_layer("here").set_weights(
-        [model._table_layers["here"].table.rows(np.arange(100))]
+        [model.served.layers["here"].table.rows(np.arange(100))]
     )
     ids = np.arange(8)[:, None]
     np.testing.assert_allclose(model(ids), stock(ids), rtol=1e-6)
@@ -218,11 +218,11 @@ def test_a_model_inside_that_is_meant_to_stay():
     tower = keras.Sequential(_layers(), name="tower")
     x = keras.Input((1,), dtype="int64")
     stock = keras.Model(x, tower(x))
-    assert embed.distributed_model(stock)._table_layers
+    assert embed.distributed_model(stock).served.layers
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = embed.distributed_model(stock, in_worker=["tower"])
-    assert not model._table_layers
+    assert not model.served.layers
     ids = np.arange(8)[:, None]
     np.testing.assert_array_equal(model(ids), stock(ids))
 
@@ -234,7 +234,7 @@ def test_layers_that_models_inside_share_stay_shared():
     other = keras.Model(x, keras.layers.Dense(2)(dense(lookup(x))), name="other")
     stock = keras.Model(x, keras.layers.Add()([inner(x), other(x), dense(lookup(x))]))
     model = embed.distributed_model(stock)
-    assert list(model._table_layers) == ["here"]
+    assert list(model.served.layers) == ["here"]
     assert len(model.trainable_variables) == len(stock.trainable_variables) - 1
     assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
 

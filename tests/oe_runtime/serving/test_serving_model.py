@@ -16,7 +16,7 @@ from training_runs import DATA, SMALL, events
 
 import oe_runtime.keras as embed
 from oe_runtime import Client, StorageSpec, TableSpec, checkpoint, train
-from oe_runtime.auc import StreamingAuc
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
 from oe_runtime.serving import InputError, Model, ServingError

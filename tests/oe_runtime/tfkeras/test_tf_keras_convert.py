@@ -122,7 +122,7 @@ def test_layers_that_models_inside_share_stay_shared():
     inner = keras.Model(x, dense(lookup(x)), name="inner")
     stock = keras.Model(x, keras.layers.Add()([inner(x), dense(lookup(x))]))
     model = embed.distributed_model(stock)
-    assert list(model._table_layers) == ["here"]
+    assert list(model.served.layers) == ["here"]
     assert model.get_layer("inner").get_layer("shared") is model.get_layer("shared")
     wrapped = keras.layers.TimeDistributed(dense, name="wrapped")
     stock = keras.Model(x, keras.layers.Add()([dense(lookup(x)), wrapped(lookup(x))]))
@@ -134,10 +134,10 @@ def test_a_model_inside_that_is_meant_to_stay():
     x = keras.Input((1,), dtype="int64")
     tower = keras.Sequential([keras.Input((1,), dtype="int64"), Stock(100, 2)], name="tower")
     stock = keras.Model(x, keras.layers.Dense(1)(tower(x)))
-    assert embed.distributed_model(stock)._table_layers
+    assert embed.distributed_model(stock).served.layers
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not embed.distributed_model(stock, in_worker=["tower"])._table_layers
+        assert not embed.distributed_model(stock, in_worker=["tower"]).served.layers
 
 
 def test_feature_columns_are_named():

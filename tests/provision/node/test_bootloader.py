@@ -6,13 +6,13 @@ import pytest
 from boot_machine import NEW, OLD, El, Machine
 from boot_machine import sourced as as_sourced
 
+from provision.hosts.observe import COMMAND_TIMEOUT
 from provision.node import bootloader, grubdefaults
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
 from provision.node.grubdefaults import DEFAULTS
 from provision.node.state import Bootloader
 from provision.node.step import Applied, Step
-from provision.observe import COMMAND_TIMEOUT
 
 DEBIAN = """\
 # If you change this file, run 'update-grub' afterwards

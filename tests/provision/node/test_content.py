@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import share
+from provision.cluster import share
 from provision.node import content, filesystem, owned
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System

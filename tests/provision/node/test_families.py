@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from provision import fresh, systems
-from provision.errors import OeprovError
+from provision.cluster import systems
+from provision.cluster.errors import OeprovError
+from provision.converge import fresh
 from provision.node import build, families, observe, openembedding, packages, repositories, runtime
 from provision.node.command import System
 from provision.node.state import OsInfo, State

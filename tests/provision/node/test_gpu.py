@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision import fresh
+from provision.converge import fresh
 from provision.node import cuda, gpu, gpubundle, gpucheck, gpufabric, packages, roles, secureboot
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan

@@ -1,0 +1,314 @@
+"""``python -m oe_runtime.checkpoint``: look at checkpoints, compare and rewrite them, without a server.
+
+Where a checkpoint is asked for, a directory that ``Client.save`` wrote does as well, except for ``reshard``.
+Exit status: 0 fine, 1 an error or, of ``verify``, problems, 2 differences found by ``diff``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import oe_runtime._core as _core
+from oe_runtime.checkpoint import store
+from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
+from oe_runtime.checkpoint.verification import fields, problems_of, verify
+from oe_runtime.errors import CheckpointError, OeError
+
+_MEMORY = 1024  # MiB that a comparison uses for rows
+_PATIENCE = 600.0  # seconds that `reshard` waits for a run that publishes in the same directory
+MOST_SERVERS = 1024  # each has a file that is open while they are written
+_ALL = sys.maxsize  # how many checkpoints `reshard` keeps
+_ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "checksum", "spec")
+
+
+# ---- inspect
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What is in a table file, a checkpoint, or every checkpoint of a run; as JSON has it."""
+    if path.is_file():
+        return {"file": str(path), **json.loads(_core.table_file(str(path)))}
+    places = checkpoints_at(path)
+    if places != [path]:
+        return {"path": str(path), "checkpoints": [_summary(Saved.open(place)) for place in places]}
+    return _summary(Saved.open(path).require())
+
+
+def _summary(saved: Saved) -> dict[str, Any]:
+    manifest = {} if saved.found is None else saved.found.manifest
+    base = manifest.get("base")
+    return {
+        "path": str(saved.path),
+        "step": manifest.get("step"),
+        "format": manifest.get("format"),
+        "base": base and base["name"],
+        "pool": saved.pool,
+        "tables": [_table(name, files) for name, files in saved.files.items()],
+        "other_files": saved.others,
+        "problems": list(saved.problems),
+    }
+
+
+def _table(name: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    increments = [info for info in files if "base" in info]
+    return {
+        "name": name,
+        **{key: value for key, value in files[0]["spec"].items() if key != "name"},
+        "rows": sum(info["rows"] for info in files),
+        "tombstones": sum(info["tombstones"] for info in increments),
+        "increment": bool(increments),
+        "servers": files[0]["servers"],
+        "version": files[0]["version"],
+        "bytes": sum(info["bytes"] for info in files),
+        "formats": sorted({info["format"] for info in files}),
+    }
+
+
+def _show(found: Mapping[str, Any]) -> Iterable[str]:
+    if "file" in found:
+        yield f"{found['file']}: table {found['table']}, server {found['server']} of {found['servers']}"
+        yield f"  format {found['format']}, version {found['version']}, checksum {found['checksum']}"
+        if "base" in found:
+            yield f"  an increment on the file with checksum {found['base']}"
+            yield f"  {found['tombstones']} tombstones"
+        yield f"  {found['rows']} rows of {found['row_bytes']} bytes, {found['bytes']} bytes"
+        yield f"  {_spec(found['spec'])}"
+    elif "checkpoints" in found:
+        rows: list[Sequence[str]] = [("checkpoint", "step", "tables", "rows", "servers", "bytes", "")]
+        for item in found["checkpoints"]:
+            tables = item["tables"]
+            size = sum(table["bytes"] for table in tables) + sum(item["other_files"].values())
+            servers = ",".join(map(str, sorted({table["servers"] for table in tables})))
+            note = f"increment on {item['base']}" if item["base"] else ""
+            if item["pool"]:
+                note = f"rows in {describe_storage(item['pool'])}"
+            if item["problems"]:
+                note = "damaged: oeprov checkpoint verify says what"
+            total = sum(table["rows"] for table in tables)
+            name = Path(item["path"]).name
+            rows.append(tuple(map(str, (name, item["step"], len(tables), total, servers, size, note))))
+        yield from _columns(rows)
+    else:
+        step = "" if found["step"] is None else f": step {found['step']}, format {found['format']}"
+        base = f", an increment on {found['base']}" if found["base"] else ""
+        yield found["path"] + step + base
+        rows = [("table", "dim", "dtype", "rows", "servers", "bytes", "format", "optimizer", "initializer")]
+        for table in found["tables"]:
+            total = str(table["rows"]) + (f" (-{table['tombstones']})" if table["increment"] else "")
+            formats = ",".join(map(str, table["formats"]))
+            sizes = (table["dim"], table["dtype"], total, table["servers"], table["bytes"], formats)
+            rows.append(tuple(map(str, (table["name"], *sizes, *map(_flat, _two(table))))))
+        yield from _columns(rows)
+        for name, size in found["other_files"].items():
+            yield f"{name}: {size} bytes"
+        if pool := found["pool"]:
+            rows_of = pool.get("rows")
+            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if _counts(rows_of) else ""
+            yield f"rows in {describe_storage(pool)}{in_all}"
+
+
+def _counts(rows: object) -> bool:
+    return isinstance(rows, dict) and all(isinstance(count, int) for count in rows.values())
+
+
+def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return spec["optimizer"], spec["initializer"]
+
+
+def _flat(settings: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{name} {value:g}" for name, value in settings.items() if name != "name")
+    return f"{settings['name']} ({values})" if values else str(settings["name"])
+
+
+def _spec(spec: Mapping[str, Any]) -> str:
+    index = spec["index"] + (f" of {spec['input_dim']} keys" if spec["index"] == "array" else "")
+    return f"dim {spec['dim']}, {spec['dtype']}, {index}, " + ", ".join(map(_flat, _two(spec)))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+# ---- diff
+
+
+def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, Any]:
+    """What differs between two checkpoints, of any numbers of servers; as JSON has it."""
+    left, right = (Saved.open(_one(path)).require_rows() for path in (before, after))
+    tables: dict[str, dict[str, Any]] = {}
+    for name in sorted({*left.files, *right.files}):
+        if name not in left.files or name not in right.files:
+            tables[name] = {"only": "before" if name in left.files else "after"}
+            continue
+        rows = json.loads(_core.compare_tables(left.chains(name), right.chains(name), memory))
+        specs = [fields(saved.files[name][0]["spec"]) for saved in (left, right)]
+        changed = {
+            key: [spec.get(key) for spec in specs]
+            for key in sorted({*specs[0], *specs[1]})
+            if specs[0].get(key) != specs[1].get(key)
+        }
+        tables[name] = {"spec": changed, **rows}
+    return {
+        "before": str(left.path),
+        "after": str(right.path),
+        "tables": tables,
+        "files": _files(left, right),
+    }
+
+
+def _one(path: Path) -> Path:
+    """The checkpoint itself, or the newest of a run."""
+    return checkpoints_at(path)[-1]
+
+
+def _files(left: Saved, right: Saved) -> list[str]:
+    """The files of both, that are no table's, whose checksums differ or that one lacks."""
+    if left.found is None or right.found is None:
+        return []
+    sums = [
+        {name: saved.found.manifest["files"][name]["sha256"] for name in saved.others}  # type: ignore[union-attr]
+        for saved in (left, right)
+    ]
+    return sorted(name for name in {*sums[0], *sums[1]} if sums[0].get(name) != sums[1].get(name))
+
+
+def _differs(found: Mapping[str, Any]) -> bool:
+    counts = ("only_before", "only_after", "changed")
+    tables = found["tables"].values()
+    return bool(found["files"]) or any(
+        "only" in item or item["spec"] or any(item[count] for count in counts) for item in tables
+    )
+
+
+def _show_diff(found: Mapping[str, Any]) -> Iterable[str]:
+    header = ("table", "rows", "only before", "only after", "changed", "largest: weights", "state")
+    rows: list[Sequence[str]] = [header]
+    notes: list[str] = []
+    for name, item in found["tables"].items():
+        if "only" in item:
+            notes.append(f"table {name} is only in {found[item['only']]}")
+            continue
+        notes += [f"table {name}: {key} was {old}, is {new}" for key, (old, new) in item["spec"].items()]
+        total = str(item["rows"][0]) + (f" → {item['rows'][1]}" if item["rows"][0] != item["rows"][1] else "")
+        counts = [str(item[key]) for key in ("only_before", "only_after", "changed")]
+        rows.append((name, total, *counts, *(f"{float(item[key]):g}" for key in ("weights", "state"))))
+    yield from _columns(rows)
+    yield from notes
+    yield from (f"{name} differs" for name in found["files"])
+    if not _differs(found):
+        yield "no difference"
+
+
+# ---- reshard
+
+
+def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
+    """Publish a checkpoint anew, its tables as `servers` servers would have saved them; its path.
+
+    Under `output`, or beside the old one, as a newer checkpoint of the same step. Increments become whole.
+    The old checkpoint stays. Raises CheckpointError for one with problems or without rows, and then nothing
+    is published.
+    """
+    if not 1 <= servers <= MOST_SERVERS:
+        raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")
+    path = _one(path)
+    if problems := problems_of(path):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CheckpointError(f"{problems[0]}{more}; nothing was written")
+    saved = Saved.open(path).require_rows()
+    if saved.found is None:
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {store.MANIFEST}")
+    for base in saved.directories[:-1]:
+        for problem in problems_of(Path(base)):
+            raise CheckpointError(f"{problem}; nothing was written")
+    manifest = saved.found.manifest
+
+    def write(target: Path) -> Mapping[str, Any]:
+        for name in saved.others:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path / name, target / name)
+        tables: list[dict[str, Any]] = []
+        for name in saved.files:
+            written = json.loads(_core.reshard_table(saved.chains(name), name, str(target), servers))
+            tables += [{key: entry[key] for key in _ENTRY} for entry in written]
+        kept = {key: manifest[key] for key in manifest if key not in ("format", "step", "base", "files")}
+        return {**kept, "tables": tables}
+
+    directory = output or path.resolve().parent
+    return store.publish(directory, saved.found.step, write, keep=_ALL, patience=_PATIENCE)
+
+
+# ---- the command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m oe_runtime.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
+        command = commands.add_parser(name, help=words)
+        command.add_argument(
+            "path",
+            type=Path,
+            help="a checkpoint, a run's checkpoints, or one table file; verify: or a storage directory",
+        )
+        command.add_argument("--json", action="store_true")
+    command = commands.add_parser("diff", help="compare two checkpoints")
+    command.add_argument("before", type=Path)
+    command.add_argument("after", type=Path)
+    command.add_argument("--memory", type=_positive, default=_MEMORY, metavar="MIB", help="for rows")
+    command.add_argument("--json", action="store_true")
+    command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
+    command.add_argument("path", type=Path)
+    command.add_argument("--servers", type=int, required=True)
+    command.add_argument("--output", type=Path)
+    command.add_argument("--json", action="store_true")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "inspect":
+        found = inspect(options.path)
+        lines, code = _show(found), 0
+    elif options.command == "verify":
+        problems = verify(options.path)
+        found = {"path": str(options.path), "problems": problems}
+        lines, code = problems or [f"{options.path}: no problem found"], int(bool(problems))
+    elif options.command == "diff":
+        found = diff(options.before, options.after, options.memory << 20)
+        lines, code = _show_diff(found), 2 if _differs(found) else 0
+    else:
+        path = reshard(options.path, options.servers, options.output)
+        found, lines, code = {"path": str(path)}, [f"wrote {path}"], 0
+    print(json.dumps(found) if options.json else "\n".join(lines), flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    try:
+        return _run(_parser().parse_args(argv))
+    except OeError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    return 1

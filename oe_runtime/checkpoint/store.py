@@ -1,0 +1,312 @@
+"""Checkpoints on disk: a directory that appears whole or not at all, and describes itself.
+
+    checkpoints/
+      step-0000001000/
+        manifest.json        format, step, every file with bytes and SHA-256, of an increment the name of its
+                             base with the SHA-256 of that one's manifest, and what the writer added
+        …                    the files: table rows, dense weights
+
+A checkpoint is written beside its place under another name, flushed to the device, and renamed into place,
+so that a crash at any moment leaves the previous one the latest. Nothing here needs a server or TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from oe_runtime.errors import CheckpointError
+from oe_runtime.support import durable
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_LARGEST_MANIFEST = 64 << 20  # bytes
+_NAME = re.compile(
+    r"step-(\d{10})(?:\.(\d+))?"
+)  # step-0000001000, and .1 when that step is written once more
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint."""
+
+    path: Path
+    step: int
+    manifest: Mapping[str, Any]
+
+    @property
+    def base(self) -> Path | None:
+        """Of an increment: where the checkpoint is that it was made on."""
+        base = self.manifest.get("base")
+        return self.path.parent / base["name"] if base else None
+
+
+def publish(
+    directory: Path,
+    step: int,
+    write: Callable[[Path], Mapping[str, Any]],
+    *,
+    keep: int = 3,
+    spare: Path | None = None,
+    base: Path | None = None,
+    patience: float = 0,
+) -> Path:
+    """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
+
+    `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
+    The `keep` newest checkpoints stay, and `spare`, and those that they are increments on; older ones are
+    removed. A second checkpoint of the same step is newer than the first. `base` is the checkpoint of the
+    same directory that this one is an increment on (``Client.save`` with ``since``). Another process that
+    publishes there is waited for, up to `patience` seconds.
+    Raises CheckpointError when the file system refuses or another process still publishes there; what `write`
+    raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
+    try:
+        _lock(lock, patience)
+        final = _publish(directory, step, write, base)
+        for old in _unneeded(directory, keep, spare):
+            _remove(old)
+        return final
+    except BlockingIOError as error:
+        raise CheckpointError(f"another process is writing a checkpoint under {directory}") from error
+    finally:
+        os.close(lock)
+
+
+def _lock(file: int, patience: float) -> None:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.1)
+
+
+def _publish(
+    directory: Path, step: int, write: Callable[[Path], Mapping[str, Any]], base: Path | None
+) -> Path:
+    if base is not None and base.parent.resolve() != directory.resolve():
+        raise CheckpointError(f"{base} does not lie in {directory}; its increments must")
+    again = max((n + 1 for found, n in map(_order, published(directory)) if found == step), default=0)
+    final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
+    partial = directory / f"{_PARTIAL}{final.name}"
+    try:
+        for leftover in directory.glob(f"{_PARTIAL}*"):  # of a run that died while writing
+            shutil.rmtree(leftover)
+        partial.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint under {directory}: {error.strerror}") from error
+    try:
+        extra = write(partial)
+        if reserved := {"format", "step", "base", "files"} & extra.keys():
+            raise ValueError(f"the manifest has {sorted(reserved)} of its own")
+        names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
+        with ThreadPoolExecutor() as pool:
+            sums = list(pool.map(lambda name: _sync_and_sum(partial / name), names))
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            **({"base": {"name": base.name, "sha256": _sum(base / MANIFEST)[1]}} if base else {}),
+            "files": {
+                n: {"bytes": size, "sha256": digest} for n, (size, digest) in zip(names, sums, strict=True)
+            },
+            **extra,
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        durable.sync(partial / MANIFEST)
+        for folder in {partial, *(p for p in partial.rglob("*") if p.is_dir())}:
+            durable.sync(folder)
+        partial.rename(final)
+        durable.sync(directory)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"cannot write the checkpoint {final}: {error.strerror or error}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _remove(path: Path) -> None:
+    # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path.rename(path.with_name(f"{_PARTIAL}{path.name}")))
+
+
+def remove_from(directory: Path, step: int) -> None:
+    """Remove the checkpoints of `step` and of later ones."""
+    for path in published(directory):
+        if _order(path)[0] >= step:
+            _remove(path)
+
+
+def latest(directory: Path) -> Checkpoint | None:
+    """The newest checkpoint under `directory`, or None. CheckpointError when its manifest cannot be read."""
+    found = published(directory)
+    return read(found[-1]) if found else None
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, its files not looked at. Raises CheckpointError naming file and field."""
+    file = path / MANIFEST
+    try:
+        with _open(file) as stream:
+            text = stream.read(_LARGEST_MANIFEST + 1)
+        if len(text) > _LARGEST_MANIFEST:
+            raise CheckpointError(f"{file} is damaged: it has more than {_LARGEST_MANIFEST} bytes")
+        manifest = json.loads(text.decode())
+    except OSError as error:
+        raise CheckpointError(f"{path} is not a checkpoint: {file.name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise CheckpointError(f"{file} is damaged: it lists no files")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file}: format is {manifest.get('format')!r}; this version reads format {FORMAT}"
+        )
+    step = manifest.get("step")
+    if not isinstance(step, int) or not 0 <= step < 1 << 63:
+        raise CheckpointError(f"{file} is damaged: step is {str(step)[:40]!r}")
+    for name, wanted in manifest["files"].items():
+        if not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{file} is damaged: files: {name} lies elsewhere")
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("bytes"), int):
+            raise CheckpointError(f"{file} is damaged: files: {name}: bytes is missing")
+        if not isinstance(wanted.get("sha256"), str):
+            raise CheckpointError(f"{file} is damaged: files: {name}: sha256 is missing")
+    base = manifest.get("base")
+    if base is not None and not (
+        isinstance(base, dict)
+        and isinstance(base.get("sha256"), str)
+        and isinstance(base.get("name"), str)
+        and _NAME.fullmatch(base["name"])
+    ):
+        raise CheckpointError(f"{file} is damaged: base is {base!r}")
+    return Checkpoint(path, manifest["step"], manifest)
+
+
+def chain(path: Path) -> list[Path]:
+    """The checkpoints that make up the one at `path`: itself, after those that it is an increment on.
+
+    Raises CheckpointError naming a base that is missing or another one than it was.
+    """
+    found = read(path)
+    paths = [path]
+    while (base := found.base) is not None:
+        wanted = found.manifest["base"]["sha256"]
+        try:
+            digest = _sum(base / MANIFEST)[1]
+        except OSError as error:
+            raise CheckpointError(
+                f"{found.path} is an increment on {base}, which is missing: {error.strerror}"
+            ) from error
+        if digest != wanted:
+            raise CheckpointError(
+                f"{found.path} is an increment on another {base} than the one there: the SHA-256 of its "
+                f"{MANIFEST} is not {wanted}"
+            )
+        if base in paths:
+            raise CheckpointError(f"{path} is an increment on itself, through {base}")
+        paths.insert(0, base)
+        found = read(base)
+    return paths
+
+
+def problems(found: Checkpoint) -> Iterator[str]:
+    """What of the files is not as the manifest says, one line each that names the file and the field."""
+    for name, wanted in found.manifest["files"].items():
+        file = found.path / name
+        try:
+            size, digest = _sum(file, expected=wanted["bytes"])
+        except OSError as error:
+            yield f"{file}: {error.strerror}; the checkpoint is not whole"
+            continue
+        if size != wanted["bytes"]:
+            yield f"{file} is damaged: it has {size} bytes, the manifest says {wanted['bytes']}"
+        elif digest != wanted["sha256"]:
+            yield f"{file} is damaged: its SHA-256 is not the manifest's"
+
+
+def verify(path: Path) -> Checkpoint:
+    """Compare every file with its size and SHA-256 in the manifest. CheckpointError names the file."""
+    found = read(path)
+    for problem in problems(found):
+        raise CheckpointError(problem)
+    return found
+
+
+def published(directory: Path) -> list[Path]:
+    """The checkpoints under `directory`, oldest first."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+        return sorted(found, key=_order)
+    return []
+
+
+def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
+    """All but the newest, `spare`, and what these are increments on."""
+    paths = published(directory)
+    needed = {*paths[-keep:], *([] if spare is None else [spare])}
+    for path in reversed(paths):
+        if path in needed:
+            with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
+                if (base := read(path).base) is not None:
+                    needed.add(base)
+    return [path for path in paths if path not in needed]
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match  # noqa: S101 - only called on names that matched
+    return int(match[1]), int(match[2] or 0)
+
+
+def _open(file: Path) -> BinaryIO:
+    """A regular file, to read; OSError for a pipe or a device in its place, for which it does not wait."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:  # somebody has a lease (NFS, Samba), which only regular files have
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def _sum(file: Path, expected: int | None = None) -> tuple[int, str]:
+    """Bytes and SHA-256; a file of another size than `expected` is not read."""
+    digest, size = hashlib.sha256(), 0
+    with _open(file) as stream:
+        if expected is not None and (there := os.fstat(stream.fileno()).st_size) != expected:
+            return there, ""
+        while block := stream.read(1 << 20):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
+
+
+def _sync_and_sum(file: Path) -> tuple[int, str]:
+    durable.sync(file)
+    return _sum(file)

@@ -1,0 +1,77 @@
+"""What the Keras and PyTorch models share: which weights become tables, the tables, and their first rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime.client import Client
+from oe_runtime.spec import TableSpec
+
+# A weight of this many bytes, or a matrix of this many rows, belongs on servers.
+_LARGE_BYTES = 64 << 20
+_LARGE_ROWS = 100_000
+_PIECE = 64 << 20  # bytes of rows per request
+
+
+def is_large(shape: Sequence[int | None], item_bytes: int) -> bool:
+    """Whether a weight of this shape belongs on servers: a matrix of many rows, or one of many bytes."""
+    known = [n or 0 for n in shape]
+    return (len(known) > 1 and known[0] >= _LARGE_ROWS) or math.prod(known) * item_bytes >= _LARGE_BYTES
+
+
+def make_tables(
+    client: Client,
+    specs: Sequence[TableSpec],
+    fresh: bool | None,
+    *,
+    also: Sequence[str] = (),
+    first: bool = True,
+) -> list[int]:
+    """Create tables on the servers; their ids.
+
+    Rows that are there already go on, which a warning says of the `first` of several workers; with ``fresh``
+    False it is meant. With True the tables are dropped before, and those of the names `also`: all workers of
+    a job say so, and it is done once. Raises SpecError where other clients use them.
+    """
+    if fresh:
+        client.drop_tables([*(spec.name for spec in specs), *also])
+    numbers = [client.create_table(spec) for spec in specs]
+    if fresh is None and first:
+        _warn(client, [spec.name for spec in specs])
+    return numbers
+
+
+def rows_on_servers(client: Client, names: Iterable[str]) -> dict[str, int]:
+    """How many rows the servers have of each of these tables; 0 of one that does not exist."""
+    servers = client.stats()["servers"]
+    return {
+        name: sum(server["tables"][name]["rows"] for server in servers if name in server["tables"])
+        for name in names
+    }
+
+
+def _warn(client: Client, names: Sequence[str]) -> None:
+    for name, count in rows_on_servers(client, names).items():
+        if count:
+            warnings.warn(
+                f"table {name} exists with {count:,} rows, going on: they are of an earlier run, the model's "
+                "other weights are not; begin anew with fresh=True, or say fresh=False if that is meant",
+                stacklevel=5,
+            )
+
+
+def assign_all(
+    client: Client, table: int, spec: TableSpec, matrix: Any, to_numpy: Callable[[Any], NDArray[Any]]
+) -> None:
+    """Writes row i of a matrix as the row of key i; `to_numpy` makes an array of a slice of it."""
+    dtype = np.float64 if spec.dtype == "float64" else np.float32
+    step = max(1, _PIECE // (np.dtype(dtype).itemsize * spec.dim))
+    for begin in range(0, spec.input_dim, step):
+        rows = np.ascontiguousarray(to_numpy(matrix[begin : begin + step]), dtype=dtype)
+        client.assign(table, np.arange(begin, begin + len(rows), dtype=np.int64), rows)

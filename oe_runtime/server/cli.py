@@ -1,0 +1,294 @@
+"""The command line of a server process.
+
+It prints one line when it listens, and serves until SIGTERM or SIGINT, until a client shuts it down, or, with
+``--exit-with-parent``, until its standard input ends. Exit status: 0 after any of these, 1 when it cannot
+start. `metrics` lists the fields of the metrics file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import oe_runtime._core as _core
+from oe_runtime.errors import OeError
+from oe_runtime.server import metrics
+from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
+from oe_runtime.support import durable
+from oe_runtime.support.token_file import read_token
+
+METRICS_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a server; the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+    except (OeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m oe_runtime.server", description="Serve one server's part of every embedding table."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_in_range(0, 65535), default=0, help="0 takes any free one (default)")
+    parser.add_argument(
+        "--index", type=_in_range(0, 2**31 - 1), default=0, help="which server this is, from 0"
+    )
+    parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="how many servers there are")
+    parser.add_argument(
+        "--storage",
+        choices=STORAGES,
+        default="dram",
+        help="where rows live: dram (default); pmem_libpmem: a directory on persistent memory; dram_pmem: "
+        "the same with a cache in DRAM; pmem_memkind: KMEM DAX memory nodes",
+    )
+    parser.add_argument(
+        "--storage-path",
+        default="",
+        metavar="DIR",
+        help="directory of pmem_libpmem and dram_pmem, one for each server; with pmem_memkind, instead of "
+        "memory nodes",
+    )
+    parser.add_argument(
+        "--storage-cache",
+        type=_in_range(0, 2**63 - 1),
+        default=0,
+        metavar="BYTES",
+        help="with dram_pmem: most DRAM for the rows that are used most",
+    )
+    parser.add_argument(
+        "--storage-size",
+        type=_in_range(0, 2**63 - 1),
+        default=0,
+        metavar="BYTES",
+        help="most bytes for rows; 0 means no limit (default)",
+    )
+    parser.add_argument(
+        "--storage-recover",
+        action="store_true",
+        help="open the tables that the directory of pmem_libpmem or dram_pmem holds; otherwise they are "
+        "removed",
+    )
+    parser.add_argument(
+        "--storage-checkpoints",
+        type=_in_range(1, 64),
+        default=2,
+        metavar="N",
+        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 is enough for a single table on a single "
+        "server only (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--storage-scrub",
+        type=_in_range(0, 2**63 - 1),
+        default=32 << 20,
+        metavar="BYTES",
+        help="rows of pmem_libpmem and dram_pmem that are checked in the background against their checksums, "
+        "in bytes per second; 0 checks them only when they are copied or saved (default 32 MiB)",
+    )
+    parser.add_argument(
+        "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
+    )
+    parser.add_argument(
+        "--checkpoint-dir",
+        default="",
+        metavar="DIR",
+        help="this server's own directory, through which checkpoints go to workers on other hosts; it needs "
+        "room for one of them",
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="what clients must know; mode 0600")
+    parser.add_argument(
+        "--tls",
+        choices=TLS,
+        default="auto",
+        help="encrypt connections, by keys made from the token; auto (default): unless --host is loopback",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=_in_range(1, 2**31 - 1),
+        default=1024,
+        metavar="N",
+        help="clients at once; more are refused. As many as the limit of open files (ulimit -n) allows, "
+        "which the server raises itself where it may (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-request-bytes",
+        type=_in_range(1 << 20, 2**63 - 1),
+        default=4 << 30,
+        metavar="BYTES",
+        help="memory for requests under way, as much for replies, and as much for what waits for other "
+        "workers; who exceeds it waits, but for one at a time, or is refused where only others could make "
+        "room (default 4 GiB)",
+    )
+    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
+    parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")
+    parser.add_argument(
+        "--metrics-port",
+        type=_in_range(0, 65535),
+        default=0,
+        metavar="PORT",
+        help="serve metrics for Prometheus at http://METRICS_HOST:PORT/metrics; 0 does not (default)",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where --metrics-port listens; anybody who reaches it reads it (default: %(default)s)",
+    )
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    return parser
+
+
+def _in_range(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
+        return value
+
+    return parse
+
+
+def _run(options: argparse.Namespace) -> int:
+    token = read_token(options.token_file) if options.token_file else ""
+    storage = StorageSpec(
+        options.storage,
+        options.storage_path,
+        options.storage_size,
+        recover=options.storage_recover,
+        kept_checkpoints=options.storage_checkpoints,
+        cache_bytes=options.storage_cache,
+    )
+    _core.report_memory_errors()
+    with _Ending(options.exit_with_parent) as ending:
+        server = _core.Server(
+            host=options.host,
+            port=options.port,
+            index=options.index,
+            count=options.count,
+            storage=storage.to_json(),
+            threads=options.threads,
+            token=token,
+            checkpoint_dir=os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else "",
+            tls=options.tls,
+            max_connections=options.max_connections,
+            max_request_bytes=options.max_request_bytes,
+            scrub_bytes_per_second=options.storage_scrub,
+        )
+        endpoint = None
+        try:
+            if options.metrics_port:
+                endpoint = metrics.Endpoint(options.metrics_host, options.metrics_port, server.stats)
+            if note := persistence_note(options.storage, options.storage_path, server.is_pmem):
+                print(f"note: {note}", file=sys.stderr)
+            if options.ready_file:
+                durable.write_json(options.ready_file, _ready(options, server))
+            if server.note:
+                print(f"note: {server.note}", file=sys.stderr)
+            print(_listening(options, server), flush=True)
+            why = _serve(options, server, ending)
+        finally:
+            if endpoint is not None:
+                endpoint.close()
+            server.stop()
+            if options.ready_file:
+                options.ready_file.unlink(missing_ok=True)
+    print(f"server {options.index} of {options.count} ended: {why}", file=sys.stderr)
+    return 0
+
+
+def _ready(options: argparse.Namespace, server: _core.Server) -> dict[str, object]:
+    return {
+        "pid": os.getpid(),
+        "host": options.host,
+        "port": server.port,
+        "index": options.index,
+        "count": options.count,
+        "storage": options.storage,
+        "is_pmem": server.is_pmem,
+        "encrypted": server.encrypted,
+    }
+
+
+def _listening(options: argparse.Namespace, server: _core.Server) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    where = f" in {options.storage_path}" if options.storage_path else ""
+    who = f"clients need the token of {options.token_file}" if options.token_file else "without a token"
+    return (
+        f"server {options.index} of {options.count} listens on {host}:{server.port}, rows in "
+        f"{options.storage}{where}, {'encrypted' if server.encrypted else 'not encrypted'}, {who}"
+    )
+
+
+def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -> str:
+    """Wait for the end; why it came."""
+    ending.watch(server.stop_fd, "a client asked for it")
+    if not options.metrics_file:
+        while not (why := ending.wait(None)):
+            pass
+        return why
+    file = metrics.MetricsFile(server, options.metrics_file)
+    file.write()
+    while True:
+        why = ending.wait(METRICS_SECONDS)
+        if why:
+            server.stop()  # finishes what is under way, which counts too
+        # A disk that is full now is no reason to lose the rows; readers see an old `time`.
+        with contextlib.suppress(OSError):
+            file.write()
+        if why:
+            return why
+
+
+class _Ending:
+    """All that can end the process, in one wait: signals, the parent, a client."""
+
+    def __init__(self, with_parent: bool) -> None:
+        self._selector = selectors.PollSelector()  # unlike epoll, it takes files and /dev/null too
+        self._with_parent = with_parent
+
+    def __enter__(self) -> _Ending:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._old_fd = signal.set_wakeup_fd(self._write.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self.watch(self._read.fileno(), "signal")
+        if self._with_parent:
+            self.watch(0, "its parent is gone")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        self._selector.close()
+        self._read.close()
+        self._write.close()
+
+    def watch(self, descriptor: int, why: str) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, why)
+
+    def wait(self, seconds: float | None) -> str | None:
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._read.fileno():
+                return signal.Signals(self._read.recv(1)[0]).name
+            if key.fd == 0 and self._with_parent and os.read(0, 4096):
+                continue  # something was said; only the end counts
+            return str(key.data)
+        return None

@@ -1,0 +1,444 @@
+"""What a server says of itself: the metrics file, and the page for Prometheus (text format 0.0.4).
+
+The format is written here, not by python3-prometheus-client: servers' hosts have no packages from PyPI, and
+the counters live in the core. See https://prometheus.io/docs/instrumenting/exposition_formats/.
+
+The metrics file is one JSON object, rewritten every few seconds and at the end. Counts are since the start of
+the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`` and ``rates``.
+
+    time                when the file was written, Unix seconds
+    index, count        the server's index, and the number of servers; pid, threads: of the process
+    storage, is_pmem    --storage, and whether the rows' directory really is on persistent memory
+    storage_checkpoints checkpoints that the storage keeps (--storage-checkpoints); 0: none
+    storage_recovers    --storage-recover
+    storage_bytes       memory of all rows, pool headers included
+    memory.dram, .pmem  memory of rows: DRAM, with the caches of dram_pmem; pools or memkind's memory
+    memory.index        memory of the indexes, always DRAM
+    memory.rss          resident set of the process, mapped persistent memory included
+    tables[]            name, job (Client(job=…), --job; usually empty), dim, rows, bytes (of rows),
+                        index_bytes, version (pushes so far), pushes_at_risk (pushes in no file and no durable
+                        checkpoint), nonfinite_gradients (row gradients with NaN or infinity, refused or
+                        skipped)
+    tables[].admission  with such a policy: admitted_rows, refused_keys (in pushes), filter_bytes,
+                        forgotten_keys (keys whose counts were dropped)
+    tables[].eviction   by policy: evicted_rows; cap: refused_keys (no room); ttl: clock_jumps (each counts
+                        all rows as pushed)
+    tables[].cache      0 unless dram_pmem: hits and misses (rows read from the cache, and from the pool),
+                        rows and bytes in the cache, evictions, write_backs (changed rows written to the pool)
+    tables[].damage     of pools: quarantined_rows (wrong checksum, removed; they start anew at the next
+                        push), repaired_rows (nothing was lost), scrubbed_rows (checked by --storage-scrub),
+                        scrubs (complete passes over the table)
+    tables[].pool       pmem_libpmem and dram_pmem: slots; free slots; reserved (slots that new rows leave to
+                        existing rows); changed (slots that changes take between two checkpoints); headroom
+                        (about how many new rows fit; tables share the storage's free space); refused (times
+                        that a new row was refused)
+    pulls, pushes       requests and keys of each kind
+    traffic             requests of every kind, bytes_in and bytes_out of their frames
+    connections         open, before_hello (of these, without a hello so far), limit (with a hello), accepted,
+                        encrypted, sharing_memory (clients on this host that share memory with the server) and
+                        shared_bytes of them, refused.REASON (core/server/refusals.h lists the reasons)
+    queue               requests waiting to be served, bytes of requests and replies in flight, and
+                        connections waiting_for_memory
+    workers[]           of each job with several workers: job, of (their number), mode, connected, lost, left,
+                        batches (applied, per table), held (pushes and bytes that wait for the other
+                        workers'), waiting (requests that wait: pulls, pushes, checkpoints, going_back)
+    times               pull and push (service time), queue_wait (from a request's last byte to its service):
+                        bounds in seconds, counts per bucket (the last has no bound), sum_seconds
+    saved               when all tables were last saved, or durable in a checkpoint of the storage, Unix
+                        seconds; 0: never
+    rates               over the `seconds` since the last writing (0 in the first one): pulled_keys_per_s,
+                        pushed_keys_per_s, requests_per_s, bytes_in_per_s, bytes_out_per_s
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socket import AF_INET, AF_INET6
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+import oe_runtime._core as _core
+from oe_runtime.support import durable
+
+__all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = 10.0  # that a client may keep silent in its request
+_READERS = 8  # at once; more are turned away
+
+# What dram_pmem tells of each table.
+_CACHE = (
+    ("hits", "counter", "Rows that were read from the cache in DRAM."),
+    ("misses", "counter", "Rows that were read from the pool."),
+    ("rows", "gauge", "Rows in the cache."),
+    ("bytes", "gauge", "DRAM of the cache."),
+    ("evictions", "counter", "Rows that were put out of the cache."),
+    ("write_backs", "counter", "Rows that were changed in the cache and written to the pool."),
+)
+
+# What tables in pools tell of damaged rows.
+_DAMAGE = (
+    ("quarantined_rows", "Rows that were removed because their checksum was wrong."),
+    ("repaired_rows", "Rows whose checksum was wrong that were repaired without a loss."),
+    ("scrubbed_rows", "Rows that were checked in the background."),
+    ("scrubs", "How many times all rows were checked in the background."),
+)
+
+# What storages with checkpoints tell of each table: its slots, of which each holds a row, an old value of one
+# that a kept checkpoint needs, or the note that one was evicted.
+_POOL = (
+    ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool."),
+    ("oe_pool_free_slots", "free", "gauge", "Slots that can be written now."),
+    (
+        "oe_pool_reserved_slots",
+        "reserved",
+        "gauge",
+        "Slots that new rows leave to updates and evictions of the rows that are there.",
+    ),
+    ("oe_pool_changed_slots", "changed", "gauge", "Slots that changes take from one checkpoint to the next."),
+    (
+        "oe_pool_headroom_rows",
+        "headroom",
+        "gauge",
+        "New rows, about, that there is room for before they are refused; tables of one storage share it.",
+    ),
+    (
+        "oe_pool_refused_rows_total",
+        "refused",
+        "counter",
+        "Times that a new row was refused: no room.",
+    ),
+)
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def text(stats: Mapping[str, Any], now: float) -> str:
+    """The metrics of a server whose statistics are ``stats`` (see ``server.py``) at ``now``, Unix seconds."""
+    page = _Page()
+    page.add(
+        "oe_server_info",
+        "gauge",
+        "Which server this is, of how many, and where its rows live.",
+        [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
+    )
+    tables = stats["tables"]
+    page.add(
+        "oe_table_rows",
+        "gauge",
+        "Rows of a table.",
+        [(_labels(t), t["rows"]) for t in tables],
+    )
+    if tables:
+        page.add(
+            "oe_checkpoint_lag_pushes",
+            "gauge",
+            "Pushes that no checkpoint has: what would be lost now.",
+            [(_labels(t), t["pushes_at_risk"]) for t in tables],
+        )
+        page.add(
+            "oe_nonfinite_gradients_total",
+            "counter",
+            "Gradients of rows with NaN or infinity that were refused or skipped.",
+            [(_labels(t), t["nonfinite_gradients"]) for t in tables],
+        )
+    _policies(page, tables)
+    if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
+        for field, what in _DAMAGE:
+            page.add(f"oe_{field}_total", "counter", what, [(_labels(t), t["damage"][field]) for t in tables])
+    pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
+    for name, field, kind, what in _POOL if pools else ():
+        page.add(name, kind, what, [(labels, pool[field]) for labels, pool in pools])
+    if stats["storage"] == "dram_pmem" and tables:
+        for field, kind, what in _CACHE:
+            name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
+            page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])
+    page.add(
+        "oe_memory_bytes",
+        "gauge",
+        "Memory of rows by tier, and of the indexes.",
+        [({"tier": tier}, stats["memory"][tier]) for tier in ("dram", "pmem", "index")],
+    )
+    page.one(
+        "oe_resident_memory_bytes",
+        "gauge",
+        "Resident set of the process, mapped pmem too.",
+        stats["memory"]["rss"],
+    )
+    for name, what in (("pulls", "Pulls"), ("pushes", "Pushes")):
+        page.one(f"oe_{name}_total", "counter", f"{what} that were served.", stats[name]["requests"])
+    page.one("oe_pulled_keys_total", "counter", "Keys whose rows were read.", stats["pulls"]["keys"])
+    page.one("oe_pushed_keys_total", "counter", "Keys whose rows were updated.", stats["pushes"]["keys"])
+    traffic, connections, queue = stats["traffic"], stats["connections"], stats["queue"]
+    page.one("oe_requests_total", "counter", "Requests of every kind that were read.", traffic["requests"])
+    page.one("oe_received_bytes_total", "counter", "Bytes of requests.", traffic["bytes_in"])
+    page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
+    page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
+    page.one(
+        "oe_sharing_connections",
+        "gauge",
+        "Connections whose rows and gradients lie in memory that both sides see.",
+        connections["sharing_memory"],
+    )
+    page.one(
+        "oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"]
+    )
+    page.add(
+        "oe_refusals_total",
+        "counter",
+        "Connections and requests that were refused.",
+        [({"reason": reason}, count) for reason, count in connections["refused"].items()],
+    )
+    page.one("oe_queued_requests", "gauge", "Requests that wait to be served.", queue["requests"])
+    page.one(
+        "oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"]
+    )
+    page.one(
+        "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
+    )
+    _workers(page, stats["workers"])
+    times = stats["times"]
+    page.histogram("oe_pull_duration_seconds", "Time in which a pull is served.", times["pull"])
+    page.histogram("oe_push_duration_seconds", "Time in which a push is served.", times["push"])
+    page.histogram("oe_queue_wait_seconds", "Time that a request waits to be served.", times["queue_wait"])
+    if stats["saved"]:
+        page.one(
+            "oe_last_checkpoint_timestamp_seconds",
+            "gauge",
+            "When all tables were last saved, or durable in the storage.",
+            stats["saved"],
+        )
+        page.one(
+            "oe_last_checkpoint_age_seconds",
+            "gauge",
+            "Time since then.",
+            max(0.0, now - stats["saved"]),
+        )
+    return page.end()
+
+
+def _labels(table: Mapping[str, Any]) -> dict[str, str]:
+    """Which table, and whose, where jobs have names; Prometheus has a label "job" of its own."""
+    return {"table": table["name"], **({"training_job": table["job"]} if table["job"] else {})}
+
+
+def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
+    """What admission and eviction did, of the tables that have them."""
+    admission = [(_labels(t), t["admission"]) for t in tables if "admission" in t]
+    eviction = [
+        ({**_labels(t), "policy": policy}, counts)
+        for t in tables
+        for policy, counts in t.get("eviction", {}).items()
+    ]
+    if admission:
+        page.add(
+            "oe_admitted_rows_total",
+            "counter",
+            "Rows that were made for keys that admission let in.",
+            [(labels, counts["admitted_rows"]) for labels, counts in admission],
+        )
+        page.add(
+            "oe_admission_filter_bytes",
+            "gauge",
+            "Memory of the counts of keys without a row.",
+            [(labels, counts["filter_bytes"]) for labels, counts in admission],
+        )
+        page.add(
+            "oe_forgotten_keys_total",
+            "counter",
+            "Keys without a row whose counts went, for others or because they were not pushed for long.",
+            [(labels, counts["forgotten_keys"]) for labels, counts in admission],
+        )
+    if eviction:
+        page.add(
+            "oe_evicted_rows_total",
+            "counter",
+            "Rows that were evicted.",
+            [(labels, counts["evicted_rows"]) for labels, counts in eviction],
+        )
+    jumps = [(labels, counts["clock_jumps"]) for labels, counts in eviction if "clock_jumps" in counts]
+    if jumps:
+        page.add(
+            "oe_clock_jumps_total",
+            "counter",
+            "Jumps of the clock, at which all rows under ttl count as pushed.",
+            [({k: v for k, v in labels.items() if k != "policy"}, count) for labels, count in jumps],
+        )
+    refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
+    refused += [
+        ({**_labels(t), "by": "cap"}, t["eviction"]["cap"]["refused_keys"])
+        for t in tables
+        if "cap" in t.get("eviction", {})
+    ]
+    if refused:
+        page.add(
+            "oe_refused_keys_total",
+            "counter",
+            "Keys of pushes that got no row: not admitted yet, or no place under the cap.",
+            refused,
+        )
+
+
+def _workers(page: _Page, jobs: Sequence[Mapping[str, Any]]) -> None:
+    """Of the jobs that several workers train."""
+    if not jobs:
+        return
+    of_jobs = [({"training_job": job["job"]}, job) for job in jobs]
+    page.add(
+        "oe_job_workers",
+        "gauge",
+        "Workers that train a job; of all, those that are connected and those that were lost.",
+        [
+            ({**labels, "state": state}, job[field])
+            for labels, job in of_jobs
+            for state, field in (("all", "of"), ("connected", "connected"), ("lost", "lost"))
+        ],
+    )
+    page.add(
+        "oe_worker_batches_total",
+        "counter",
+        "Batches of all workers that were applied, each table's counted.",
+        [(labels, job["batches"]) for labels, job in of_jobs],
+    )
+    page.add(
+        "oe_worker_waiting_requests",
+        "gauge",
+        "Requests that wait for other workers.",
+        [({**labels, "kind": kind}, n) for labels, job in of_jobs for kind, n in job["waiting"].items()],
+    )
+    for field, what in (("pushes", "Pushes"), ("bytes", "Memory of pushes")):
+        page.add(
+            f"oe_worker_held_{field}",
+            "gauge",
+            f"{what} that are held until those of other workers are there.",
+            [(labels, job["held"][field]) for labels, job in of_jobs],
+        )
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, name: str, kind: str, what: str, samples: Sequence[Sample]) -> None:
+        """A metric family."""
+        self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+        self._lines += [_line(name, labels, value) for labels, value in samples]
+
+    def one(self, name: str, kind: str, what: str, value: float) -> None:
+        """A metric without labels."""
+        self.add(name, kind, what, [({}, value)])
+
+    def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
+        """A histogram as the core counts it: each bucket alone."""
+        self.add(name, "histogram", what, [])
+        total = 0
+        for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
+            total += count
+            le = "+Inf" if bound is None else repr(float(bound))
+            self._lines.append(_line(f"{name}_bucket", {"le": le}, total))
+        self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
+
+    def end(self) -> str:
+        """All of it."""
+        return "\n".join(self._lines) + "\n"
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    escaped = ",".join(
+        '{}="{}"'.format(key, text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"))
+        for key, text in labels.items()
+    )
+    return f"{name}{{{escaped}}} {value!r}" if escaped else f"{name} {value!r}"
+
+
+class Endpoint:
+    """A page ``/metrics`` on ``host:port``, served by threads of its own until ``close``."""
+
+    def __init__(self, host: str, port: int, stats: Callable[[], str]) -> None:
+        """``stats`` gives the JSON of the statistics. ``OSError`` when it cannot listen there."""
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _SECONDS
+            server_version = "oe_runtime"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != "/metrics":
+                    self.send_error(404, "the metrics are at /metrics")
+                    return
+                body = text(json.loads(stats()), time.time()).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Scrapes are no news."""
+
+        slots = threading.BoundedSemaphore(_READERS)
+
+        class Server(ThreadingMixIn, TCPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+            address_family = AF_INET6 if ":" in host else AF_INET
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if slots.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    slots.release()
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that left early is no news either."""
+
+        try:
+            self._server = Server((host, port), Handler)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(f"cannot serve metrics on {host}:{port}: {reason}; see --metrics-port") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class MetricsFile:
+    """Writes the metrics file; its rates are those since the last writing."""
+
+    def __init__(self, server: _core.Server, path: Path) -> None:
+        self._server = server
+        self._path = path
+        self._last: dict[str, float] | None = None
+        self._when = time.monotonic()
+
+    def write(self) -> None:
+        """Write the file anew. Raises OSError."""
+        stats = json.loads(self._server.stats())
+        now = time.monotonic()
+        totals = {
+            "pulled_keys": stats["pulls"]["keys"],
+            "pushed_keys": stats["pushes"]["keys"],
+            **stats["traffic"],
+        }
+        seconds = now - self._when
+        last = totals if self._last is None or seconds <= 0 else self._last
+        rates = {f"{name}_per_s": (totals[name] - last[name]) / max(seconds, 1e-9) for name in totals}
+        content = {"time": time.time(), **stats, "rates": {"seconds": seconds, **rates}}
+        durable.write_json(self._path, content)
+        self._last, self._when = totals, now

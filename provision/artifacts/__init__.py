@@ -1,0 +1,4 @@
+"""What is made here and brought to hosts: wheels and bundles.
+
+Imports ``provision.hosts`` and below.
+"""

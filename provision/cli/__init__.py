@@ -1,0 +1,1 @@
+"""The commands of ``oeprov``: options, prompts, tables. Each command calls one function of a lower floor."""

@@ -1,0 +1,141 @@
+"""``oeprov checkpoint`` and ``oeprov reshard``: the runtime's tools for checkpoints, run as what they are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir
+
+RESHARD_EXAMPLES = (
+    "Examples:  oeprov reshard JOB --servers 3  |  "
+    "oeprov reshard step-0000001000 --servers 8 --output /mnt/nfs/checkpoints"
+)
+
+_DEATH_SIGNAL = 1  # prctl
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at checkpoints and compare them, without a server.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or one table file (.oet)."
+
+
+def _tool(*arguments: object) -> int:
+    """Run ``python -m oe_runtime.checkpoint``; its words are ours. It ends when we do."""
+    argv = [sys.executable, "-m", "oe_runtime.checkpoint", *map(str, arguments)]
+    libc = ctypes.CDLL(None)
+    code = subprocess.run(
+        argv,
+        check=False,
+        preexec_fn=lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0),
+    ).returncode
+    return code if code >= 0 else 128 - code
+
+
+def _place(path: Path, state_dir: Path) -> Path:
+    """The path, or the checkpoints of the job that it names. TrainingError when it is neither."""
+    from provision.cluster.errors import TrainingError
+    from provision.jobs import store
+
+    if os.path.lexists(path) or len(path.parts) != 1:
+        return path  # the tool says what is wrong with it
+    try:
+        job = store.find(state_dir, str(path))
+    except TrainingError as error:
+        raise TrainingError(f"{path}: there is no such file or directory, and {error}") from None
+    found = job.run_dir / "checkpoints"
+    if found.is_dir():
+        return found
+    if job.on_kubernetes:
+        raise TrainingError(f"job {job.id} ran on Kubernetes: its checkpoints are in its claim there")
+    worker = next((item for item in job.spec().processes if item.role == "worker"), None)
+    if worker is not None and worker.unit:
+        from provision.jobs import units
+
+        place = f"{units.job_directory(job.id)}/run/checkpoints"
+        raise TrainingError(f"job {job.id} has its checkpoints on host {worker.host}: {place} there")
+    raise TrainingError(f"job {job.id} has no checkpoint yet in {found}")
+
+
+def _json(wanted: bool) -> list[str]:
+    return ["--json"] if wanted else []
+
+
+@app.command(epilog="Examples:  oeprov checkpoint inspect JOB  |  oeprov checkpoint inspect step-0000001000")
+def inspect(
+    path: Annotated[Path, typer.Argument(help=_PATH)],
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show step, tables, rows, bytes, servers and formats; of a directory of checkpoints, a line for each."""
+    return _tool("inspect", *_json(as_json), "--", _place(path, state_dir))
+
+
+@app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help=_PATH + " Or the storage directory of servers that do not run.")
+    ],
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Read everything and compare every checksum; each problem is a line that names file and field.
+
+    Of a storage directory (pmem_libpmem, dram_pmem), or one above it on its host: every row in its pools,
+    of which a server that starts again reads the keys only. Exit code 1 when there is a problem.
+    """
+    return _tool("verify", *_json(as_json), "--", _place(path, state_dir))
+
+
+@app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
+def diff(
+    before: Annotated[Path, typer.Argument(help="A checkpoint, or a job or run, for its last one.")],
+    after: Annotated[Path, typer.Argument(help="The same.")],
+    memory: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="MIB", help="For rows; tables that are larger are read several times, in parts."
+        ),
+    ] = 1024,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Compare two checkpoints table by table: settings, rows that one lacks, rows that changed and how far.
+
+    They may be of different numbers of servers. Exit code 0: no difference; 2: there are some; 1: an error.
+    """
+    both = [_place(path, state_dir) for path in (before, after)]
+    return _tool("diff", "--memory", memory, *_json(as_json), "--", *both)
+
+
+def reshard(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (step-…); or a job or run, for its last.")],
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="How many servers it shall be for.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to publish it; default: beside CHECKPOINT, as the newest."),
+    ] = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Rewrite a checkpoint for another number of servers: one file a table and server.
+
+    Any number of servers can restore any checkpoint; from one of their own number each reads only its own
+    files. Everything is verified before and the old checkpoint stays. A job that trains there goes on, but
+    its next checkpoint waits until this one is written; with --output elsewhere it does not. To go on with a
+    job on other servers: oeprov stop, then oeprov resume --servers N.
+    """
+    where = [] if output is None else ["--output", output]
+    return _tool(
+        "reshard", "--servers", servers, *where, *_json(as_json), "--", _place(checkpoint, state_dir)
+    )

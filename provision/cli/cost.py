@@ -1,0 +1,70 @@
+"""``oeprov cost``: what parameter servers cost with rows in DRAM and in persistent memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from provision.cli.options import Json
+
+COST_EXAMPLES = (
+    "Examples:  oeprov cost --rows 2.1e9 --dim 64 --optimizer sgd  |  "
+    "oeprov cost --rows 5e8 --dim 16 --changed-rows 2e7 --prices prices.yml --epoch-hours 6 --json"
+)
+
+
+def _whole(text: str) -> int:
+    """A count such as 2100000000 or 2.1e9."""
+    try:
+        value = float(text)
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"found {text!r}; expected a whole number, such as 2.1e9")
+
+
+def cost(
+    rows: Annotated[int, typer.Option(parser=_whole, metavar="N", help="Rows of all tables, such as 2.1e9.")],
+    dim: Annotated[int, typer.Option(min=1, help="Width of an embedding.")] = 9,
+    optimizer: Annotated[
+        str, typer.Option(help="As in training_optimizer; it decides a row's size.")
+    ] = "adagrad",
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights: float32, float64, bfloat16 or float16.")
+    ] = "float32",
+    prices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prices and times; default: provision/jobs/prices.yml, a paper's."),
+    ] = None,
+    changed_rows: Annotated[
+        int | None,
+        typer.Option(
+            parser=_whole,
+            metavar="N",
+            help="Rows that change between two checkpoints in persistent memory: at most the keys of a batch "
+            "times training_checkpoint_steps. Default: a sixteenth of the rows.",
+        ),
+    ] = None,
+    kept: Annotated[
+        int, typer.Option(min=1, max=64, help="Checkpoints kept there, as training_keep_checkpoints.")
+    ] = 3,
+    epoch_hours: Annotated[
+        float, typer.Option("--epoch-hours", min=1e-6, help="Hours of an epoch with rows in DRAM.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> int:
+    """Compare sets of parameter servers for a model: how many of each type, and what an epoch costs on them.
+
+    The price table says what an hour of each type costs and how long an epoch takes with each storage, each
+    with its source and date. Copy the one that comes with oeprov, which says how, and put in yours.
+
+    In persistent memory, every row that changes between two checkpoints takes one more place for each kept
+    checkpoint and one for the next: rows + changed rows × (kept + 1).
+    """
+    from provision.jobs import cost as found
+
+    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept)
+    return found.cost(model, prices, epoch_hours, as_json=as_json)

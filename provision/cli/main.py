@@ -1,0 +1,334 @@
+"""The command line. Each command calls one function; what it prints and returns is decided there.
+
+Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 stopped by the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from provision import __version__
+from provision.cli import (
+    checkpoint,
+    cost,
+    inventory,
+    jobs,
+    kubernetes,
+    lab,
+    monitoring,
+    operations,
+    serving,
+    training,
+)
+from provision.cli.options import (
+    DEFAULT_INVENTORY,
+    DEFAULT_STATE_DIR,
+    Change,
+    InventoryPath,
+    Json,
+    Limit,
+    StateDir,
+    System,
+    add_vault_options,
+    changes_hosts,
+    open_inventory,
+)
+from provision.cluster.errors import Interrupted, OeprovError
+from provision.inventory import vault
+from provision.node.command import CommandError
+
+app = typer.Typer(
+    name="oeprov",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Turns hosts with persistent memory, CXL memory and GPUs into a training cluster for recommendation "
+    "models, and trains on it.",
+    epilog="First steps on this machine alone:  oeprov bootstrap -i inventory/local.yml --yes  and then  "
+    "oeprov launch-training -i inventory/local.yml",
+)
+app.add_typer(inventory.app, name="inventory")
+app.add_typer(lab.app, name="lab")
+app.add_typer(checkpoint.app, name="checkpoint")
+_PROVISION, _TRAIN = "Hosts", "Training"
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"oeprov {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov plan -i inventory.yml --limit parameter_servers  |  "
+    "oeprov plan -i inventory/sample.yml --offline  |  "
+    "oeprov plan --offline --system centos-7.8 --system gpu-1=ubuntu-24.04  |  oeprov plan --json",
+)
+def plan(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Reach no host: plan for freshly installed hosts of each kind.")
+    ] = False,
+    system: System = None,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Show the exact commands of every step too.")
+    ] = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show what would change, on which host and why; what destroys data and what reboots.
+
+    Looks at every host at once and changes nothing. With --offline, --system says what the hosts run;
+    default: Rocky Linux 8 where there is persistent memory, Ubuntu elsewhere. Exit code 0: nothing to do; 2:
+    changes are pending; 1: a host could not be seen, or what the inventory asks for cannot be reached.
+    """
+    from provision.converge import planning
+
+    found = open_inventory(inventory, limit, state_dir)
+    return planning.plan(found, offline=offline, systems=system or [], commands=commands, as_json=as_json)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov bootstrap -i inventory/local.yml --yes  |  oeprov bootstrap --check",
+)
+@changes_hosts
+def bootstrap(
+    change: Change,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="DIR", help="Take all packages from there: see oeprov bundle."),
+    ] = None,
+) -> int:
+    """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
+
+    Shows the plan, asks, applies it through Ansible, and looks again. A second run on a healthy cluster
+    changes nothing. A run that was killed is simply started again: it goes on from what is there.
+
+    Nothing that holds data is touched unless --consent names the host and the object.
+    """
+    from provision.converge import changes
+
+    found = change.open()
+    opened = None
+    if bundle is not None:
+        from provision.artifacts.bundle import Bundle
+
+        opened = Bundle(bundle)
+    return changes.bootstrap(found, bundle=opened, **change.how)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov bundle all  |  oeprov bundle all --system debian-12  |  then, where there "
+    "is no network:  oeprov bootstrap --bundle all",
+)
+def bundle(
+    output: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the bundle.")],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    system: System = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Collect all packages and wheels that the hosts need in one directory, for sites without a network.
+
+    Reaches no host; hosts for which --system does not say run what this machine does. Every file is in
+    MANIFEST.json with its SHA-256, and is checked when it is used.
+    """
+    from provision.artifacts import bundle as bundling
+
+    found = open_inventory(inventory, limit, state_dir)
+    for line in bundling.make(found, output, system or [], state_dir):
+        typer.echo(line)
+    typer.echo(f"{output}: to use it: oeprov bootstrap -i {inventory} --bundle {output}")
+    return 0
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov pmem-mode system-ram --limit re7p-1 --check  |  oeprov pmem-mode fsdax --yes",
+)
+@changes_hosts
+def pmem_mode(
+    mode: Annotated[
+        str, typer.Argument(help="fsdax, system-ram, memory, or on kind local directory.", metavar="MODE")
+    ],
+    change: Change,
+    write_inventory: Annotated[
+        bool,
+        typer.Option("--write-inventory", help="Write MODE into the inventory afterwards; shows the change."),
+    ] = False,
+) -> int:
+    """Switch how hosts use their persistent memory.
+
+    fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
+    CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE says why.
+
+    At the end it shows what the inventory would have to say, and asks whether to write that.
+    """
+    from provision.converge import changes, planning
+
+    planning.check_mode(mode)
+    return changes.pmem_mode(change.open(), mode, write_inventory=write_inventory, **change.how)
+
+
+class Rollback(str, Enum):
+    """What can be brought back."""
+
+    kernel = "kernel"
+    pmem_mode = "pmem-mode"
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov rollback kernel --check  |  oeprov rollback pmem-mode --limit re6p-1",
+)
+@changes_hosts
+def rollback(
+    what: Annotated[Rollback, typer.Argument(help="What to bring back to what it was.")],
+    change: Change,
+) -> int:
+    """Go back to the kernel, or the mode of persistent memory, from before the last change.
+
+    The journal in the state directory knows it. Planned, shown and agreed to like any change: the old kernel
+    boots on trial, and data is lost only with --consent that names the host and the object.
+    """
+    from provision.converge import rollback as back
+
+    way = back.kernel if what is Rollback.kernel else back.pmem_mode
+    return way(change.open(), **change.how)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov destroy --check  |  oeprov destroy --limit re6p-1 --consent "
+    "re6p-1:job/deepfm-20261122-101500",
+)
+@changes_hosts
+def destroy(
+    change: Change,
+) -> int:
+    """Take what oeprov made off the hosts: services, environments, mounts, configuration, kernel arguments.
+
+    Shows the plan and asks; refuses while a job runs. Checkpoints, rows in persistent memory and namespaces
+    stay, unless --consent names the host and each of them as the plan does; what it names and is not there is
+    said. System packages and kernels stay too (oeprov rollback kernel), and what this machine keeps of jobs
+    on hosts (jobs in the state directory). Doing it twice does no harm.
+    """
+    from provision.converge import destroy as removing
+
+    return removing.run(change.open(), **change.how)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov doctor -i inventory.yml  |  oeprov doctor --limit re6p-1 --json",
+)
+def doctor(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Say what is wrong on each host, in sentences, and what to do about it. Changes nothing.
+
+    Exit code 0: nothing is wrong; 1: something is, or a host could not be seen.
+    """
+    from provision.converge import doctor as examining
+
+    return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
+
+
+app.command(rich_help_panel=_TRAIN, epilog=training.LAUNCH_EXAMPLES)(training.launch_training)
+app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES)(training.resume)
+app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
+app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
+app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
+app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
+app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
+app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
+app.command(rich_help_panel=_TRAIN, epilog=serving.SERVE_EXAMPLES)(serving.serve_export)
+app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
+app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
+app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
+
+
+add_vault_options(app)
+
+# Typer carries its own copy of click or uses the installed one; this is the base of its errors in either.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if "" in words and words[:2] != ["lab", "ssh"]:
+        before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"
+        return _fail(f"an argument is empty: {before}; is a variable of your command line not set?")
+    with vault.guarded_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
+        code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
+        sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
+    except Interrupted as error:
+        _fail(str(error))
+        return 130
+    except OeprovError as error:
+        return _fail(str(error))
+    except CommandError as error:
+        return _fail(str(error))
+    except _ClickError as error:
+        found: Any = error
+        path = found.ctx.command_path if getattr(found, "ctx", None) else "oeprov"
+        message = " ".join(found.format_message().split())
+        if not message:  # no arguments at all: the help was the answer
+            return 1
+        return _fail(f"{message.rstrip('.')}; see `{path} --help`")
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a full disk, a read-only one, a file where a directory should be, …
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def main() -> None:
+    """Entry point of the ``oeprov`` program."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

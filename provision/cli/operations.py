@@ -1,0 +1,57 @@
+"""Commands for who looks after a cluster: ``dashboard``, ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.cli.options import (
+    DEFAULT_INVENTORY,
+    DEFAULT_STATE_DIR,
+    InventoryPath,
+    Limit,
+    StateDir,
+    open_inventory,
+)
+
+REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
+DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
+
+
+def dashboard(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any that is free.")] = 0,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show hosts, PMem modes, jobs, throughput and checkpoints on a local web page that updates itself.
+
+    Prints the page's address, which has a token in it. Looks at the hosts every half minute and at the jobs
+    every two seconds, while a browser has the page open; changes nothing.
+    """
+    from provision import dashboard as page
+
+    return page.run(open_inventory(inventory, limit, state_dir), state_dir=state_dir, port=port)
+
+
+def report(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: oeprov-CLUSTER.html here.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=0, help="Show the curves of so many jobs, the newest first.")] = 3,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Write one HTML file about the cluster, to send to somebody: hosts, plan, jobs, curves, versions.
+
+    The file needs nothing else, and has no token, key or password in it; names of hosts, paths and, where a
+    host cannot be reached, its address are there. Looks at every host and changes nothing.
+    Exit code 0: written; 1: written, and a host could not be seen.
+    """
+    from provision.dashboard import report as writing
+
+    found = open_inventory(inventory, limit, state_dir)
+    return writing.run(found, state_dir=state_dir, output=output, runs=runs)

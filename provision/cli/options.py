@@ -1,0 +1,197 @@
+"""Options that several commands share, and how an inventory is opened from them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from provision.cluster.errors import OeprovError
+from provision.cluster.inventory import Inventory
+from provision.cluster.state_directory import (
+    DEFAULT_STATE_DIR as DEFAULT_STATE_DIR,  # for commands, with StateDir
+)
+
+InventoryPath = Annotated[
+    Path,
+    typer.Option(
+        "-i",
+        "--inventory",
+        metavar="FILE",
+        envvar="OEPROV_INVENTORY",
+        help="The inventory: an ordinary Ansible YAML inventory.",
+    ),
+]
+Limit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        metavar="PATTERN",
+        help="Only these hosts or groups; Ansible's patterns, such as 'workers:!gpu-2'.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def _directory(path: Path) -> Path:
+    """The state directory; OeprovError where it is a file, or lies below one."""
+    for place in (path, *path.absolute().parents):
+        if place.is_dir():
+            return path
+        if place.exists():
+            raise OeprovError(
+                f"state directory {path}: {place} is not a directory; choose another with --state-dir or "
+                "OEPROV_STATE_DIR"
+            )
+    return path
+
+
+StateDir = Annotated[
+    Path,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        callback=_directory,
+        envvar="OEPROV_STATE_DIR",
+        help="Where jobs, checkpoints and the journal are kept.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand to all steps that destroy nothing.")]
+Consent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--consent",
+        metavar="HOST:OBJECT",
+        help="Agree to lose this object, named as the plan names it; once for each.",
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
+    ),
+]
+RetryTrials = Annotated[
+    bool,
+    typer.Option("--retry-trials", help="Retry kernels and kernel arguments that failed their trial boot."),
+]
+DEFAULT_INVENTORY = Path("inventory.yml")
+
+
+def open_inventory(path: Path, limit: str | None, state_dir: Path) -> Inventory:
+    """Load and check the inventory; imported late, because Ansible's loader takes a while to import."""
+    from provision.inventory.loader import load
+
+    return load(path, limit, state_dir=state_dir)
+
+
+System = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--system",
+        metavar="[HOST=]ID-RELEASE",
+        help="What the hosts run, such as debian-12, for all or for one; may be given several times.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the options of a command that changes hosts say."""
+
+    path: Path
+    limit: str | None
+    how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
+    retry_trials: bool = False
+
+    def open(self) -> Inventory:
+        """The inventory; OeprovError says what is wrong in it."""
+        found = open_inventory(self.path, self.limit, self.how["state_dir"])
+        if not self.retry_trials:
+            return found
+        hosts = {name: replace(host, retry_trials=True) for name, host in found.hosts.items()}
+        return replace(found, hosts=hosts)
+
+
+def _change(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    yes: Yes = False,
+    consent: Consent = None,
+    check: Check = False,
+    retry_trials: RetryTrials = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> Change:
+    from provision.converge import changes
+
+    agreed = changes.Consent(yes=yes, objects=consent or [])
+    how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
+    return Change(inventory, limit, how, retry_trials)
+
+
+def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the options of all that change hosts; it takes them as ``change``."""
+    shared = inspect.signature(_change, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    options = [item for name, item in {**own, **shared}.items() if name != "change"]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        return command(change=_change(**{name: given.pop(name) for name in shared}), **given)
+
+    return _with_options(run, options)
+
+
+def _with_options(run: Callable[..., int], options: list[inspect.Parameter]) -> Callable[..., int]:
+    """The function with the signature and annotations that Typer makes its options of."""
+    keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in options]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in keywords}
+    return run
+
+
+VaultId = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vault-id",
+        metavar="LABEL@FILE",
+        help="Password of a vaulted inventory, as Ansible's: a file, a program, or LABEL@prompt.",
+    ),
+]
+AskVaultPass = Annotated[
+    bool, typer.Option("--ask-vault-pass", help="Ask for the password of a vaulted inventory.")
+]
+
+
+def add_vault_options(app: typer.Typer) -> None:
+    """Give every command that reads an inventory the options of its vault's passwords."""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_vault_options(group.typer_instance)
+    for item in app.registered_commands:
+        if item.callback is not None and "inventory" in inspect.signature(item.callback).parameters:
+            item.callback = _unlocking(item.callback)
+
+
+def _unlocking(command: Callable[..., int]) -> Callable[..., int]:
+    def own(vault_id: VaultId = None, ask_vault_pass: AskVaultPass = False) -> None: ...
+
+    options = [
+        *inspect.signature(command, eval_str=True).parameters.values(),
+        *inspect.signature(own, eval_str=True, locals=globals()).parameters.values(),
+    ]
+
+    @functools.wraps(command)
+    def run(vault_id: list[str] | None, ask_vault_pass: bool, **given: Any) -> int:
+        from provision.inventory import vault
+
+        vault.want(vault_id or (), ask_vault_pass)
+        return command(**given)
+
+    return _with_options(run, options)

@@ -1,0 +1,104 @@
+"""What each flavor means for a host's settings: its environment, its storage, what the planner is told.
+
+The other parts of a flavor: ``provision/flavors`` places its processes, ``provision/node/flavors.py`` says
+what it needs on hosts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from provision.cluster import own_sources, requirements
+from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.settings import Kind
+from provision.node.openembedding import has_no_pmem
+
+DEFAULT = "oe_runtime"
+
+
+class FlavorFacts(Protocol):
+    """What each class of this module has."""
+
+    own_wheel: bool  # its environment is made from oeprov's own wheel
+
+    def venv(self, local: bool, state_dir: Path) -> str:
+        """Where its environment is, unless the inventory says."""
+
+    def storage(self, mode: str, settings: RuntimeSettings) -> str:
+        """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``."""
+
+    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
+        """Whether processes on such a host keep rows, so that its memory must fit their storage."""
+
+    def desired(self, kind: Kind, settings: RuntimeSettings) -> dict[str, Any]:
+        """What the planner is told of the environment beyond the settings themselves."""
+
+
+class _OeRuntime:
+    own_wheel = True
+
+    def venv(self, local: bool, _state_dir: Path) -> str:
+        return sys.prefix if local else "/opt/oeprov/venv"
+
+    def storage(self, mode: str, _settings: RuntimeSettings) -> str:
+        return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
+
+    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
+        return parameter_server
+
+    def desired(self, kind: Kind, settings: RuntimeSettings) -> dict[str, Any]:
+        extra = "" if settings.extra == "none" else settings.extra
+        needs = list(requirements.of_extra(extra))
+        found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
+        if kind is not Kind.local:
+            if settings.python != "python3" and not needs:
+                found["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
+            found.update(runtime_wheel_digest=own_sources.digest(), runtime_wheel_key=own_sources.own_key())
+        return found
+
+
+class _OpenEmbedding:
+    own_wheel = False
+
+    def venv(self, local: bool, state_dir: Path) -> str:
+        return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
+
+    def storage(self, mode: str, settings: RuntimeSettings) -> str:
+        # PyPI's package has no persistent memory.
+        return "pmem_libpmem" if mode == "fsdax" and not has_no_pmem(settings.package) else "dram"
+
+    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
+        return parameter_server or worker
+
+    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
+        return {"runtime_extra": "", "runtime_requirements": []}
+
+
+class _DeepRec:
+    own_wheel = False
+
+    def venv(self, local: bool, state_dir: Path) -> str:
+        return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
+
+    def storage(self, mode: str, _settings: RuntimeSettings) -> str:
+        return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
+
+    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
+        return worker
+
+    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
+        return {"runtime_extra": "", "runtime_requirements": []}
+
+
+_FLAVORS: dict[str, FlavorFacts] = {
+    DEFAULT: _OeRuntime(),
+    "openembedding": _OpenEmbedding(),
+    "deeprec": _DeepRec(),
+}
+
+
+def of(name: str) -> FlavorFacts:
+    """The facts of the flavor of that name, as ``runtime_flavor`` has it."""
+    return _FLAVORS[name]

@@ -1,0 +1,137 @@
+"""The inventory's hosts and settings, checked and final.
+
+Values are final: ``auto`` and empty defaults are replaced by their meaning for the host, so that no later
+code decides again. ``inventory_check.load`` makes it from a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision.cluster import flavor_facts
+from provision.cluster.container_settings import ContainerSettings
+from provision.cluster.kubernetes_settings import KubernetesSettings
+from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.settings import (
+    GpuSettings,
+    KernelSettings,
+    Kind,
+    PmemSettings,
+    RolloutSettings,
+    ServerSettings,
+    WorkerSettings,
+)
+from provision.cluster.training_settings import TrainingSettings
+from provision.node.plan import Desired
+
+PARAMETER_SERVERS = "parameter_servers"
+WORKERS = "workers"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """That what oeprov made on a host is to go: objects with data that go too, and where jobs lie there.
+
+    ``arguments`` are the kernel's from before oeprov came, ``grub_default`` is GRUB_DEFAULT of then; None if
+    nobody knows.
+    """
+
+    objects: tuple[str, ...]
+    jobs: str
+    arguments: tuple[str, ...] | None = None
+    grub_default: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host with its checked settings; ``connection`` is ``local`` or ``ssh``.
+
+    ``ssh_arguments`` holds all options that ``ssh`` is given for it.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    connection: str
+    private_key: str
+    ssh_arguments: tuple[str, ...]
+    become: bool
+    python: str
+    groups: tuple[str, ...]
+    kind: Kind
+    pmem: PmemSettings
+    kernel: KernelSettings
+    runtime: RuntimeSettings
+    gpu: GpuSettings
+    server: ServerSettings
+    worker: WorkerSettings
+    given: frozenset[str] = frozenset()  # variables of ours that the inventory sets
+    removal: Removal | None = None
+    retry_trials: bool = False  # of this command only
+
+    @property
+    def is_parameter_server(self) -> bool:
+        """The host runs parameter servers."""
+        return PARAMETER_SERVERS in self.groups
+
+    @property
+    def is_worker(self) -> bool:
+        """The host runs workers."""
+        return WORKERS in self.groups
+
+    def variables(self) -> dict[str, Any]:
+        """All settings by variable name, final values, JSON types."""
+        flat: dict[str, Any] = {"oeprov_kind": self.kind.value}
+        for part in (self.kernel, self.pmem, self.runtime, self.gpu, self.server, self.worker):
+            flat.update(part.flat())
+        return flat
+
+    def desired(self) -> Desired:
+        """What the planner is told to reach on this host."""
+        values = {name: value for name, value in self.variables().items() if name in Desired._fields}
+        values["kernel_version"] = "" if self.kernel.version == "keep" else self.kernel.version
+        values["gpu_driver"] = "" if self.gpu.driver == "keep" else self.gpu.driver
+        values.update(
+            host=self.name,
+            kind=self.kind.value,
+            parameter_server=self.is_parameter_server,
+            worker=self.is_worker,
+            retry_trials=self.retry_trials,
+        )
+        values |= flavor_facts.of(self.runtime.flavor).desired(self.kind, self.runtime)
+        if self.removal:
+            values.update(
+                remove=True,
+                remove_objects=list(self.removal.objects),
+                remove_jobs=self.removal.jobs,
+                remove_known=self.removal.arguments is not None,
+                remove_arguments_before=list(self.removal.arguments or ()),
+                remove_grub_default="saved"
+                if self.removal.grub_default is None
+                else self.removal.grub_default,
+                runtime_requirements=[],  # what it has does not matter any more
+            )
+        return Desired.from_dict(values)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A checked inventory; ``hosts`` keeps the file's order and only what ``limit`` selects."""
+
+    path: Path
+    cluster: str
+    hosts: dict[str, Host]
+    parameter_servers: list[str]
+    workers: list[str]
+    rollout: RolloutSettings
+    training: TrainingSettings
+    containers: ContainerSettings
+    kubernetes: KubernetesSettings
+
+    @property
+    def flavor(self) -> str:
+        """What trains; the same on all hosts."""
+        return next(iter(self.hosts.values())).runtime.flavor

@@ -1,0 +1,452 @@
+"""``bootstrap`` and ``pmem-mode``: observe, plan, show, ask, apply through Ansible, observe again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from provision.artifacts.bundle import Bundle
+from provision.cluster.errors import ConvergeError, InventoryError
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.settings import GpuSettings, KernelSettings, Kind, mode_refusal
+from provision.cluster.state_directory import state_flag
+from provision.converge import planview, rolling
+from provision.converge.stepview import StepView
+from provision.hosts import history, playbook
+from provision.hosts.journal import Interrupted, Journal, cluster_lock
+from provision.hosts.playbook import TaskResult
+from provision.hosts.stop_request import StopRequest
+from provision.hosts.survey import ClusterSurvey, survey
+from provision.inventory import edit as inventory_edit
+from provision.inventory.loader import load
+from provision.jobs import store
+from provision.jobs.store import ACTIVE
+from provision.monitoring import stack
+from provision.node.roles import role_of
+from provision.node.state import State, difference
+from provision.node.step import Plan
+
+# After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the user agreed to beforehand: harmless steps (``yes``), and objects as ``HOST:OBJECT``."""
+
+    yes: bool = False
+    objects: Sequence[str] = ()
+
+
+def bootstrap(
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    bundle: Bundle | None = None,
+) -> int:
+    """Bring every host to what the inventory asks for; 0 converged, 1 not (with ``check`` 2: changes).
+
+    With a bundle, nothing comes from the network.
+    """
+    if bundle is not None:
+        inventory = bundle.used_by(inventory, state_dir)
+    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
+    if code == 0 and not check and stack.has_metrics(inventory):
+        # All hosts, also where this run had a --limit: Prometheus wants the whole cluster.
+        stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
+    return code
+
+
+def pmem_mode(
+    inventory: Inventory,
+    mode: str,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    write_inventory: bool = False,
+) -> int:
+    """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
+
+    Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out. With
+    ``write_inventory`` the inventory asks for ``mode`` afterwards; else a person at a terminal is asked.
+    """
+    inventory = replace(inventory, hosts=_able(inventory, mode))
+    changed = with_mode(inventory, mode, state_dir)
+    change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
+    code = change.run(check=check)
+    if code == 0 or (check and code == 2):
+        return _offer_mode(inventory, mode, change, check=check, wanted=write_inventory) or code
+    return code
+
+
+def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
+    """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
+    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
+    for name, host in inventory.hosts.items():
+        if name not in able and (not able or host.pmem.mode != "none"):
+            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
+    return able
+
+
+def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool, wanted: bool) -> int:
+    """Write the mode that hosts have now into the inventory, if the user wants it; 1 when that failed."""
+
+    def say(words: str) -> None:
+        change.console.print(words, highlight=False, soft_wrap=True)
+
+    hosts = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
+    if not hosts or (check and not wanted):
+        return 0
+    path = inventory.path
+    if not wanted:
+        said = f"note: {escape(str(path))} still says otherwise for {', '.join(hosts)}"
+        say(f"{said}: the next bootstrap would plan the way back")
+    try:
+        edits = inventory_edit.edits_for(path, hosts, "pmem_mode", mode, alike=inventory.hosts)
+        for line in [line for edit in edits for line in edit.diff()]:
+            say(f"  {escape(line)}")
+        if check:
+            return 0
+        ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
+        if wanted or (ask and _agrees(change.console, "Write this into the inventory?")):
+            for edit in edits:
+                edit.write()
+                say(f"[green]✓[/] wrote {escape(str(edit.path))}")
+        elif not ask:
+            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, change.state_dir)}"
+            flags += state_flag(change.state_dir)
+            say(f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
+    except InventoryError as error:
+        say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
+        return 1 if wanted else 0
+    return 0
+
+
+def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
+    """The option that chooses these hosts again; empty where that is every host that the mode is for."""
+    try:
+        if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
+            return ""
+    except ConvergeError:
+        pass  # without the option, another host would be refused
+    return f" --limit {shlex.quote(','.join(inventory.hosts))}"
+
+
+def _agrees(console: Console, question: str) -> bool:
+    """The answer at the terminal; no unless it is yes."""
+    answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
+    return answer.strip().lower() in ("y", "yes")
+
+
+def kernel_only(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Bring the kernel of every host to what the inventory asks for, and nothing else."""
+    return _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",)).run(check=check)
+
+
+def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
+    """The inventory as if it asked for ``mode`` on every host, and for nothing but persistent memory."""
+    hosts = {}
+    for name, host in inventory.hosts.items():
+        directory = host.pmem.directory
+        if mode == "directory" and not directory:
+            directory = str((state_dir / "pmem0").absolute())
+        pmem = host.pmem.model_copy(update={"mode": mode, "directory": directory})
+        # Kernel arguments stay what they are, but for those that the mode itself needs.
+        hosts[name] = replace(host, pmem=pmem, kernel=KernelSettings(), gpu=GpuSettings())
+    return replace(inventory, hosts=hosts)
+
+
+def remove(
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    remarks: Callable[[ClusterSurvey], list[str]],
+) -> tuple[int, ClusterSurvey]:
+    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now.
+
+    ``remarks`` are said of the first plans, before anybody is asked.
+    """
+    # That playbook does the steps of every role in the order of the plan.
+    change = _Change(inventory, "destroy", state_dir, consent, as_json, playbook="pmem_mode", remarks=remarks)
+    code = change.run(check=check)
+    return code, change.found
+
+
+class _Change:
+    """One run of ``bootstrap``, ``pmem-mode`` or ``destroy``."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        name: str,
+        state_dir: Path,
+        consent: Consent,
+        as_json: bool,
+        *,
+        bundle: Bundle | None = None,
+        playbook: str = "",
+        roles: tuple[str, ...] = (),
+        remarks: Callable[[ClusterSurvey], list[str]] = lambda _: [],
+    ) -> None:
+        """``playbook``: where it is not of that ``name``; ``roles``: do the steps of these alone."""
+        self.inventory = inventory
+        self.bundle = bundle
+        self.playbook = playbook or name
+        self.found = ClusterSurvey()  # the newest
+        self.roles = roles
+        self.remarks = remarks
+        self.name = name
+        self.state_dir = state_dir
+        self.consent = consent
+        self.as_json = as_json
+        self.console = Console(stderr=True) if as_json else Console()
+        self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        self.journal = Journal(state_dir / "journal.jsonl", self.id)
+        self.done: list[dict[str, Any]] = []
+        self.applied = False
+        self.failed: set[str] = set()  # hosts with a role that failed there
+
+    def run(self, *, check: bool) -> int:
+        begun = time.monotonic()
+        if check:
+            found = self._look()
+            self._remark(found)
+            return self._report(found, begun, check=True)
+        with cluster_lock(self.state_dir, self.inventory.cluster):
+            self._say_what_was_interrupted()
+            found = self._look()
+            self._remark(found)
+            outcome = "ok" if found.pending else "nothing to do"
+            if not found.pending:
+                self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+            for number in range(ROUNDS):
+                if not found.pending:
+                    break
+                self._refuse_what_cannot_be_applied(found)
+                if not self._agreed(found):
+                    self.console.print("nothing more was changed" if number else "nothing was changed")
+                    return 1
+                if not number:
+                    self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+                outcome, run_log = self._apply(found, number)
+                before, found = found, self._look(quiet=True)
+                if outcome != "ok" or _same(before, found):
+                    self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
+                    break
+                if found.pending and number + 1 < ROUNDS:
+                    self.console.print("What could be seen only now:")
+                    self._show(found)
+            if outcome == "canceled":
+                self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
+                return 130
+            self.journal.write("finished", outcome=outcome, failed=sorted(self.failed))
+            code = self._report(found, begun)
+            return 1 if outcome == "failed" else code
+
+    def _remark(self, found: ClusterSurvey) -> None:
+        for line in self.remarks(found):
+            self.console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+
+    def _say_what_was_interrupted(self) -> None:
+        for host, step in {item.host: item for item in reversed(self._interrupted())}.items():
+            self.console.print(
+                f"[yellow]![/] an earlier run ({step.run}) was interrupted on {host} during or before: "
+                f"{escape(step.what)}; planning again from what is there now",
+                soft_wrap=True,
+            )
+
+    def _interrupted(self) -> list[Interrupted]:
+        return self.journal.interrupted(self.inventory.cluster)
+
+    def _look(self, quiet: bool = False) -> ClusterSurvey:
+        with self.console.status("looking at the hosts"):
+            found = survey(self.inventory)
+            if self.name == "pmem_mode":
+                found.plans = {
+                    name: _without_runtime(plan, self.inventory.hosts[name].kind)
+                    for name, plan in found.plans.items()
+                }
+        if self.roles:
+            found.plans = {
+                name: plan._replace(steps=[step for step in plan.steps if role_of(step) in self.roles])
+                for name, plan in found.plans.items()
+            }
+        self.found = found
+        if not quiet:
+            self._show(found)
+        for error in found.lost:
+            self.console.print(f"[red]✗[/] {escape(str(error))}", soft_wrap=True)
+        return found
+
+    def _show(self, found: ClusterSurvey) -> None:
+        turns = rolling.describe(found.pending, self._turns(found))
+        planview.show(self.console, found.plans.values(), turns)
+
+    def _turns(self, found: ClusterSurvey) -> list[list[str]]:
+        return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
+
+    def _refuse_what_cannot_be_applied(self, found: ClusterSurvey) -> None:
+        unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
+        for error in found.lost:
+            if error.host in unsettled:
+                raise ConvergeError(
+                    f"host {error.host} was being changed by {unsettled[error.host]} and cannot be reached "
+                    f"since ({error.reason}); the other hosts are left as they are: wait for it, bring it "
+                    f"back, or leave it out with --limit 'all:!{error.host}'"
+                )
+        for plan in found.plans.values():
+            if plan.problems:
+                done = "what was done before stays done" if self.done else "nothing was changed"
+                raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; {done}")
+        for plan in found.pending if self.bundle else []:
+            lacks = self.bundle.lacks(found.states[plan.host].os) if self.bundle else ""
+            if lacks:
+                raise ConvergeError(f"host {plan.host}: {lacks}; nothing was changed")
+        for job in store.all_jobs(self.state_dir):
+            if job.state().phase in ACTIVE:
+                raise ConvergeError(
+                    f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
+                )
+
+    def _agreed(self, found: ClusterSurvey) -> bool:
+        """Consent to every object that would be lost by name, to the rest with --yes or at the prompt."""
+        doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
+        missing = [item for item in doomed if item not in self.consent.objects]
+        if missing:
+            flags = " ".join(f"--consent {item}" for item in missing)
+            raise ConvergeError(f"data would be lost; to agree to that, add: {flags}")
+        if self.consent.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
+        return _agrees(self.console, "Apply these steps?")
+
+    def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:
+        self.applied = True
+        plans = {plan.host: plan for plan in found.pending}
+        view = StepView(self.console, self.journal, plans)
+        stop = StopRequest()
+        for name in plans:
+            kind = self.inventory.hosts[name].kind
+            if kind is not Kind.local:
+                history.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
+        if self.bundle:
+            with self.console.status("sending the bundle"):
+                for name in plans:
+                    self.bundle.send(self.inventory.hosts[name], found.states[name])
+        turns = self._turns(found)
+        order = [name for turn in turns for name in turn]
+        hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
+        with stop.on_signals(), self.console.status("starting Ansible") as spinner:
+            view.spinner = spinner.update
+            run = playbook.run(
+                self.playbook,
+                hosts,
+                state_dir=self.state_dir,
+                run_id=f"{self.id}-{number + 1}" if number else self.id,
+                variables={
+                    "oeprov_run": self._identity(),
+                    "oeprov_order": ",".join(order),
+                    "oeprov_serial": [len(turn) for turn in turns],
+                    "kernel_reboot_ok": True,  # the plan that was agreed to shows the reboots
+                },
+                host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
+                stop=stop,
+                tags=sorted({role_of(step) for plan in plans.values() for step in plan.steps}),
+                on_start=view.start,
+                on_result=view.result,
+            )
+        self.done += view.done
+        for failure in run.failures:
+            self._explain(failure, found)
+        # Tasks without a role change nothing.
+        self.failed |= {failure.host for failure in run.failures if failure.role}
+        return run.outcome, run.log
+
+    def _identity(self) -> dict[str, str]:
+        """Who changes the hosts; of the runs with one owner only one is alive, by the cluster's lock."""
+        where = f"{platform.node()} (pid {os.getpid()})"
+        owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
+        return {"id": self.id, "owner": owner, "where": where}
+
+    def _approved(self, plan: Plan) -> dict[str, Any]:
+        """What the module on the node is bound to: the state that was planned from and the agreed steps."""
+        prefix = plan.host + ":"
+        objects = [item.removeprefix(prefix) for item in self.consent.objects if item.startswith(prefix)]
+        return {
+            "digest": plan.digest,
+            "desired": self.inventory.hosts[plan.host].desired().to_dict(),
+            "steps": [step.id for step in plan.steps],
+            "consent": objects,
+        }
+
+    def _explain(self, failure: TaskResult, found: ClusterSurvey) -> None:
+        where = f"{failure.host}: {failure.task}"
+        self.console.print(f"[red]✗[/] {escape(where)}: {escape(failure.message)}", soft_wrap=True)
+        moved, before = failure.result.get("state"), found.states.get(failure.host)
+        if isinstance(moved, dict) and before is not None:
+            for line in difference(before, State.from_dict(moved)):
+                self.console.print(f"    {escape(line)}", soft_wrap=True)
+
+    def _report(self, found: ClusterSurvey, begun: float, *, check: bool = False) -> int:
+        changed = self.applied
+        seconds = time.monotonic() - begun
+        hosts = f"{len(found.plans)} host" + ("" if len(found.plans) == 1 else "s")
+        if found.converged:
+            words = "converged" if changed else "converged already: nothing to do"
+            self.console.print(f"[green]✓[/] {hosts} {words} ({seconds:.1f} s)")
+        elif changed or not found.pending:
+            for plan in found.plans.values():
+                for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]:
+                    self.console.print(f"[red]✗[/] {plan.host}: {escape(line)}", soft_wrap=True)
+        code = 0 if found.converged else 1
+        if check and found.pending and not found.lost and not any(p.problems for p in found.plans.values()):
+            code = 2
+        if self.as_json:
+            report = {
+                "converged": found.converged,
+                "changed": [item for item in self.done if item["ok"]],
+                "failed": [item for item in self.done if not item["ok"]],
+                "pending": [plan.to_dict() for plan in found.plans.values() if not plan.converged],
+                "unreachable": {error.host: error.reason for error in found.lost},
+                "seconds": round(seconds, 2),
+            }
+            print(json.dumps(report))
+        return code
+
+
+def _same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
+    """Nothing came of the last round: what is left cannot be done by doing it again."""
+    return {plan.host: plan.steps for plan in before.pending} == {
+        plan.host: plan.steps for plan in after.pending
+    }
+
+
+def _without_runtime(plan: Plan, kind: Kind) -> Plan:
+    """The plan without the steps that only training needs: what is left changes the memory's mode."""
+    # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
+    runtime = ("install_runtime", "install_foreign", "get_sources")
+    dropped = (*runtime, "install_packages") if kind is Kind.local else runtime
+    return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])

@@ -1,0 +1,85 @@
+"""``oeprov destroy``: takes what oeprov made off the hosts; a plan like any other, with data by name only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from provision.cluster.errors import ConvergeError
+from provision.cluster.inventory import Host, Inventory, Removal
+from provision.converge import changes
+from provision.converge.changes import Consent
+from provision.hosts import history
+from provision.hosts.journal import Journal
+from provision.hosts.survey import ClusterSurvey
+from provision.jobs import units
+from provision.jobs.store import jobs_dir
+
+
+def run(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Show the plan, ask, remove, look again, and say of each host what is left; exit codes of bootstrap.
+
+    ConvergeError for a consent that names no host; one that names nothing on its host is only said.
+    """
+    _check_hosts(inventory, consent)
+    before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
+    hosts = {}
+    for name, host in inventory.hosts.items():
+        named = tuple(
+            item.removeprefix(f"{name}:") for item in consent.objects if item.startswith(f"{name}:")
+        )
+        local = host.connection == "local"
+        place = str(jobs_dir(state_dir).absolute() if local else units.JOBS)
+        hosts[name] = replace(host, removal=Removal(named, place, *before.get(name, ())))
+    code, found = changes.remove(
+        replace(inventory, hosts=hosts),
+        state_dir=state_dir,
+        consent=consent,
+        as_json=as_json,
+        check=check,
+        remarks=lambda seen: _not_there(seen, hosts),
+    )
+    console = Console(stderr=as_json)
+    for plan in [] if check else found.plans.values():
+        clean = "[green]✓[/]" if plan.converged else "[red]✗[/]"
+        words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
+        words += [line.split("; to lose")[0] for line in plan.notes]
+        text = "; ".join(words) or "nothing that oeprov made is left, but system packages and kernels"
+        console.print(f"{clean} {plan.host}: {escape(text)}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _check_hosts(inventory: Inventory, consent: Consent) -> None:
+    for item in consent.objects:
+        if any(item.startswith(f"{name}:") for name in inventory.hosts):
+            continue
+        host, colon, _ = item.partition(":")
+        if not colon:
+            raise ConvergeError(f"--consent {item}: write HOST:OBJECT, as the plan does; nothing was changed")
+        close = difflib.get_close_matches(host, inventory.hosts, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConvergeError(
+            f"--consent {item}: {inventory.path} has no host {host}, or --limit leaves it out{hint}; "
+            "nothing was changed"
+        )
+
+
+def _not_there(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
+    """A line for each object that was named and that no plan has to lose."""
+    lines = []
+    for name, plan in found.plans.items():
+        removal = hosts[name].removal
+        kept = {word.removeprefix(f"{name}:") for note in plan.notes for word in note.split()}
+        lines += [
+            f"{name}:{item} was named, but oeprov made nothing of that name there, or it is gone already"
+            for item in (removal.objects if removal else ())
+            if item not in plan.destroys and item not in kept
+        ]
+    return lines

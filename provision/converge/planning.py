@@ -1,0 +1,100 @@
+"""``oeprov plan``: what would change, from what is there now or from an assumed fresh installation."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.markup import escape
+
+from provision.cluster.errors import OeprovError
+from provision.cluster.inventory import Inventory
+from provision.cluster.settings import MODES
+from provision.cluster.systems import assigned
+from provision.converge import fresh, planview, rolling
+from provision.hosts.survey import ClusterSurvey, survey
+from provision.node.plan import make_plan
+from provision.node.state import OsInfo
+
+ALL_MODES = sorted({mode for modes in MODES.values() for mode in modes} - {"none"})
+
+
+def check_mode(mode: str) -> None:
+    """OeprovError when there is no such mode at all."""
+    if mode not in ALL_MODES:
+        close = difflib.get_close_matches(mode, ALL_MODES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise OeprovError(f"mode {mode!r} is unknown; modes are {', '.join(ALL_MODES)}{hint}")
+
+
+def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> ClusterSurvey:
+    """Plans for freshly installed hosts, some of which have these systems; reaches none."""
+    from provision.hosts import remote_python
+
+    found = ClusterSurvey()
+    for name, host in inventory.hosts.items():
+        desired = host.desired()
+        found.states[name] = fresh.state(desired, systems.get(name))
+        made = make_plan(found.states[name], desired)
+        old = host.connection == "ssh" and remote_python.problem(found.states[name], host.python)
+        found.plans[name] = made._replace(notes=[*made.notes, old]) if old else made
+    return found
+
+
+def plan(
+    inventory: Inventory,
+    *,
+    offline: bool = False,
+    systems: Iterable[str] = (),
+    commands: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not reached
+    or a goal that cannot be met.
+
+    ``systems``: what freshly installed hosts run (``offline``), see ``systems.assigned``.
+    """
+    named = assigned(inventory, systems)
+    if named and not offline:
+        raise OeprovError("--system is for --offline: hosts that are reached say what they run")
+    found = assume(inventory, named) if offline else survey(inventory)
+    plans = list(found.plans.values())
+    broken = bool(found.lost) or any(item.problems for item in plans)
+    code = 1 if broken else 2 if found.pending else 0
+    turns = rolling.turns(inventory, found.pending, [error.host for error in found.lost])
+    if as_json:
+        hosts: dict[str, object] = {item.host: item.to_dict() for item in plans}
+        hosts.update({error.host: {"host": error.host, "unreachable": error.reason} for error in found.lost})
+        changes = bool(found.pending)
+        print(json.dumps({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts}))
+        return code
+    console = Console()
+    planview.show(console, plans, rolling.describe(found.pending, turns))
+    if commands:
+        _show_commands(console, found)
+    for error in found.lost:
+        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    steps = sum(len(item.steps) for item in plans)
+    reboots = sum(any(step.reboots for step in item.steps) for item in plans)
+    if steps:
+        console.print(
+            f"{steps} step(s) on {len(found.pending)} of {len(inventory.hosts)} host(s), {reboots} of which "
+            f"reboot; to do them: oeprov bootstrap -i {shlex.quote(str(inventory.path))}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif not broken:
+        console.print(f"[green]✓[/] {len(plans)} host(s): nothing to do", highlight=False)
+    return code
+
+
+def _show_commands(console: Console, found: ClusterSurvey) -> None:
+    for item in found.plans.values():
+        for step in item.steps:
+            console.print(f"[bold]{item.host}[/]: {escape(step.what)}", highlight=False, soft_wrap=True)
+            for argv in step.commands:
+                text = " ".join(word if word.startswith("<") else shlex.quote(word) for word in argv)
+                console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""``oeprov rollback``: back to the kernel that ran, or the mode that persistent memory had, before a change.
+
+The journal knows what was before. The way back is a plan like any other, with consent, trial boot and checks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from provision.cluster.errors import ConvergeError
+from provision.cluster.inventory import Inventory
+from provision.cluster.settings import GpuSettings
+from provision.converge import changes
+from provision.converge.changes import Consent
+from provision.hosts import history
+from provision.hosts.journal import Journal
+from provision.hosts.survey import ClusterSurvey, survey
+
+
+def kernel(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
+    found = _look(inventory)
+    now = {name: state.kernel.running for name, state in found.states.items()}
+    hosts = {}
+    for name, release in history.last(_journal(state_dir), inventory.cluster, "kernel", now).items():
+        installed = found.states[name].kernel.installed
+        if release not in installed:
+            raise ConvergeError(
+                f"host {name}: kernel {release} ran before and is not installed any more (installed: "
+                f"{', '.join(installed)}); set kernel_version to one that is"
+            )
+        host = inventory.hosts[name]
+        settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
+        hosts[name] = replace(host, kernel=settings, gpu=GpuSettings())
+    if not hosts:
+        return _nothing(state_dir, "kernel", as_json)
+    code = changes.kernel_only(
+        replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
+    )
+    if code == 0 and not as_json:
+        print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans the way back")
+    return code
+
+
+def pmem_mode(
+    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+) -> int:
+    """Bring persistent memory back to the mode that it had before; exit codes of bootstrap."""
+    found = _look(inventory)
+    now = {name: history.mode_of(state, inventory.hosts[name].kind) for name, state in found.states.items()}
+    modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
+    if not modes:
+        return _nothing(state_dir, "mode of persistent memory", as_json)
+    if len(set(modes.values())) > 1:
+        said = ", ".join(f"{name}: {mode}" for name, mode in modes.items())
+        raise ConvergeError(
+            f"these hosts had different modes ({said}); choose those of one mode with --limit"
+        )
+    return changes.pmem_mode(
+        replace(inventory, hosts={name: inventory.hosts[name] for name in modes}),
+        next(iter(modes.values())),
+        state_dir=state_dir,
+        consent=consent,
+        as_json=as_json,
+        check=check,
+    )
+
+
+def _look(inventory: Inventory) -> ClusterSurvey:
+    found = survey(inventory)
+    for error in found.lost:
+        raise ConvergeError(f"host {error.host}: {error.reason}; nothing was changed")
+    return found
+
+
+def _journal(state_dir: Path) -> Journal:
+    return Journal(state_dir / "journal.jsonl", "rollback")
+
+
+def _nothing(state_dir: Path, what: str, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"converged": True, "changed": []}))
+    else:
+        print(f"{state_dir / 'journal.jsonl'} knows of no other {what} of these hosts: nothing to do")
+    return 0

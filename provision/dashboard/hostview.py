@@ -1,0 +1,101 @@
+"""What a host is, in a few facts for people: how its memory is used, and what it lacks."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.settings import Kind
+from provision.hosts import history
+from provision.hosts.survey import ClusterSurvey
+from provision.node import mount, numa
+from provision.node.state import State
+from provision.node.step import Plan
+
+
+def hosts(inventory: Inventory, found: ClusterSurvey) -> list[dict[str, Any]]:
+    """Every host of the inventory, also those that could not be seen; ready for JSON.
+
+    No keys or passwords: what is shown may be sent to others.
+    """
+    lost = {error.host: error.reason for error in found.lost}
+    return [
+        describe(host, found.states[name], found.plans[name]) if name in found.states else _lost(host, lost)
+        for name, host in inventory.hosts.items()
+    ]
+
+
+def describe(host: Host, state: State, plan: Plan) -> dict[str, Any]:
+    """One host that was seen. Sizes are bytes; ``ready``: nothing is to do and nothing in the way."""
+    mode = mode_of(host, state)
+    kernel = state.kernel.running or (platform.release() if host.connection == "local" else "")
+    return {
+        **_identity(host),
+        "error": "",
+        "ready": plan.converged,
+        "mode": mode,
+        "os": state.os.name,
+        "kernel": kernel,
+        "dram_bytes": numa.dram(state) if state.numa else None,
+        "pmem_bytes": _pmem_bytes(host, state),
+        "places": list(_places(host, state)),
+        "gpus": state.gpu.names,
+        "gpu_driver": state.gpu.driver,
+        "oeprov": state.runtime.oeprov,
+        "python": state.runtime.python,
+        "tools": {name: text for name, text in state.tools._asdict().items() if text},
+        "jobs": state.jobs,
+        "steps": [
+            {"what": step.what, "why": step.why, "destroys": step.destroys, "reboots": step.reboots}
+            for step in plan.steps
+        ],
+        "problems": plan.problems,
+        "notes": plan.notes,
+    }
+
+
+def _identity(host: Host) -> dict[str, Any]:
+    roles = [("parameter server", host.is_parameter_server), ("worker", host.is_worker)]
+    return {
+        "host": host.name,
+        "kind": host.kind.value,
+        "roles": [name for name, has in roles if has],
+        "wanted_mode": host.pmem.mode,
+    }
+
+
+def _lost(host: Host, reasons: dict[str, str]) -> dict[str, Any]:
+    return {**_identity(host), "error": reasons.get(host.name, "was not looked at"), "ready": False}
+
+
+def mode_of(host: Host, state: State) -> str:
+    """How persistent memory is used now; ``none`` where it is not."""
+    if host.kind is Kind.local:
+        return "directory" if any(item.is_directory for item in state.directories) else "none"
+    return history.mode_of(state, host.kind) or "none"
+
+
+def _pmem_bytes(host: Host, state: State) -> int | None:
+    found = sum(region.size for region in state.regions)
+    if not found:
+        # As memory nodes: a range of re7p is no region while it is memory.
+        found = sum(node.size for node in state.numa if not node.cpus)
+    return found or None
+
+
+def _places(host: Host, state: State) -> Iterable[str]:
+    """Where rows can lie, in words."""
+    for directory in state.directories:
+        if directory.is_directory:
+            yield f"{directory.path}, an ordinary directory"
+    for item in state.mounts:
+        if item.where.removeprefix(host.pmem.mount_prefix).isdigit():
+            dax = "with" if mount.has_dax(item.options) else "without"
+            yield f"{item.where}: {item.type} {dax} DAX on {item.device}"
+    for node in numa.cpuless(state):
+        yield f"memory node {node.id} without CPUs"
+    for device in state.dax:
+        if device.mode != "system-ram":
+            yield f"{device.chardev} ({device.mode})"

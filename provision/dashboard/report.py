@@ -1,0 +1,119 @@
+"""``oeprov report``: one HTML file about the cluster, for somebody who has no access to it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
+
+from provision import __version__
+from provision.cluster.errors import OeprovError
+from provision.cluster.inventory import Inventory
+from provision.dashboard import hostview
+from provision.hosts.survey import survey
+from provision.inventory import vault
+from provision.jobs import jobview, store
+from provision.jobs.kubernetes import record, view
+from provision.jobs.progress import number
+from provision.jobs.store import Job
+from provision.node.directory import human
+
+_SECONDS = 120  # that the page of one run may take
+_MOST_JOBS = 50  # that are listed
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+_MAIN = re.compile(r"<main>(.*)</main>", re.DOTALL)
+# Tables of a run that are folded where several runs are on one page.
+_LONG = re.compile(r"<section><h2>(Settings|What happened)</h2>(.*?)</section>", re.DOTALL)
+# Of packages from a repository with a password, and of data behind one.
+_PASSWORD = re.compile(r"(\w+://)[^\s/@\"'<>]+@")
+Document = dict[str, Any]
+
+
+def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int) -> int:
+    """Write the file and say where it is; 1 when a host could not be seen, 0 else."""
+    console = Console()
+    path = output or Path(f"oeprov-{inventory.cluster}.html")
+    with console.status("looking at hosts and jobs"):
+        hosts = hostview.hosts(inventory, survey(inventory))
+        page = render(inventory, hosts, state_dir, runs)
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise OeprovError(f"{path}: cannot be written: {error.strerror}") from None
+    console.print(f"{path} ({human(len(page.encode()))})", highlight=False, soft_wrap=True)
+    lost = [item for item in hosts if item["error"]]
+    for item in lost:
+        console.print(f"[red]✗[/] {item['host']}: {item['error']}", highlight=False, soft_wrap=True)
+    return int(bool(lost))
+
+
+def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: int) -> str:
+    """The page. ``hosts`` as ``hostview`` describes them; ``runs``: of how many jobs curves are shown."""
+    there = store.all_jobs(state_dir)[-_MOST_JOBS:]
+    listed = [jobview.readable_report(job) for job in reversed(there)]
+    shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
+    environment = Environment(
+        loader=PackageLoader("provision.dashboard", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(bytes=lambda value: human(value) if value else "–", number=number)
+    text = environment.get_template("report.html.j2").render(
+        cluster=inventory.cluster,
+        made=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        oeprov=__version__,
+        hosts=hosts,
+        jobs=listed,
+        clusters=[view.report(job) for job in reversed(record.all_jobs(state_dir)[-_MOST_JOBS:])],
+        run_style=shown[0][0] if shown else "",
+        runs=[content for _, content in shown],
+        versions={
+            "oeprov": __version__,
+            "ansible-core": version("ansible-core"),
+            "Python": platform.python_version(),
+        },
+    )
+    for job in there:
+        text = _without_token(text, job)
+    return _PASSWORD.sub(r"\1…@", vault.hide(text))
+
+
+def run_page(job: Job) -> tuple[str, str] | None:
+    """Style and content of the trainer's own page of a run; None where there is nothing to show yet."""
+    if not job.metrics_file.exists():
+        return None
+    argv = [sys.executable, "-m", "oe_runtime.report", "--stdout", str(job.run_dir)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    style, main = _STYLE.search(done.stdout), _MAIN.search(done.stdout)
+    if done.returncode or style is None or main is None:
+        return None
+    # Every run is called "run"; here it is one of several, two levels further down.
+    content = re.sub(r" · run(?=</h1>)", lambda _: f" · {job.id}", main[1], count=1)
+    content = _LONG.sub(r"<section><details><summary>\1</summary>\2</details></section>", content)
+    return style[1], re.sub(r"(</?)h([12])\b", lambda m: f"{m[1]}h{int(m[2]) + 2}", content)
+
+
+def _without_token(text: str, job: Job) -> str:
+    """The trainer is not given the token but its file; should it ever come up, it stays here."""
+    try:
+        token = job.token_file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return text
+    return text.replace(token, "(token)") if token else text

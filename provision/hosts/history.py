@@ -1,0 +1,61 @@
+"""What hosts were before they were changed: written into the journal, read by ``oeprov rollback``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provision.cluster.settings import Kind
+from provision.hosts.journal import Journal
+from provision.node import bootloader, grubdefaults, system_ram
+from provision.node.devices import is_memmap
+from provision.node.state import State
+from provision.node.step import Desired
+
+
+def mode_of(state: State, kind: Kind) -> str:
+    """How persistent memory is used now; empty when it is not."""
+    if kind is Kind.re7p:
+        return "fsdax" if any(map(is_memmap, state.kernel.cmdline)) else "system-ram"
+    if any(item.mode == "system-ram" for item in state.dax):
+        return "system-ram"
+    if any(item.mode == "fsdax" for item in state.namespaces):
+        return "fsdax"
+    if system_ram.handed_out(state, Desired(kind=kind.value, pmem_mode="system-ram")):
+        return "system-ram"
+    return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
+
+
+def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
+    """Write down what a host is, before anything is done to it."""
+    journal.write(
+        "before",
+        cluster=cluster,
+        host=host,
+        kernel=state.kernel.running,
+        mode=mode_of(state, kind),
+        arguments=list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
+        grub_default=grubdefaults.default_of(bootloader.defaults_of(state.bootloader)),
+    )
+
+
+def first(journal: Journal, cluster: str) -> dict[str, tuple[tuple[str, ...] | None, str | None]]:
+    """Host → the kernel's arguments and GRUB_DEFAULT before its first change; None: that entry lacks it."""
+    found: dict[str, tuple[tuple[str, ...] | None, str | None]] = {}
+    for entry in journal.read():
+        if entry.get("event") == "before" and entry.get("cluster") == cluster:
+            words = entry.get("arguments")
+            known = tuple(words) if isinstance(words, list) else None
+            found.setdefault(str(entry.get("host", "")), (known, entry.get("grub_default")))
+    return found
+
+
+def last(journal: Journal, cluster: str, key: str, now: Mapping[str, str]) -> dict[str, str]:
+    """Host → the last value of ``key`` (kernel, mode) in the journal that is not the one of ``now``."""
+    found: dict[str, str] = {}
+    for entry in journal.read():
+        host, value = str(entry.get("host", "")), str(entry.get(key, ""))
+        if entry.get("event") != "before" or entry.get("cluster") != cluster:
+            continue
+        if value and host in now and value != now[host]:
+            found[host] = value
+    return found

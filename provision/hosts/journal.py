@@ -1,0 +1,165 @@
+"""What was done on which host: one JSON object a line, on disk before a step begins and after it ends.
+
+A run that was killed leaves a step that began and did not end. The next run plans from what it observes, and
+says which step that was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TextIO
+
+from provision.cluster.errors import ConvergeError
+from provision.inventory import vault
+from provision.node.command import flush_directory
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A step that began on a host in an earlier run and has no end."""
+
+    run: str
+    host: str
+    step: str
+    what: str
+    time: str
+
+
+class Journal:
+    """The journal of one state directory; ``run`` names this run in every line."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path = path
+        self.run = run
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one line; it is on disk when this returns."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "run": self.run, "event": event, **fields})
+        line = vault.hide(line) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = not self.path.exists()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # A run that was killed in the middle of a line must not spoil this one.
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = "\n" + line
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            flush_directory(str(self.path.parent))
+
+    def begin(self, host: str, step: str, what: str) -> None:
+        """A step is about to be done."""
+        self.write("begin", host=host, step=step, what=what)
+
+    def end(self, host: str, step: str, *, ok: bool, message: str = "") -> None:
+        """A step is done, or failed with ``message``."""
+        self.write("end", host=host, step=step, ok=ok, message=message)
+
+    def interrupted(self, cluster: str) -> list[Interrupted]:
+        """Steps of the cluster's last run that began and never ended; none after a run that finished."""
+        last = ""
+        open_steps: dict[tuple[str, str], Interrupted] = {}
+        for entry in self.read():
+            event, run = entry.get("event"), str(entry.get("run", ""))
+            if event == "run" and entry.get("cluster") == cluster:
+                last = run
+                open_steps.clear()
+            if run != last or not last:
+                continue
+            key = (str(entry.get("host", "")), str(entry.get("step", "")))
+            if event == "begin":
+                what, time = str(entry.get("what", "")), str(entry.get("time", ""))
+                open_steps[key] = Interrupted(run, *key, what, time)
+            elif event == "end":
+                open_steps.pop(key, None)
+            elif event == "finished":
+                open_steps.clear()
+        return list(open_steps.values())
+
+    def unsettled(self, cluster: str) -> dict[str, str]:
+        """Host → run: hosts whose last change failed or was interrupted, and that no run has seen since."""
+        last = ""
+        found: dict[str, str] = {}
+        for entry in self.read():
+            event, run, host = entry.get("event"), str(entry.get("run", "")), str(entry.get("host", ""))
+            if event == "run" and entry.get("cluster") == cluster:
+                last = run
+                found = {name: by for name, by in found.items() if name not in entry.get("hosts", [])}
+            elif last and run == last and event == "begin":
+                found[host] = run
+            elif last and run == last and event == "finished":
+                failed = entry.get("failed", [])
+                found = {name: by for name, by in found.items() if by != run or name in failed}
+        return found
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every whole entry, oldest first; a line that a crash cut off is left out."""
+        try:
+            text = self.path.read_text(errors="replace")
+        except FileNotFoundError:
+            return
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _open_lock(state_dir: Path, path: Path) -> TextIO:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        return path.open("a+")
+    except OSError as error:
+        raise _unwritable(state_dir, error) from None
+
+
+def _unwritable(state_dir: Path, error: OSError) -> ConvergeError:
+    return ConvergeError(
+        f"state directory {state_dir}: cannot be written: {error.strerror}; choose another with "
+        "--state-dir or OEPROV_STATE_DIR"
+    )
+
+
+@contextmanager
+def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
+    """Hold the cluster for this process; ConvergeError names who holds it already.
+
+    The kernel drops the lock when the process ends, however it ends.
+    """
+    path = state_dir / f"lock-{cluster}"
+    with _open_lock(state_dir, path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise ConvergeError(
+                f"cluster {cluster} is being changed by {holder}; wait for it or stop it (lock: {path})"
+            ) from None
+        file.truncate(0)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+        try:  # unbuffered, so that a full disk is not found again when the file is closed
+            os.write(
+                file.fileno(), f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n".encode()
+            )
+        except OSError as error:
+            raise _unwritable(state_dir, error) from None
+        try:
+            yield
+        finally:
+            file.truncate(0)

@@ -1,0 +1,132 @@
+"""Looks at every host at once, one round trip a host.
+
+This machine is looked at in the same way as the others, by a child process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts import payload, remote
+from provision.node.__main__ import MARKER
+from provision.node.state import State
+
+COMMAND_TIMEOUT = 120
+# Hosts that are looked at at once, and after how many seconds one no longer counts: enough to keep a few
+# cores busy, and hosts that hang do not keep the others waiting.
+MOST_AT_ONCE = 64
+PATIENCE = 2.0
+_PYTHON = "CentOS 7: yum install python3; EL 8: dnf install python3.11"
+
+
+def parse(host: str, text: str) -> State:
+    """The state in the output of the payload; HostError when there is none."""
+    try:
+        return State.from_dict(answer(host, text)["state"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(host, f"sent a state that cannot be read: {error}") from None
+
+
+def answer(host: str, text: str) -> dict[str, Any]:
+    """All that the payload's output says; HostError when it says nothing, or what failed."""
+    for line in reversed(text.splitlines()):
+        if line.startswith(MARKER):
+            try:
+                found: dict[str, Any] = json.loads(line[len(MARKER) :])
+            except ValueError as error:
+                raise HostError(host, f"sent a state that cannot be read: {error}") from None
+            if "error" in found:
+                raise HostError(host, f"cannot be observed: {found['error']}")
+            return found
+    said = " / ".join(line.strip() for line in text.splitlines()[-3:] if line.strip())
+    raise HostError(host, f"sent no state back{': ' + said if said else ''}")
+
+
+def observe(inventory: Inventory) -> dict[str, State | HostError]:
+    """The state of every host, or why it could not be seen; in the inventory's order."""
+    found: dict[str, Future[State | HostError]] = {}
+    begun: dict[Future[State | HostError], float] = {}
+    # What is the same for all is made once, and not by every thread at the same time.
+    payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
+    with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
+        for name, host in inventory.hosts.items():
+            while len(begun) >= MOST_AT_ONCE:
+                patience = max(0.0, min(begun.values()) + PATIENCE - time.monotonic())
+                wait(begun, timeout=patience, return_when=FIRST_COMPLETED)
+                long_ago = time.monotonic() - PATIENCE
+                begun = {item: at for item, at in begun.items() if not item.done() and at > long_ago}
+            found[name] = pool.submit(_try_host, host)
+            begun[found[name]] = time.monotonic()
+    return {name: item.result() for name, item in found.items()}
+
+
+def _try_host(host: Host) -> State | HostError:
+    try:
+        return observe_host(host)
+    except HostError as error:
+        return error
+
+
+def observe_host(host: Host) -> State:
+    """The state of one host; HostError says why it could not be seen and what to do."""
+    return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict())))
+
+
+def text_of(host: Host, given: bytes) -> str:
+    """What a payload printed on the host; HostError says why it could not and what to do."""
+    return _here(host, given) if host.connection == "local" else _there(host, given)
+
+
+def _here(host: Host, given: bytes) -> str:
+    try:
+        done = subprocess.run(
+            payload.command(sys.executable),
+            input=given,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(host.name, f"did not answer within {COMMAND_TIMEOUT} s") from None
+    if done.returncode:
+        raise HostError(host.name, f"cannot be observed: {_last_line(done.stderr.decode(errors='replace'))}")
+    return done.stdout.decode(errors="replace")
+
+
+def _there(host: Host, given: bytes) -> str:
+    line = remote.elevated(host, shlex.join(payload.command(host.python)))
+    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
+    if code == 127 or (host.become and "command not found" in err):
+        raise HostError(
+            host.name,
+            f"has no {host.python}; install Python 3 ({_PYTHON}), or set ansible_python_interpreter to its "
+            "path",
+        )
+    old = "is Python 2" if "Unknown option: -I" in err else ""
+    if found := re.search(r"Python 3\.6 or newer is needed, this is (\S+)", err):
+        old = f"is Python {found[1]}"
+    if code and old:
+        raise HostError(
+            host.name,
+            f"{host.python} {old}, and oeprov needs 3.6 or newer on hosts: install it there ({_PYTHON}) and "
+            "set ansible_python_interpreter to its path",
+        )
+    if code and host.become and "sudo:" in err:
+        raise HostError(host.name, f"sudo refused ({_last_line(err)}); it must work without a password")
+    if code:
+        raise HostError(host.name, f"cannot be observed: {_last_line(err) or f'exit status {code}'}")
+    return out
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,94 @@
+"""Carries the node package to a host: on the standard input of a short Python program.
+
+Nothing is installed on the host and nothing is written there.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import re
+import sys
+import zlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+from provision.cluster import share
+
+# Nodes with the Python of this machine are sent its bytecode too: compiling takes longer than all else.
+_BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
+_FORMAT = 2  # of marshal: known to every Python 3
+# The node package's imports of its own modules: `from .state import …`, `from . import (…)`.
+_IMPORT = re.compile(r"^from \.(\w*) import (\([^)]*\)|.*)", re.MULTILINE)
+_LOADER = """\
+import sys
+if sys.version_info < (3, 6):
+    sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
+import gc, json, marshal, os, zlib
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+gc.disable()
+sent = marshal.load(sys.stdin.buffer)
+wanted = json.loads(marshal.load(sys.stdin.buffer))
+bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
+class Later(type(sys)):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        sys.modules.pop(self.__name__)
+        self.__dict__.update(import_module(self.__name__).__dict__)
+        return self.__dict__[name]
+modules = sent["code" if bytecode else "text"]
+# The package imports these and its own modules at the top, and only what changes a host uses most of them.
+late = ["hashlib", "platform", "shutil", "struct", "subprocess", "tempfile", "uuid", "zipfile"]
+for name in late + list(modules):
+    sys.modules[name] = Later(name)
+del sys.modules["oeprov_node"]
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package="." not in name) if name in modules else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        code = zlib.decompress(modules[module.__name__])
+        exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
+sys.meta_path.insert(0, Finder())
+import_module("oeprov_node." + sent["module"]).main(wanted)
+sys.stdout.flush()
+os._exit(0)  # tidying up takes longer than much of the above
+"""
+
+
+@cache
+def _package(module: str) -> bytes:
+    """What a module of the node package needs of it, importable as ``oeprov_node``: text, and bytecode for
+    Pythons like this one.
+    """
+    there = {path.stem: path for path in share.node_package().glob("*.py")}
+    text, code, missing = {}, {}, {"__init__", module}
+    while missing:
+        stem = missing.pop()
+        name = "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
+        source = there[stem].read_bytes()
+        text[name] = zlib.compress(source, 1)
+        # Not compiled here each time: the loader knows where Python keeps its bytecode.
+        compiled = SourceFileLoader(name, str(there[stem])).get_code(name)
+        code[name] = zlib.compress(marshal.dumps(compiled), 1)
+        for dotted, names in _IMPORT.findall(source.decode()):
+            wanted = [dotted] if dotted else re.findall(r"\w+", names)
+            missing |= {item for item in wanted if f"oeprov_node.{item}" not in text}
+    sent = {"bytecode": _BYTECODE, "text": text, "code": code, "module": module}
+    return marshal.dumps(sent, _FORMAT)
+
+
+def command(python: str) -> list[str]:
+    """The command that, given ``payload`` on its standard input, runs it."""
+    # -I and -S: what the node's users put into its Python is neither needed nor wanted, and takes time.
+    return [python, "-I", "-S", "-c", _LOADER]
+
+
+def pack(module: str, wanted: Mapping[str, Any]) -> bytes:
+    """What ``command`` reads: it calls ``main(wanted)`` of that module of the node package."""
+    return _package(module) + marshal.dumps(json.dumps(wanted), _FORMAT)

@@ -1,0 +1,172 @@
+"""Runs our playbooks through ansible-runner: results as they come, Ansible's own words in a log file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from provision.cluster import share
+from provision.cluster.errors import ConvergeError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts.stop_request import StopRequest
+from provision.inventory import vault
+
+Status = Literal["ok", "failed", "skipped", "unreachable"]
+_STATUS: dict[str, Status] = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_skipped": "skipped",
+    "runner_on_unreachable": "unreachable",
+}
+_USERS_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"  # Ansible's default
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How one task ended on one host; ``result`` is what its module returned."""
+
+    host: str
+    role: str  # empty for a play's own tasks
+    task: str
+    status: Status
+    result: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def message(self) -> str:
+        """What the module said, in one line where it can be."""
+        words = self.result.get("msg") or self.result.get("stderr") or self.result.get("module_stderr") or ""
+        return vault.hide(str(words).strip())
+
+
+@dataclass(frozen=True)
+class PlaybookRun:
+    """How a playbook ended; ``log`` holds all of Ansible's output."""
+
+    outcome: Literal["ok", "failed", "canceled"]
+    log: Path
+    failures: list[TaskResult]
+
+
+def run(
+    name: str,
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    run_id: str,
+    variables: Mapping[str, Any],
+    host_variables: Mapping[str, Mapping[str, Any]] | None = None,
+    stop: StopRequest,
+    tags: Iterable[str] = (),
+    on_start: Callable[[str, str, str], None] = lambda host, role, task: None,
+    on_result: Callable[[TaskResult], None] = lambda result: None,
+) -> PlaybookRun:
+    """Run ``playbooks/<name>.yml`` on the inventory's hosts.
+
+    With ``tags`` only roles with one of these tags run. ``on_start(host, role, task)`` and ``on_result`` are
+    called as Ansible reports. The hosts' variables are the inventory's final values and ``host_variables``.
+    Nothing of the run stays behind but the log.
+    """
+    import ansible_runner  # slow to import, and most commands never change a host
+
+    private = state_dir.absolute() / "ansible" / run_id
+    private.mkdir(mode=0o700, parents=True)
+    log = state_dir.absolute() / "logs" / f"{run_id}-{name}.log"
+    log.parent.mkdir(mode=0o700, exist_ok=True)
+    failures: list[TaskResult] = []
+
+    def handle(event: dict[str, Any]) -> bool:
+        data = event.get("event_data", {})
+        host, role, task = (str(data.get(key) or "") for key in ("host", "role", "task"))
+        if event.get("event") == "runner_on_start":
+            on_start(host, role, task)
+        elif status := _STATUS.get(str(event.get("event"))):
+            seconds = float(data.get("duration") or 0.0)
+            result = TaskResult(host, role, task, status, data.get("res") or {}, seconds)
+            if status in ("failed", "unreachable") and not data.get("ignore_errors"):
+                failures.append(result)
+            on_result(result)
+        return False  # no file for every event
+
+    try:
+        values = private / "hosts.json"
+        more = host_variables or {}
+        hosts = {
+            name: {**_interpreter(host), **host.variables(), **more.get(name, {})}
+            for name, host in inventory.hosts.items()
+        }
+        values.write_text(json.dumps({"all": {"hosts": hosts}}))
+        words, passwords, answers = vault.for_run()
+        result = ansible_runner.run(
+            private_data_dir=str(private),
+            playbook=str(share.playbook(name)),
+            inventory=[str(inventory.path.absolute()), str(values)],
+            limit=",".join(inventory.hosts),
+            extravars=dict(variables),
+            envvars={
+                **_environment(),
+                "ANSIBLE_COLLECTIONS_PATH": _collections(private),
+                "OEPROV_STATE_DIR": str(state_dir.absolute()),
+                **passwords,
+            },
+            **({"cmdline": shlex.join(words), "passwords": answers} if words else {}),
+            settings={"pexpect_timeout": 1},
+            tags=",".join(tags),
+            ident="run",
+            quiet=True,
+            event_handler=handle,
+            cancel_callback=lambda: stop.count > 0,
+        )
+        output = private / "artifacts" / "run" / "stdout"
+        if output.exists():
+            log.write_text(vault.hide(output.read_text(errors="replace")))
+        if result.status == "canceled":
+            return PlaybookRun("canceled", log, failures)
+        if result.rc == 127:
+            raise ConvergeError(f"ansible-playbook could not be run; is {sys.prefix} complete?")
+        return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
+    finally:
+        # The private directory holds a copy of the whole environment: it must not stay.
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _collections(private: Path) -> str:
+    """The run's collections path: our collection, made of links to where it lies, then the user's own."""
+    collection = private / "collections" / "ansible_collections" / "oeprov" / "oeprov"
+    plugins = collection / "plugins"
+    plugins.mkdir(parents=True)
+    for name in ("action", "inventory", "modules"):
+        (plugins / name).symlink_to(share.plugins() / name)
+    (plugins / "module_utils").mkdir()
+    (plugins / "module_utils" / "node").symlink_to(share.node_package())
+    (collection / "roles").symlink_to(share.roles())
+    users = os.environ.get("ANSIBLE_COLLECTIONS_PATH") or _USERS_COLLECTIONS
+    return f"{private / 'collections'}:{users}"
+
+
+def _interpreter(host: Host) -> dict[str, str]:
+    """The Python that Ansible uses on the host.
+
+    This machine's is known; discovery, which also costs a round trip, may find a shim that does not run.
+    """
+    python = sys.executable if host.connection == "local" and host.python == "python3" else host.python
+    return {"ansible_python_interpreter": python}
+
+
+def _environment() -> dict[str, str]:
+    """What Ansible needs to find our configuration and inventory plugin from any working directory."""
+    return {
+        "ANSIBLE_CONFIG": str(share.ansible_config()),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.plugins() / "inventory"),
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+        "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
+        "ANSIBLE_NOCOLOR": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }

@@ -1,0 +1,241 @@
+"""One command on one host over SSH, through OpenSSH's client, with every way it can fail said in words.
+
+It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host
+
+CONNECT_TIMEOUT = 10
+_CONFIG = Path(__file__).with_name("ssh_config")
+# Runs a command ($0) with no input in a session of its own, and ends all of it when our end of the connection
+# has gone: without a terminal, sshd leaves what it started running.
+_TETHER = """\
+exec 3<&0
+setsid sh -c "$0" </dev/null & child=$!
+( while read -r line; do :; done <&3; kill -s TERM -- "-$child" ) 2>/dev/null & watch=$!
+wait "$child"; code=$?
+kill "$watch" 2>/dev/null
+exit "$code"
+"""
+
+
+def argv(host: Host, connect_timeout: int = CONNECT_TIMEOUT) -> list[str]:
+    """The ``ssh`` command line up to, not with, what is to run on the host; never asks for anything."""
+    own = ("-oBatchMode=yes", f"-oConnectTimeout={connect_timeout}")
+    return ["ssh", "-F", str(_CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
+
+
+def elevated(host: Host, command: str) -> str:
+    """The shell command with root's rights, as ``ansible_become`` asks."""
+    return f"sudo -n {command}" if host.become else command
+
+
+def run(
+    host: Host, command: str, text: str | bytes, connect_timeout: int, timeout: int, *, apart: bool = False
+) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
+
+    ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
+    HostError when the host cannot be reached, refuses us, or is not the host that it was. ``apart``: it is
+    not ended by Ctrl-C at the terminal.
+    """
+    given = text.encode() if isinstance(text, str) else text
+    process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
+    try:
+        out, err = process.communicate(given, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        raise HostError(host.name, f"did not answer within {timeout} s") from None
+    except BaseException:
+        _end(process)
+        raise
+    said = err.decode("utf-8", "replace")
+    if process.returncode == 255:
+        raise HostError(host.name, reason(host, said, connect_timeout))
+    return process.returncode, out.decode("utf-8", "replace"), said
+
+
+@contextlib.contextmanager
+def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
+    """The lines that ``command`` prints, as they come; leaving the context ends it on the host too.
+
+    HostError when the connection fails or the command ends with an error.
+    """
+    wrapped = f"sh -c {shlex.quote(_TETHER)} {shlex.quote(command)}"
+    with tempfile.TemporaryFile() as errors:
+        process = _start(host, [*argv(host), elevated(host, wrapped)], stderr=errors)
+        try:
+            yield _lines(host, process, errors)
+        finally:
+            _end(process)
+
+
+@contextlib.contextmanager
+def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
+    """The standard output of ``command``, which reads ``given`` first; leaving the context ends it here.
+
+    HostError when the connection fails or the command ends with an error, in place of what the reader then
+    says of a stream that is cut.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = _start(host, [*argv(host), command], stderr=errors)
+        assert process.stdin is not None  # noqa: S101 - both are pipes
+        assert process.stdout is not None  # noqa: S101
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(given)
+                process.stdin.close()
+            try:
+                yield process.stdout
+            except Exception:
+                if process.stdout.read(1) == b"":  # it has ended: why, says more
+                    _check(host, process, errors)
+                raise
+            process.stdout.read()  # to its end
+            _check(host, process, errors)
+        finally:
+            _end(process)
+
+
+def _lines(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> Iterator[str]:
+    for line in process.stdout or ():
+        yield line.decode("utf-8", "replace").rstrip("\n")
+    _check(host, process, errors)
+
+
+def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    """HostError when the command that has ended did not end well."""
+    code = process.wait()
+    errors.seek(0)
+    said = errors.read().decode("utf-8", "replace")
+    if code == 255:
+        raise HostError(host.name, reason(host, said, CONNECT_TIMEOUT))
+    if code:
+        raise HostError(host.name, f"the command ended with {_last_line(said) or f'exit status {code}'}")
+
+
+def _start(
+    host: Host, command: list[str], stderr: int | IO[bytes], *, apart: bool = False
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=apart,
+        )
+    except FileNotFoundError:
+        raise HostError(
+            host.name, "there is no ssh on this machine; install OpenSSH's client (openssh-client)"
+        ) from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End ssh: the end of its input is what a tethered command ends on."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    for signal_number in (0, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+            break
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+_CHANGED = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+_UNKNOWN = "Host key verification failed"
+_NO_FILE = re.compile(r"^(?:no such identity|Load key|Identity file).*", re.MULTILINE)
+_DENIED = re.compile(
+    r"^(?:(\S+)@(\S+): )?Permission denied \((.*)\)|Too many authentication failures", re.MULTILINE
+)
+_CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*)", re.MULTILINE)
+_RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
+_OPTION = re.compile(
+    r"^(?:command-line|\S*config\S*):? line \d+: .*|^\S+: Bad configuration option.*|.*unknown option.*|"
+    r".*terminating, \d+ bad configuration options",
+    re.MULTILINE,
+)
+_BROKE = re.compile(
+    r"^(?:Connection to \S+ closed by remote host|client_loop: .*|Timeout, server \S+ not responding)",
+    re.MULTILINE,
+)
+
+
+def reason(host: Host, said: str, connect_timeout: int) -> str:
+    """Why ssh ended with 255, from what it said on standard error, and what to do; one line."""
+    where = f"{host.address} port {host.port}"
+    if _CHANGED in said:
+        return (
+            f"{where} shows another host key than the one in known_hosts: it was installed again, or "
+            f"someone is in between; when you know which, `ssh-keygen -R {_known_as(host)}`"
+        )
+    if _UNKNOWN in said:
+        return (
+            f"{where} has a host key that is not in known_hosts; check it and connect once with "
+            f"`ssh -p {host.port} {host.address}`"
+        )
+    denied = _DENIED.search(said)
+    if denied:
+        return _denied(host, where, said, denied)
+    resolve = _RESOLVE.search(said)
+    if resolve:
+        return f"the name {resolve[1]} cannot be resolved; set ansible_host to its address"
+    if re.search(r"timed out", said):
+        return f"{where} does not answer within {connect_timeout} s; is it up, is a firewall between?"
+    connect = _CONNECT.search(said)
+    if connect:
+        there, why = f"{connect[1]} port {connect[2]}", connect[3].strip()
+        via = "" if there == where else f" (on the way to {where})"
+        if "refused" in why:
+            return f"{there} refuses connections{via}; is sshd running there, and is ansible_port right?"
+        return f"the connection to {there} failed{via}: {why}; is it up, is the network between in order?"
+    option = _OPTION.search(said)
+    if option:
+        return (
+            f"ssh does not take its options: {option[0].strip()}; see ansible_ssh_common_args, ~/.ssh/config"
+        )
+    if not said.strip() or _BROKE.search(said):
+        return f"the connection to {where} broke before the command ended"
+    return f"SSH to {where} failed: {_last_line(said)}"
+
+
+def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
+    who, there = host.user or "this user", where
+    if denied[2]:
+        who = denied[1]
+        there = where if denied[2] == host.address else f"{denied[2]} (on the way to {where})"
+    file = _NO_FILE.search(said)
+    why = file[0].strip().rstrip(".") if file else denied[3] or "too many keys were tried"
+    if "UNPROTECTED PRIVATE KEY FILE" in said:
+        why = f"others may read the key file {host.private_key}, so it is not used: chmod 600"
+    return (
+        f"{there} refuses to let {who} in ({why}); set ansible_user and ansible_ssh_private_key_file, or "
+        "load the key into ssh-agent"
+    )
+
+
+def _known_as(host: Host) -> str:
+    """The host as known_hosts writes it."""
+    return host.address if host.port == 22 else shlex.quote(f"[{host.address}]:{host.port}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,85 @@
+"""What Ansible's connection variables of a host mean for oeprov, which runs the same OpenSSH client."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PASSWORD = "oeprov logs in with keys only: ssh-copy-id puts one on the host; remove this line"  # noqa: S105
+_SUDO = "oeprov becomes root by `sudo -n`, without a password; allow that to the user and remove this line"
+_ONLY_SSH = "oeprov runs the `ssh` that is on the PATH; remove this line"
+# Values that change nothing; None: any value is refused.
+_REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
+    "ansible_password": (None, _PASSWORD),
+    "ansible_ssh_pass": (None, _PASSWORD),
+    "ansible_ssh_password": (None, _PASSWORD),
+    "ansible_private_key": (None, "name a file in ansible_ssh_private_key_file instead"),
+    "ansible_ssh_private_key": (None, "name a file in ansible_ssh_private_key_file instead"),
+    "ansible_private_key_passphrase": (None, "load the key into ssh-agent and remove this line"),
+    "ansible_ssh_private_key_passphrase": (None, "load the key into ssh-agent and remove this line"),
+    "ansible_ssh_pkcs11_provider": (None, "load the key into ssh-agent and remove this line"),
+    "ansible_ssh_host": (None, "is an old name; use ansible_host"),
+    "ansible_ssh_port": (None, "is an old name; use ansible_port"),
+    "ansible_ssh_user": (None, "is an old name; use ansible_user"),
+    "ansible_private_key_file": (None, "is another name; use ansible_ssh_private_key_file"),
+    "ansible_ssh_executable": (("ssh",), _ONLY_SSH),
+    "ansible_become_password": (None, _SUDO),
+    "ansible_become_pass": (None, _SUDO),
+    "ansible_sudo_pass": (None, _SUDO),
+    "ansible_become_method": (("sudo", "ansible.builtin.sudo"), _SUDO),
+    "ansible_become_user": (("root",), "oeprov becomes root only"),
+    "ansible_become_exe": (("sudo",), _SUDO),
+    "ansible_become_flags": (("-n", "-H -S -n", ""), _SUDO),
+}
+_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_KEY_CHECKING = ("ansible_host_key_checking", "ansible_ssh_host_key_checking")
+KEYS = (
+    "ansible_host",
+    "ansible_port",
+    "ansible_user",
+    "ansible_connection",
+    "ansible_ssh_private_key_file",
+    "ansible_become",
+    "ansible_python_interpreter",
+    *_ARGUMENTS,
+    *_KEY_CHECKING,
+    *_REFUSED,
+)
+"""All variables that are read; others of Ansible's have no meaning for a command over ssh."""
+
+
+def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Variable → why oeprov cannot do what it asks; values are not repeated, they may be secret."""
+    found = {}
+    for key, (harmless, why) in _REFUSED.items():
+        value = variables.get(key)
+        if value is not None and str(value).strip() not in (harmless or ("",)):
+            found[key] = why
+    for key in _ARGUMENTS:
+        try:
+            shlex.split(str(variables.get(key) or ""))
+        except ValueError as error:
+            found[key] = f"cannot be split into arguments: {error}"
+    return found
+
+
+def ssh_arguments(variables: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options for ``ssh`` in Ansible's order, of which the first counts; what is not set is left to ssh."""
+    common = [shlex.split(str(variables.get(key) or "")) for key in _ARGUMENTS]
+    given = list(common[0])
+    if any(variables.get(key) is not None and not boolean(variables[key]) for key in _KEY_CHECKING):
+        given.append("-oStrictHostKeyChecking=no")
+    if variables.get("ansible_port"):
+        given.append(f"-oPort={variables['ansible_port']}")
+    if variables.get("ansible_ssh_private_key_file"):
+        given.append(f'-oIdentityFile="{Path(str(variables["ansible_ssh_private_key_file"])).expanduser()}"')
+    if variables.get("ansible_user"):
+        given.append(f'-oUser="{variables["ansible_user"]}"')
+    return (*given, *common[1], *common[2])
+
+
+def boolean(value: Any) -> bool:
+    """Ansible's idea of true."""
+    return value is True or str(value).lower() in ("true", "yes", "on", "1", "y", "t")

@@ -1,0 +1,301 @@
+"""Reads an inventory file through Ansible's own loader: groups, hosts and their templated variables."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import inventory_loader
+from ansible.template import Templar
+from ansible.vars.manager import VariableManager
+
+from provision.cluster import settings, share
+from provision.cluster.errors import InventoryError
+from provision.inventory import connection, ecs, vault
+
+try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
+    from ansible._internal._datatag._tags import Origin
+except ImportError:  # pragma: no cover - depends on the ansible-core that is installed
+    Origin = None
+
+
+@dataclass(frozen=True)
+class RawHost:
+    """A host as Ansible sees it; ``failed`` tells why a variable has no value (key → reason)."""
+
+    name: str
+    groups: tuple[str, ...]
+    variables: dict[str, Any]
+    failed: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)  # key → "file:line: host or group NAME"
+
+    def label(self, path: Path) -> str:
+        """``inventory.yml: host NAME``."""
+        return f"{path}: host {self.name}"
+
+
+class RawInventory:
+    """Groups, hosts and variables of one inventory file."""
+
+    def __init__(self, path: Path, manager: InventoryManager, loader: DataLoader) -> None:
+        self.path = path
+        self._manager = manager
+        self.groups: list[str] = [name for name in manager.groups if name != "all"]
+        variables = VariableManager(loader=loader, inventory=manager)
+        self.hosts = [
+            _raw_host(path, host, variables.get_vars(host=host, include_hostvars=False), loader)
+            for host in manager.get_hosts("all")
+        ]
+
+    def where(self, host: RawHost, key: str) -> str:
+        """File, line where Ansible knows it, and the host or group that sets ``key``."""
+        return host.origins.get(key) or host.label(self.path)
+
+    def where_group(self, group: str) -> str:
+        """``inventory.yml: group NAME``."""
+        return f"{self.path}: group {group}"
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """(where, name) of every variable that a host or a group sets."""
+        for host in self.hosts:
+            for key in host.variables.keys() | host.failed.keys():
+                yield self.where(host, key), key
+        for name, group in self._manager.groups.items():
+            for key in group.vars:
+                if not group.get_hosts():
+                    yield self.where_group(name), key
+
+    def select(self, pattern: str) -> list[str]:
+        """Names of the hosts that Ansible's host pattern selects; InventoryError when there are none."""
+        for part in pattern.replace(":", ",").split(","):
+            name = part.strip().lstrip("!&")
+            known = [*self.groups, "all", *(host.name for host in self.hosts)]
+            if name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name not in known:
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise InventoryError(f"{self.path}: --limit {name!r} is no host or group{hint}")
+        self._manager.subset(pattern)
+        names = [str(host.name) for host in self._manager.get_hosts()]
+        self._manager.subset(None)
+        if not names:
+            raise InventoryError(f"{self.path}: --limit {pattern!r} selects no host")
+        return names
+
+
+def read(path: Path) -> RawInventory:
+    """The inventory at ``path``; InventoryError when it is missing, not YAML or not an inventory."""
+    if not path.exists():
+        raise InventoryError(
+            f"{path}: no such inventory; name one with -i FILE or OEPROV_INVENTORY, or start from a copy of "
+            f"{share.inventory('sample')}"
+        )
+    if path.is_dir():
+        raise InventoryError(f"{path}: is a directory; name the YAML file in it")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InventoryError(f"{path}: cannot be read: {error.strerror}") from None
+    loader = DataLoader()
+    vault.unlock(loader)
+    try:
+        text.decode()
+        content = loader.load_from_file(str(path.absolute()), unsafe=False)
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        raise InventoryError(f"{path}:{line}: is not YAML: {error.reason}; write it in UTF-8") from None
+    except (AnsibleError, OSError) as error:
+        raise _unreadable(error, path) from None
+    if ecs.is_query(content):
+        ecs.find(path)  # says in one line what is wrong; the plugin gets the same answer
+        inventory_loader.add_directory(str(share.plugins() / "inventory"))
+    else:
+        _check_structure(path, content)
+    try:
+        manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
+        return RawInventory(path, manager, loader)
+    except AnsibleError as error:
+        raise _unreadable(error, path) from None
+
+
+_POSITION = re.compile(r"appears to be in '([^']+)': line (\d+), column (\d+)")  # ansible-core before 2.19
+_NO_MAPPING = re.compile(r"Could not process '([^']+)'.*expected dicts but got")
+
+
+def _unreadable(error: BaseException, path: Path) -> InventoryError:
+    """File, line and column of what is wrong in an inventory or the files beside it, in one sentence."""
+    file, position, cause = path.absolute(), "", error
+    for item in vault.chain(error):
+        obj = getattr(item, "obj", None)
+        origin = obj if Origin is not None and isinstance(obj, Origin) else None
+        if origin is None and Origin is not None and obj is not None:
+            origin = Origin.get_tag(obj)
+        match = _POSITION.search(str(item)) or _NO_MAPPING.search(str(item))
+        if origin is not None and origin.path:
+            file, cause = Path(origin.path), item
+            position = f":{origin.line_num}:{origin.col_num or 1}" if origin.line_num else ""
+        elif match:
+            file, cause = Path(match[1]), item
+            position = ":".join(("", *match.groups()[1:]))
+        if position or (match and not position):
+            break
+    shown = path if file == path.absolute() else _shown(file, path)
+    if vault.is_failure(error):
+        return InventoryError(f"{shown}: {vault.refusal()}")
+    if _NO_MAPPING.search(str(cause)):
+        return InventoryError(f"{shown}: expected `key: value` lines, found something else")
+    words = _one_line(cause, path).removeprefix("YAML parsing failed: ")
+    if not position:
+        return InventoryError(f"{shown}: {words}")
+    words = "; ".join(piece[:1].lower() + piece[1:] for piece in words.rstrip(".").split(". "))
+    return InventoryError(f"{shown}{position}: is not YAML: {words}; check this line and the one before")
+
+
+def _shown(file: Path, path: Path) -> Path:
+    """A file beside the inventory, named as that is."""
+    try:
+        return path.parent / file.relative_to(path.parent.absolute())
+    except ValueError:
+        return file
+
+
+def _one_line(error: BaseException, path: Path) -> str:
+    text = str(getattr(error, "message", "") or error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    message = " ".join(lines[:2]) if lines else type(error).__name__
+    obj = getattr(error, "obj", None)
+    origin = Origin.get_tag(obj) if Origin is not None and obj is not None else None
+    if origin is not None and origin.line_num and not isinstance(obj, Origin):
+        message += f" (line {origin.line_num})"
+    return message
+
+
+def _check_structure(path: Path, content: Any) -> None:
+    """What Ansible only warns about or takes for another format: the shape of groups."""
+    if content is None:
+        raise InventoryError(f"{path}: is empty")
+    if not isinstance(content, dict):
+        raise InventoryError(f"{path}: is not an inventory: expected groups at the top, such as `all:`")
+    for name, group in content.items():
+        _check_group(path, str(name), group)
+
+
+def _check_group(path: Path, name: str, group: Any) -> None:
+    where = f"{path}: group {name}"
+    if group is None:
+        return
+    if not isinstance(group, dict):
+        raise InventoryError(f"{where}: expected vars, children or hosts, found {group!r}")
+    parts = ("vars", "children", "hosts")
+    for key, value in group.items():
+        if key not in parts:
+            close = difflib.get_close_matches(str(key), parts, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InventoryError(f"{where}: {key}: a group has vars, children and hosts only{hint}")
+        if value is not None and not isinstance(value, dict):
+            example = "`name:` lines" if key != "vars" else "`key: value` lines"
+            raise InventoryError(f"{where}: {key}: expected {example}, found {value!r}")
+    for child, content in (group.get("children") or {}).items():
+        _check_group(path, str(child), content)
+    for host, variables in (group.get("hosts") or {}).items():
+        if variables is not None and not isinstance(variables, dict):
+            raise InventoryError(f"{path}: host {host}: expected `key: value` lines, found {variables!r}")
+
+
+def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader) -> RawHost:
+    """Templates only what oeprov reads; other users' variables may need facts that are not there."""
+    templar = Templar(loader=loader, variables=merged)
+    variables: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for key, value in merged.items():
+        if key not in _MAGIC:
+            _keep_secret(key, value)
+        ours = key.startswith(settings.PREFIXES)
+        if not ours and key not in connection.KEYS:
+            variables[key] = None
+            origins[key] = _origin(path, host, key, value)
+            continue
+        origins[key] = _origin(path, host, key, value)
+        try:
+            variables[key] = _plain(templar.template(value))
+        except AnsibleError as error:
+            failed[key] = f"cannot be templated: {_one_line(error, path)}"
+            if vault.is_failure(error):
+                failed[key] = vault.refusal()
+    groups = tuple(str(group.name) for group in host.get_groups() if group.name != "all")
+    return RawHost(str(host.name), groups, variables, failed, origins)
+
+
+def _keep_secret(key: str, value: Any) -> None:
+    """Remember vaulted texts, and all that a vaulted file sets but words that everybody knows."""
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _keep_secret(key, item)
+    elif vault.is_vaulted(value):
+        with contextlib.suppress(AnsibleError):  # without the password it is not read either
+            vault.remember(str(value))
+    elif isinstance(value, str) and key not in _PUBLIC:
+        tag = Origin.get_tag(value) if Origin is not None else None
+        if tag is not None and tag.path and _whole_file(tag.path) and value not in _choices():
+            vault.remember(str(value))
+
+
+_MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # names, of every host
+_PUBLIC = (
+    *settings.OeprovSettings.variables(),
+    "ansible_user",
+    "ansible_connection",
+    "ansible_become_method",
+)
+
+
+@cache
+def _whole_file(path: str) -> bool:
+    return vault.is_vaulted_file(path)
+
+
+@cache
+def _choices() -> frozenset[str]:
+    """Words that settings take, such as fsdax."""
+    from provision.inventory.schema import inventory_schema
+
+    known = inventory_schema()["definitions"]["variables"]["properties"].values()
+    return frozenset(str(word) for item in known for word in item["anyOf"][0].get("enum", []))
+
+
+def _plain(value: Any) -> Any:
+    """Ansible's tagged strings, lists and dictionaries as Python's own."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _origin(path: Path, host: Any, key: str, value: Any) -> str:
+    """Where ``key`` of ``host`` comes from: file, line, and the host or group that sets it."""
+    owner = f"host {host.name}"
+    if key not in host.vars:
+        for group in sorted(host.get_groups(), key=lambda item: -item.depth):
+            if key in group.vars:
+                owner = f"group {group.name}"
+                break
+    tag = Origin.get_tag(value) if Origin is not None else None
+    if tag is None or not tag.path:
+        return f"{path}: {owner}"
+    source = Path(tag.path)
+    if source.name != path.name or source.absolute() != path.absolute():
+        return f"{source}:{tag.line_num}: {owner}"
+    return f"{path}:{tag.line_num}: {owner}"

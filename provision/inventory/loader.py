@@ -1,0 +1,326 @@
+"""From an inventory file to its hosts: Ansible's own loader reads it, pydantic checks it.
+
+``load`` is the one way in; all that is wrong is found in one go.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from provision.cluster import flavor_facts, settings
+from provision.cluster.container_settings import ContainerSettings
+from provision.cluster.errors import InventoryError
+from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
+from provision.cluster.kubernetes_settings import KubernetesSettings
+from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.settings import (
+    GpuSettings,
+    KernelSettings,
+    Kind,
+    OeprovSettings,
+    PmemSettings,
+    RolloutSettings,
+    ServerSettings,
+    WorkerSettings,
+)
+from provision.cluster.training_settings import TrainingSettings
+from provision.inventory.connection import KEYS, boolean, refusals, ssh_arguments
+from provision.inventory.file import RawHost, RawInventory, read
+
+
+def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
+    """The inventory at ``path``, checked as a whole, then narrowed to ``limit`` (Ansible's host patterns).
+
+    ``state_dir`` is where kind ``local`` keeps its stand-in directory by default. Raises InventoryError; its
+    ``problems`` lists everything that is wrong, its message the first of them.
+    """
+    raw = read(path)
+    problems = _Problems(raw)
+    problems.check_names()
+    hosts: dict[str, Host] = {}
+    for raw_host in raw.hosts:
+        if "oeprov_kind" in raw_host.variables or {PARAMETER_SERVERS, WORKERS} & set(raw_host.groups):
+            host = _host(raw_host, problems, state_dir)
+            if host is not None:
+                hosts[host.name] = host
+    problems.check_groups()
+    _check_addresses(hosts.values(), problems)
+    cluster, jobs = _job_wide(raw, problems)
+    problems.raise_if_any()
+    selected = raw.select(limit) if limit else list(hosts)
+    hosts = {name: host for name, host in hosts.items() if name in selected}
+    if not hosts:
+        raise InventoryError(f"{path}: --limit {limit!r} selects no host of the cluster")
+    return Inventory(
+        path=path,
+        cluster=cluster or path.stem,
+        hosts=hosts,
+        parameter_servers=[name for name, host in hosts.items() if host.is_parameter_server],
+        workers=[name for name, host in hosts.items() if host.is_worker],
+        **jobs,
+    )
+
+
+def host_of(
+    name: str, groups: Iterable[str], variables: Mapping[str, Any], *, state_dir: Path = Path(".oeprov")
+) -> Host:
+    """One host from variables that Ansible has templated itself: roles under plain ``ansible-playbook``.
+
+    Raises InventoryError naming host and key.
+    """
+    raw = RawHost(name, tuple(groups), dict(variables))
+    problems = _Problems(_Given())
+    found = _host(raw, problems, state_dir)
+    problems.raise_if_any()
+    if found is None:
+        raise InventoryError(f"host {name}: its variables cannot be used")
+    return found
+
+
+@cache
+def _meant(key: str) -> tuple[str, bool]:
+    """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a slip."""
+    close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
+    near = bool(close) and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.88
+    return (close[0] if close else "", near)
+
+
+class _Given(RawInventory):
+    """Stands for the file when there is none to name."""
+
+    def __init__(self) -> None:
+        self.path, self.groups, self.hosts = Path("inventory"), [], []
+
+
+class _Problems:
+    """Collects what is wrong, each once, in the order found."""
+
+    def __init__(self, raw: RawInventory) -> None:
+        self.raw = raw
+        self.lines: dict[str, None] = {}
+
+    def add(self, where: str, what: str) -> None:
+        self.lines[f"{where}: {what}"] = None
+
+    def at(self, host: RawHost, key: str, what: str) -> None:
+        self.add(self.raw.where(host, key), f"{key}: {what}")
+
+    def raise_if_any(self) -> None:
+        if self.lines:
+            raise InventoryError.of(list(self.lines))
+
+    def check_names(self) -> None:
+        """Unknown names with one of our prefixes, or so close to a known name that it is a slip."""
+        for where, key in self.raw.names():
+            if key in settings.KNOWN:
+                continue
+            meant, slip = _meant(key)
+            if key.startswith(settings.PREFIXES):
+                hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
+                self.add(where, f"{key}: unknown key{hint}")
+            elif slip:
+                self.add(where, f"{key}: unknown key; did you mean {meant}?")
+
+    def check_groups(self) -> None:
+        for group in (PARAMETER_SERVERS, WORKERS):
+            if group not in self.raw.groups:
+                close = difflib.get_close_matches(group, self.raw.groups, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                self.add(str(self.raw.path), f"group {group} is missing{hint}")
+            elif not any(group in host.groups for host in self.raw.hosts):
+                self.add(self.raw.where_group(group), "has no hosts; a cluster needs at least one")
+
+
+def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
+    found = len(problems.lines)
+    parts = {model: _part(model, raw, problems) for model in settings.HOST_MODELS}
+    connection = _connection(raw, problems)
+    port = _number(raw, "ansible_port", 22, problems)
+    if connection == "ssh":
+        unread = {key: raw.failed[key] for key in KEYS if key in raw.failed}
+        for key, why in {**refusals(raw.variables), **unread}.items():
+            problems.at(raw, key, why)
+    if len(problems.lines) > found or any(part is None for part in parts.values()):
+        return None
+    head, pmem = parts[OeprovSettings], parts[PmemSettings]
+    kind: Kind = head.kind
+    refusal = settings.mode_refusal(kind, pmem.mode)
+    if refusal:
+        problems.at(raw, "pmem_mode", f"found {pmem.mode!r}: {refusal}")
+    if kind is Kind.local and connection != "local":
+        problems.at(raw, "ansible_connection", "kind local is this machine: set ansible_connection: local")
+    if pmem.memmap and kind is not Kind.re7p:
+        problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
+    if len(problems.lines) > found:
+        return None
+    variables = raw.variables
+    host = Host(
+        name=raw.name,
+        address="127.0.0.1" if connection == "local" else str(variables.get("ansible_host") or raw.name),
+        port=port,
+        user=str(variables.get("ansible_user") or ""),
+        connection=connection,
+        private_key=str(variables.get("ansible_ssh_private_key_file") or ""),
+        ssh_arguments=ssh_arguments(variables),
+        become=boolean(variables.get("ansible_become", False)),
+        python=str(variables.get("ansible_python_interpreter") or "python3"),
+        groups=raw.groups,
+        kind=kind,
+        given=frozenset(settings.KNOWN).intersection(variables),
+        **{_FIELD[model]: part for model, part in parts.items() if model in _FIELD},
+    )
+    return _final(host, state_dir)
+
+
+_FIELD: dict[type[Any], str] = {
+    KernelSettings: "kernel",
+    PmemSettings: "pmem",
+    RuntimeSettings: "runtime",
+    GpuSettings: "gpu",
+    ServerSettings: "server",
+    WorkerSettings: "worker",
+}
+
+
+def _final(host: Host, state_dir: Path) -> Host:
+    """Replaces ``auto`` and empty defaults by what they mean for this host."""
+    local = host.kind is Kind.local
+    mode = settings.MODES[host.kind][0] if host.pmem.mode == "auto" else host.pmem.mode
+    directory = host.pmem.directory
+    if local and mode == "directory":
+        directory = str((Path(directory).expanduser() if directory else state_dir / "pmem0").absolute())
+    extra: str = host.runtime.extra
+    if extra == "auto":
+        framework = "tensorflow-gpu" if host.kind is Kind.gpu else "tensorflow"
+        extra = framework if host.is_worker else "none"
+    flavor = flavor_facts.of(host.runtime.flavor)
+    storage: str = host.server.storage
+    if storage == "auto":
+        storage = flavor.storage(mode, host.runtime)
+    return replace(
+        host,
+        pmem=host.pmem.model_copy(update={"mode": mode, "directory": directory}),
+        runtime=host.runtime.model_copy(
+            update={"extra": extra, "venv": host.runtime.venv or flavor.venv(local, state_dir)}
+        ),
+        server=host.server.model_copy(
+            update={
+                "storage": storage,
+                "host": host.server.host or ("127.0.0.1" if local else host.address),
+            }
+        ),
+    )
+
+
+def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
+    """The model's settings of one host, or None when something was wrong with them."""
+    values = {}
+    for name in model.model_fields:
+        key = model.prefix + name
+        if key in raw.failed:
+            problems.at(raw, key, raw.failed[key])
+        elif key in raw.variables:
+            if raw.variables[key] is None:
+                problems.at(raw, key, "has no value; give it one or remove the line")
+            else:
+                values[name] = raw.variables[key]
+    try:
+        return model(**values)
+    except ValidationError as error:
+        for item in error.errors():
+            key = model.prefix + str(item["loc"][0])
+            if item["type"] == "missing":
+                kinds = ", ".join(kind.value for kind in Kind)
+                problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
+            else:
+                problems.at(raw, key, explain(item))
+        return None
+
+
+def explain(item: Mapping[str, Any]) -> str:
+    """One pydantic error as words: what was found, what is allowed, what was probably meant."""
+    found, context = item.get("input"), item.get("ctx") or {}
+    text = f"found {found!r}"
+    if item["type"] in ("enum", "literal_error"):
+        allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]
+        close = difflib.get_close_matches(str(found), allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"{text}; allowed: {', '.join(allowed)}{hint}"
+    if item["type"] == "string_pattern_mismatch":
+        return f"{text}; it must match {context['pattern']}"
+    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return f"{text}; {message[0].lower()}{message[1:]}"
+
+
+def _connection(raw: RawHost, problems: _Problems) -> str:
+    found = str(raw.variables.get("ansible_connection", "ssh"))
+    name = found.rsplit(".", 1)[-1]
+    if name in ("smart", "paramiko", "paramiko_ssh"):
+        return "ssh"
+    if name not in ("ssh", "local"):
+        problems.at(raw, "ansible_connection", f"found {found!r}; oeprov reaches hosts by ssh or local")
+    return name
+
+
+def _number(raw: RawHost, key: str, default: int, problems: _Problems) -> int:
+    value = raw.variables.get(key, default)
+    try:
+        number = int(value)
+        if not 0 < number < 65536:
+            raise ValueError(value)
+    except (TypeError, ValueError):
+        problems.at(raw, key, f"found {value!r}; expected a port from 1 to 65535")
+        return default
+    return number
+
+
+def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
+    """Two names for one machine would be provisioned twice, at the same time."""
+    seen: dict[tuple[str, int], str] = {}
+    for host in hosts:
+        if host.connection == "local":
+            continue
+        other = seen.setdefault((host.address, host.port), host.name)
+        if other != host.name:
+            problems.add(
+                f"{problems.raw.path}: host {host.name}",
+                f"has the same address as host {other}: {host.address} port {host.port}; "
+                "give each host one name and put it in both groups",
+            )
+
+
+_JOBS: dict[str, type[Any]] = {
+    "rollout": RolloutSettings,
+    "training": TrainingSettings,
+    "containers": ContainerSettings,
+    "kubernetes": KubernetesSettings,
+}
+
+
+def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, dict[str, Any]]:
+    """The cluster's name and the settings of jobs, which must not differ between hosts."""
+    members = [host for host in raw.hosts if {PARAMETER_SERVERS, WORKERS} & set(host.groups)]
+    for host in members[1:]:
+        first = members[0]
+        for key in settings.JOB_WIDE:
+            mine, others = host.variables.get(key), first.variables.get(key)
+            if mine != others:
+                odd = host if key in host.variables else first
+                problems.at(
+                    odd,
+                    key,
+                    f"applies to the whole job but is {others!r} on {first.name} and {mine!r} on "
+                    f"{host.name}; set it under all: vars:",
+                )
+    cluster = str(members[0].variables.get("oeprov_cluster") or "") if members else ""
+    found = {
+        name: _part(model, members[0], problems) if members else model() for name, model in _JOBS.items()
+    }
+    return cluster, found

@@ -1,0 +1,126 @@
+"""``launch-training --on docker|podman``: a job of this machine whose processes run in containers.
+
+Each process is the engine's ``run`` with the process as its command, and a child of the supervisor like any
+other: signals go through it, its exit status is that of the process, and so is its standard input, so
+that containers end when their launcher is gone. The job's directory has the same path inside and outside. So
+`status`, `logs`, `stop` and `resume` are those of processes.
+
+The network is the host's: servers listen on loopback as without containers, nothing is forwarded, and no
+bridge stands between the two.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.jobs import units
+from provision.jobs.request import Request
+from provision.jobs.store import Job, ProcessSpec
+
+ENGINES = ("docker", "podman")
+_ANSWER_SECONDS = 60
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - the container's own
+# What bootstrap would install on the host and the images have.
+IN_IMAGES = ("packages", "runtime")
+
+
+def check(inventory: Inventory, engine: str) -> None:
+    """Refuse hosts, an engine or images that cannot be used; nothing was made."""
+    for name in [*inventory.parameter_servers, *inventory.workers]:
+        if units.on_host(inventory.hosts[name]):
+            raise TrainingError(
+                f"--on {engine} runs containers on this machine, and host {name} is reached over ssh; use an "
+                "inventory with kind local, or --on hosts"
+            )
+    if shutil.which(engine) is None:
+        raise TrainingError(f"--on {engine}: there is no program {engine} on this machine's PATH")
+    answer = _ask(engine, "info")
+    if answer.returncode:
+        raise TrainingError(f"--on {engine}: {engine} info fails: {_last(answer)}")
+    images = inventory.containers
+    for key, image in (("server_image", images.server_image), ("worker_image", images.worker_image)):
+        answer = _ask(engine, "image", "inspect", image)
+        if answer.returncode:
+            raise TrainingError(
+                f"container_{key}: {engine} has no image {image} ({_last(answer)}); "
+                f"containers/README.md says how to build it, or: {engine} pull {image}"
+            )
+
+
+def _ask(engine: str, *words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [engine, *words], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TrainingError(f"--on {engine}: {engine} {words[0]}: {error}") from None
+
+
+def _last(answer: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {answer.returncode}"
+
+
+def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) -> ProcessSpec:
+    """The process in a container of its own."""
+    server = spec.role == "parameter_server"
+    settings = inventory.containers
+    mounts = [f"{job.directory}:{job.directory}"]
+    if server and spec.storage:
+        mounts.append(f"{spec.storage}:{spec.storage}")
+    if not server:
+        mounts += _data_mounts(wanted.training.data)
+    words = [
+        *_engine_words(wanted.on),
+        *[f"--volume={item}" for item in mounts],
+        *(["--cap-add=SYS_NICE"] if _binds_memory(spec) else []),
+        f"--label=oeprov.job={job.id}",
+        f"--label=oeprov.process={spec.name}",
+        f"--workdir={job.directory}",
+        *[f"--env={key}={value}" for key, value in {**_ENVIRONMENT, **spec.environment}.items()],
+        *settings.arguments,
+        settings.server_image if server else settings.worker_image,
+        "python",
+        *spec.argv[1:],
+    ]
+    return spec.model_copy(update={"argv": words, "environment": {}})
+
+
+def _engine_words(engine: str) -> Sequence[str]:
+    words = [
+        engine,
+        "run",
+        "--rm",
+        "--init",  # a first process gets no signal that it does not handle: Python, importing, handles none
+        "--interactive",  # standard input is the supervisor's pipe, and its end the end of the process
+        "--network=host",
+        f"--user={os.getuid()}:{os.getgid()}",  # whose files the job's are
+        "--read-only",
+        "--tmpfs=/tmp",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--security-opt=label=disable",  # SELinux would need new labels on persistent memory and on data
+    ]
+    if engine == "podman" and os.getuid() != 0:
+        words.append("--userns=keep-id")  # so that the user inside is the one outside
+    return words
+
+
+def _binds_memory(spec: ProcessSpec) -> bool:
+    """memkind's mbind passes the engines' system call filter with this capability only."""
+    return "pmem_memkind" in spec.argv
+
+
+def _data_mounts(data: str) -> list[str]:
+    """The training data, to read: a file, a directory, or the directory of a pattern."""
+    if data.startswith("generate:"):
+        return []
+    path = Path(data)
+    place = path if path.exists() else path.parent
+    return [f"{place}:{place}:ro"]

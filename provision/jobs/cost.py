@@ -1,0 +1,261 @@
+"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of a given size.
+
+Sizes of rows are those of the runtime: weights and optimizer state without a header
+(core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
+wastes more than a quarter (core/storage/row_store.h), and beside them the slots for what changes between
+checkpoints (core/storage/slot_store.h).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from provision.cluster.errors import OeprovError
+from provision.cluster.setting_types import Size, Text
+from provision.cluster.training_settings import TrainingSettings
+
+DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+System = Literal["dram", "pmem_libpmem", "dram_pmem"]
+OPTIMIZERS: tuple[str, ...] = get_args(TrainingSettings.model_fields["optimizer"].annotation)
+
+_NONE, _TWO, _THREE = (
+    ("sgd",),
+    ("adadelta", "adam", "adamasync", "adamax", "adamw", "ftrl", "nadam"),
+    ("amsgrad",),
+)
+_LINE = 256
+_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/decisions.md)
+_POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
+_SLOT = 16  # bytes of a pool's metadata a row
+_SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said
+USABLE = 0.9  # of a server's memory: the rest is the system's, connections', and segments' that are not full
+
+
+class CostError(OeprovError):
+    """A price table or a model that cannot be used; the message says where and why."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Text
+    source: Text = Field(min_length=1)
+    date: datetime.date
+
+
+class Server(_Entry):
+    """A type of server; ``price`` of an hour."""
+
+    dram: Size
+    pmem: Size = 0
+    price: float = Field(gt=0)
+
+
+class Way(_Entry):
+    """A way to keep rows; ``time``: of an epoch, as a multiple of one with rows in DRAM."""
+
+    storage: System
+    time: float = Field(gt=0)
+
+
+class Prices(BaseModel):
+    """A price table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    currency: Text = "USD"
+    servers: list[Server] = Field(min_length=1)
+    systems: list[Way] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is to be trained: rows of all tables together, of one width.
+
+    ``changed``: how many of them change from one checkpoint in the storage to the next, a sixteenth if it is
+    ``None``; ``kept``: such checkpoints.
+    """
+
+    rows: int
+    dim: int
+    optimizer: str
+    dtype: Dtype
+    changed: int | None = None
+    kept: int = 3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A set of servers that holds the model. Bytes of the whole model; ``hours`` and ``cost`` of an epoch."""
+
+    system: str
+    storage: str
+    server: str
+    servers: int
+    row_bytes: int
+    dram: int
+    pmem: int
+    price: float
+    hours: float
+    cost: float
+
+
+def row_bytes(model: Model) -> int:
+    """Bytes of a row: weights, with two more behind an odd number of halves, and the optimizer's state."""
+    weight, state = {"float32": (4, 4), "float64": (8, 8), "bfloat16": (2, 4), "float16": (2, 4)}[model.dtype]
+    weights = model.dim * weight
+    weights += -weights % 4
+    return weights + values(model) * state
+
+
+def values(model: Model) -> int:
+    """Numbers of optimizer state in a row."""
+    if model.optimizer == "adagraddecay":
+        return model.dim + 1
+    for names, times in ((_NONE, 0), (_TWO, 2), (_THREE, 3)):
+        if model.optimizer in names:
+            return times * model.dim
+    return model.dim
+
+
+def pool_bytes(row: int) -> float:
+    """Persistent memory of a row of ``row`` bytes, with its share of its line and of the metadata."""
+    place = _LINE / (_LINE // row) if row < _LINE else math.ceil(row / _LINE) * _LINE
+    return (place if row >= int(place) - int(place) // 4 else row) + _SLOT
+
+
+def changed(model: Model) -> int:
+    """Rows that change from one checkpoint in the storage to the next."""
+    return min(model.rows, math.ceil(model.rows / _SIXTEENTH) if model.changed is None else model.changed)
+
+
+def slots(model: Model) -> int:
+    """Places for rows in pools: a row that changes takes one more for each kept checkpoint and for the next.
+
+    So many are free for changes; where a pool has fewer, it refuses new rows. Beside what is known to
+    change, it keeps a sixty-fourth free for up to 4 checkpoints.
+    """
+    epochs = model.kept + 1
+    return model.rows + changed(model) * epochs + math.ceil(model.rows / 64) * min(epochs, 4)
+
+
+def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
+    """Every set that holds the model, the cheapest epoch first; ``hours``: of an epoch with rows in DRAM."""
+    row = row_bytes(model)
+    found = []
+    for way in prices.systems:
+        pool = way.storage != "dram"
+        pmem = math.ceil(slots(model) * pool_bytes(row)) if pool else 0
+        dram = model.rows * (_POOL_INDEX if pool else row + _INDEX)
+        for server in prices.servers:
+            if pool and not server.pmem:
+                continue
+            count = max(1, math.ceil(dram / (server.dram * USABLE)))
+            if pool:
+                count = max(count, math.ceil(pmem / (server.pmem * USABLE)))
+            time = hours * way.time
+            price = count * server.price
+            found.append(
+                Choice(way.name, way.storage, server.name, count, row, dram, pmem, price, time, price * time)
+            )
+    return sorted(found, key=lambda item: (item.cost, item.system, item.server))
+
+
+def read(path: Path) -> Prices:
+    """A price table; CostError names file and field."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostError(f"{path}: {getattr(error, 'strerror', None) or 'is not text'}") from None
+    except yaml.YAMLError as error:
+        raise CostError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return Prices.model_validate(content)
+    except ValidationError as error:
+        item = error.errors()[0]
+        where = ".".join(map(str, item["loc"])) or "the file"
+        message = str(item["msg"]).removeprefix("Value error, ")
+        raise CostError(f"{path}: {where}: {message}") from None
+
+
+def check(model: Model) -> None:
+    """Refuse a model that cannot be."""
+    if model.rows < 1 or model.dim < 1:
+        raise CostError("--rows and --dim are at least 1")
+    if not 1 <= model.kept <= 64:
+        raise CostError(f"--kept: found {model.kept}; 1 to 64 checkpoints are kept")
+    if model.changed is not None and model.changed < 0:
+        raise CostError(f"--changed-rows: found {model.changed}; it is at least 0")
+    if model.optimizer not in OPTIMIZERS:
+        raise CostError(f"--optimizer: found {model.optimizer!r}; allowed: {', '.join(OPTIMIZERS)}")
+    if model.dtype not in get_args(Dtype):
+        raise CostError(f"--dtype: found {model.dtype!r}; allowed: {', '.join(get_args(Dtype))}")
+
+
+def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False) -> int:
+    """Print the sets of a price table with what an epoch costs; returns 0."""
+    check(model)
+    prices = read(path or DEFAULT_PRICES)
+    found = choices(model, prices, hours)
+    if not found:
+        raise CostError(f"{path or DEFAULT_PRICES}: no server has the memory that its systems need")
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "model": asdict(model),
+                    "currency": prices.currency,
+                    "choices": [asdict(item) for item in found],
+                }
+            )
+        )
+        return 0
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # a file or a pipe has no edge that lines must end at
+    console.print(
+        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
+        f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {changed(model):,} rows change "
+        f"between checkpoints, of which {model.kept} are kept",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table("rows in", "servers", "DRAM used", "PMem used", box=None, pad_edge=False)
+    for name in (f"{prices.currency}/hour", "hours/epoch", f"{prices.currency}/epoch", "of the cheapest"):
+        table.add_column(name, justify="right")
+    for item in found:
+        table.add_row(
+            item.system,
+            f"{item.servers} × {item.server}",
+            _gib(item.dram),
+            _gib(item.pmem) if item.pmem else "–",
+            f"{item.price:.2f}",
+            f"{item.hours:.2f}",
+            f"{item.cost:.2f}",
+            f"{item.cost / found[0].cost:.2f} ×",
+        )
+    console.print(table)
+    oldest = min(item.date for item in [*prices.servers, *prices.systems])
+    console.print(
+        f"prices and times: {path or DEFAULT_PRICES}, the oldest of {oldest}", highlight=False, soft_wrap=True
+    )
+    if path is None:
+        console.print(
+            "[yellow]![/] these are a paper's, for comparing: copy the file and give yours with --prices",
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB"

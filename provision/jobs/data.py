@@ -1,0 +1,70 @@
+"""Whether the data of a job can be read where its workers run, asked before anything is started.
+
+The flavor names a program that reads the first rows of every file as the workers will: it runs on every
+worker's host at the same time, as the user that the workers run as.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+
+from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts import errands
+from provision.jobs import flavors, placement, units
+from provision.jobs.request import Request
+
+SECONDS = 300  # that it may take: directories of thousands of files, and TensorFlow for TFRecord
+_PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
+
+
+def check(inventory: Inventory, wanted: Request) -> None:
+    """TrainingError names the first worker's host that cannot read the data, and why."""
+    data = wanted.training.data
+    if data.startswith("generate:"):
+        return
+    flavor = flavors.of(inventory.flavor)
+    hosts = {host.name: host for host in placement.worker_hosts(inventory)}
+    for host in hosts.values():
+        if units.on_host(host) and any(PurePosixPath(p) in PurePosixPath(data).parents for p in _PRIVATE):
+            raise TrainingError(
+                f"--data: {data}: workers on host {host.name} run with a private /tmp and cannot see it; "
+                "move the data to another directory"
+            )
+    problems = _ask(hosts, {name: flavor.data_check(host, wanted) for name, host in hosts.items()})
+    for name, problem in problems.items():
+        if problem:
+            where = f"host {name}: " if units.on_host(hosts[name]) else ""
+            raise TrainingError(f"{where}--data: {problem}; nothing was started")
+
+
+def _ask(hosts: Mapping[str, Host], programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    def one(name: str) -> str:
+        host, argv = hosts[name], list(programs[name])
+        if not units.on_host(host):
+            return _here(argv)
+        args = {"user": units.USER, "argv": argv, "seconds": SECONDS}
+        try:
+            return str(errands.run(host, "check_data", args, SECONDS + 30)["problem"])
+        except HostError as error:
+            return error.reason
+
+    with ThreadPoolExecutor(max_workers=min(len(hosts), errands.MOST_AT_ONCE)) as pool:
+        found = dict(zip(hosts, pool.map(one, hosts), strict=True))
+    return {name: problem.removeprefix("error: ") for name, problem in found.items()}
+
+
+def _here(argv: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it could not be looked at: {error}"
+    if not done.returncode:
+        return ""
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return said[-1] if said else f"{argv[0]} ended with exit status {done.returncode}"

@@ -1,0 +1,143 @@
+"""How a job ended, for people and for JSON: the last screen and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from provision.cluster.state_directory import state_flag
+from provision.jobs.metrics import Summary, summary
+from provision.jobs.progress import number, rate
+from provision.jobs.store import Job
+from provision.jobs.supervisor import Outcome
+from provision.jobs.units import job_directory
+
+
+def result(job: Job) -> dict[str, Any]:
+    """What ``--json`` prints of a job that ended or was started."""
+    state, facts = job.state(), summary(job.metrics_file)
+    step, path = saved(job, facts)
+    return {
+        "job": job.id,
+        "state": state.phase,
+        "message": state.message,
+        "lost_workers": state.lost,
+        "step": facts.step,
+        "steps": facts.steps,
+        "loss": facts.loss,
+        "auc": facts.auc,
+        "eval": facts.eval,
+        "samples_per_s": facts.samples_per_s,
+        "directory": str(job.directory),
+        "run_dir": str(job.run_dir),
+        "checkpoint": path,
+        "checkpoint_step": step,
+        "export": facts.export,
+    }
+
+
+def saved(job: Job, facts: Summary) -> tuple[int | None, str | None]:
+    """Step and path of the newest checkpoint: seen here, or told by a worker on another host."""
+    checkpoint = job.checkpoint()
+    if checkpoint is not None:
+        return checkpoint[0], str(checkpoint[1])
+    return facts.checkpoint_step, facts.checkpoint
+
+
+def resume_command(job: Job, state_dir: Path) -> str:
+    """The exact command that goes on with the job."""
+    return f"oeprov resume {shlex.quote(job.id)}{state_flag(state_dir)}"
+
+
+def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -> None:
+    """What came of it, where it lies, and what to type next."""
+    facts = summary(job.metrics_file)
+    step, path = saved(job, facts)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    lost = job.state().lost
+    if outcome.phase != "done" or lost:
+        rows.add_row("warning" if outcome.phase == "done" else "why", escape(outcome.message))
+    for name, value in _facts(facts):
+        rows.add_row(name, value)
+    rows.add_row("job", _short(job.directory))
+    if path:
+        rows.add_row("checkpoint", f"{_within(path, job)} (step {step})")
+    elif outcome.phase != "done":
+        rows.add_row("checkpoint", "none yet")
+    if facts.export:
+        rows.add_row("export", f"{_within(facts.export, job)} (a SavedModel)")
+    if report := _report(job):
+        rows.add_row("report", _within(report, job))
+    rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
+    rows.add_row("logs", str(job.logs.relative_to(job.directory)) + "/")
+    after = [f"oeprov status{state_flag(state_dir)}", f"oeprov logs {job.id}{state_flag(state_dir)}"]
+    if outcome.phase == "done":
+        title, style = f"{job.id} is done", "green"
+        if facts.export and (export := job.here(facts.export)).is_dir():
+            short = _short(export)
+            after.append(
+                f"python -c \"import tensorflow as tf; print(tf.saved_model.load('{short}').signatures)\""
+            )
+            after.append(f"oeprov serve-export {job.id}{state_flag(state_dir)}")
+        elif facts.export:
+            after.append(f"oeprov fetch {job.id}{state_flag(state_dir)}")
+    else:
+        title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
+        style = "red" if outcome.phase == "failed" else style
+        if path or outcome.phase == "interrupted":
+            after.insert(0, resume_command(job, state_dir))
+        if any(item.unit and item.alive for item in job.state().processes):
+            after.insert(0, f"oeprov stop {job.id}{state_flag(state_dir)}")
+    console.print(Panel(Group(rows), title=title, border_style=style, expand=False))
+    console.print("What to type next:" if outcome.phase == "done" else "To go on, or to look:")
+    for line in after:
+        # Outside the panel and never wrapped, so that it can be copied.
+        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def _facts(facts: Summary) -> list[tuple[str, str]]:
+    found = []
+    if facts.eval:
+        found.append(("AUC", f"[bold]{number(facts.eval.get('auc'))}[/] on the held-out part"))
+        found.append(("loss", number(facts.eval.get("loss"))))
+    elif facts.auc is not None:
+        found.append(("AUC", f"{number(facts.auc)} so far, on the training rows"))
+    if facts.samples_per_s is not None:
+        found.append(("speed", rate(facts.samples_per_s)))
+    if facts.step:
+        found.append(("steps", f"{facts.step}" + (f" of {facts.steps}" if facts.steps else "")))
+    return found
+
+
+def _within(path: str, job: Job) -> str:
+    """The path as seen from the job's directory; whole when it lies on the worker's host."""
+    try:
+        return str(Path(path).relative_to(job.directory))
+    except ValueError:
+        worker = next((item for item in job.spec().processes if item.role == "worker" and item.unit), None)
+        return f"{worker.host}:{path}" if worker else path
+
+
+def _report(job: Job) -> str:
+    """Where the report of the run is, which only our own trainer writes; empty if there is none."""
+    worker = next(item for item in job.spec().processes if item.role == "worker")
+    if worker.unit and not worker.adapted:
+        return str(job_directory(job.id) / "run" / "report.html")
+    path = job.run_dir / "report.html"
+    return str(path) if path.is_file() else ""
+
+
+def _short(path: Path) -> str:
+    """The path from here when it lies below, else whole."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,141 @@
+"""``fetch``: what a worker on another host has written comes to the job's directory here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.inventory import Host
+from provision.hosts import payload, remote
+from provision.jobs import store, units
+from provision.jobs.fleet import Fleet
+from provision.jobs.store import Job
+from provision.node.files import MARKER
+
+RESULTS = ("export", "report.html")
+CHECKPOINTS = "checkpoints"
+_PIECE = 1 << 20
+
+
+def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, replace: bool = False) -> int:
+    """Copy the export and the report of a job to its directory here, and its checkpoints if asked; 0.
+
+    Each of them appears whole or not at all. TrainingError for one that is here already, unless ``replace``;
+    HostError when the host does not answer.
+    """
+    console = Console()
+    job = store.find(state_dir, name)
+    fleet = Fleet(job, job.spec())
+    if fleet.worker is None:
+        console.print(
+            f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 0
+    names = [*RESULTS, *([CHECKPOINTS] if checkpoints else [])]
+    there = [job.run_dir / item for item in names if os.path.lexists(job.run_dir / item)]
+    if there and not replace:
+        raise TrainingError(
+            f"{there[0]} exists already; to replace it by what is on host {fleet.worker.host}: "
+            f"oeprov fetch {shlex.quote(job.id)} --replace"
+        )
+    host = fleet.hosts[fleet.worker.host]
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=job.run_dir) as temporary:
+        sizes = _receive(job, host, names, Path(temporary), console)
+        came = [item for item in names if (Path(temporary) / item).exists()]
+        if not came:
+            raise TrainingError(
+                f"host {host.name} has no {' or '.join(names)} of job {job.id}; export and report.html come "
+                "at the end of training"
+            )
+        for item in came:
+            _put(Path(temporary) / item, job.run_dir / item)
+    for item in came:
+        mine = {path: size for path, size in sizes.items() if path.split("/")[0] == item}
+        count = f"{len(mine)} files, " if len(mine) > 1 else ""
+        console.print(
+            f"[green]✓[/] {job.run_dir / item} ({count}{decimal(sum(mine.values()))} from {host.name})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for item in names:
+        if item not in came:
+            console.print(f"[yellow]![/] host {host.name} has no {item} of this job", soft_wrap=True)
+    return 0
+
+
+def _put(new: Path, path: Path) -> None:
+    """Rename ``new`` to ``path``; the old content moves into the temporary directory and goes with it."""
+    if os.path.lexists(path):
+        path.rename(new.with_name(new.name + ".old"))
+    new.rename(path)
+
+
+def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console) -> dict[str, int]:
+    """Bytes of what came, by path; HostError when not all did."""
+    top = str(units.job_directory(job.id) / "run")
+    command = remote.elevated(host, shlex.join(payload.command(host.python)))
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    given = payload.pack("files", {"top": top, "names": names})
+    with (
+        remote.pipe(host, command, given) as stream,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        sizes = _sizes(stream)
+        _check_room(job, sum(sizes.values()))
+        task = bar.add_task(f"from {host.name}", total=sum(sizes.values()))
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for name, size in sizes.items():
+                    _extract(archive, name, size, to, lambda count: bar.advance(task, count))
+        except (tarfile.TarError, EOFError) as error:
+            raise HostError(host.name, f"what it sent of job {job.id} is not whole ({error})") from None
+    return sizes
+
+
+def _sizes(stream: IO[bytes]) -> dict[str, int]:
+    for line in stream:
+        if line.startswith(MARKER.encode()):
+            found: dict[str, Any] = json.loads(line[len(MARKER) :])
+            return {str(name): int(size) for name, size in found["files"].items()}
+    return {}
+
+
+def _extract(
+    archive: tarfile.TarFile, name: str, size: int, to: Path, advance: Callable[[int], None]
+) -> None:
+    """The next file of the archive, which must be the one that was announced."""
+    member = archive.next()
+    source = archive.extractfile(member) if member is not None and member.isfile() else None
+    parts = Path(name).parts
+    if member is None or source is None or (member.name, member.size) != (name, size) or ".." in parts:
+        raise tarfile.TarError(f"{name} is missing")
+    path = to.joinpath(*parts)
+    if not path.is_relative_to(to):
+        raise tarfile.TarError(f"{name} is not below the job's directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        while piece := source.read(_PIECE):
+            file.write(piece)
+            advance(len(piece))
+
+
+def _check_room(job: Job, wanted: int) -> None:
+    free = shutil.disk_usage(job.run_dir).free
+    if wanted > free:
+        raise TrainingError(
+            f"{job.run_dir} has {decimal(free)} free; what is to be fetched has {decimal(wanted)}"
+        )

@@ -1,0 +1,31 @@
+"""oeprov's own runtime."""
+
+from __future__ import annotations
+
+import sys
+
+from provision.cluster.inventory import Host, Inventory
+from provision.jobs import placement, request
+from provision.jobs.request import Request
+
+place = placement.place
+
+
+def settle(_inventory: Inventory, wanted: Request) -> Request:
+    """See ``Flavor``."""
+    return wanted
+
+
+def check_data(inventory: Inventory, wanted: Request) -> None:
+    """See ``Flavor``."""
+    request.check_data(wanted.training.data, placement.worker_hosts(inventory))
+
+
+def data_check(host: Host, wanted: Request) -> list[str]:
+    """See ``Flavor``."""
+    training = wanted.training
+    flags = ["--max-bad-rows", str(training.max_bad_rows)]
+    python = placement.python_of(host)
+    if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
+        python, flags = sys.executable, [*flags, "--without-tensorflow"]
+    return [python, "-m", "oe_runtime.data.check", *flags, "--", training.data]

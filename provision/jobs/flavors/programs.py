@@ -1,0 +1,97 @@
+"""Programs of others as processes of a job; see provision/node/adapter.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from provision.cluster import share
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.jobs import placement, units
+from provision.jobs.request import Request
+from provision.jobs.store import Job, ProcessSpec, Role
+
+
+def directory_of(job: Job, host: Host) -> Path:
+    """The job's directory on the host."""
+    return Path(units.job_directory(job.id)) if units.on_host(host) else job.directory
+
+
+def sources_of(host: Host) -> str:
+    """Where the flavor's sources are on the host, as provision/node/foreign.py puts them."""
+    return host.runtime.sources or host.runtime.venv + "-sources"
+
+
+def program(host: Host, name: str) -> str:
+    """Path of a program of the environment."""
+    return str(Path(host.runtime.venv) / "bin" / name)
+
+
+def check_path(hosts: Sequence[Host], data: str) -> None:
+    """Refuse a path that means nothing on another host."""
+    for host in hosts:
+        if units.on_host(host) and not Path(data).is_absolute():
+            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
+
+
+def data_check(host: Host, kind: str, data: str, *more: str) -> list[str]:
+    """The program that looks at data on the worker's host; see provision/node/datafiles.py."""
+    python = program(host, "python") if units.on_host(host) else sys.executable
+    text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
+    return [python, "-I", "-c", text, kind, data, *more]
+
+
+def process(
+    job: Job, host: Host, role: Role, name: str, options: Sequence[str], argv: Sequence[str], **more: Any
+) -> ProcessSpec:
+    """A process that runs ``argv`` under the adapter with these ``options`` of it."""
+    there = units.on_host(host)
+    python = program(host, "python") if there else sys.executable
+    adapter = (
+        directory_of(job, host) / placement.ADAPTER if there else share.node_package() / placement.ADAPTER
+    )
+    ends = [] if there else ["--exit-with-parent"]
+    made = ["--directory", more["pools"]] if more.get("pools") else []
+    return ProcessSpec(
+        name=name,
+        role=role,
+        host=host.name,
+        argv=[python, "-I", str(adapter), *options, *made, *ends, "--", *argv],
+        unit=units.unit_name(job.id, name) if there else "",
+        adapted=True,
+        **more,
+    )
+
+
+def worker_options(job: Job, host: Host, model: str, progress: str, export: str = "") -> list[str]:
+    """The adapter's options for a worker."""
+    run = directory_of(job, host) / "run"
+    options = ["--metrics", str(run / "metrics.jsonl"), "--model", model, "--progress", progress]
+    return [*options, "--export", export] if export else options
+
+
+def environment(host: Host) -> dict[str, str]:
+    """Environment variables of a training process: the inventory's, and the library to start with."""
+    found = placement.worker_environment(host)
+    if host.runtime.preload:
+        found.setdefault("LD_PRELOAD", host.runtime.preload)
+    return found
+
+
+def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence[str]) -> Request:
+    """What all flavors of others have in common: nothing to go on from, no containers, their models."""
+    if wanted.on:
+        raise TrainingError(
+            f"--on {wanted.on} is for oe_runtime; flavor {flavor} runs on hosts: leave it out"
+        )
+    if wanted.training.model not in models:
+        raise TrainingError(
+            f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
+            + ("; oe_runtime has all four" if flavor else "")
+        )
+    training = wanted.training.model_copy(update={"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"})
+    return replace(wanted, training=training)

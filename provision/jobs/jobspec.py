@@ -1,0 +1,189 @@
+"""From an inventory and options to a job file, and what is checked before anything starts.
+
+Everything here refuses before anything was made; nothing is left half-done.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import get_args
+
+from pydantic import ValidationError
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.setting_types import parse_size
+from provision.cluster.settings import Storage
+from provision.cluster.training_settings import TrainingSettings
+from provision.inventory.loader import explain
+from provision.jobs import flavors, placement, units
+from provision.jobs.placement import Placement
+from provision.jobs.request import LaunchOptions, Request, check_counts, flag
+from provision.jobs.storage import storage_directory, storage_of
+from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+STORAGES: tuple[str, ...] = get_args(Storage)
+
+
+def request(inventory: Inventory, options: LaunchOptions) -> Request:
+    """Settle every setting; TrainingError names the flag or the inventory's key, and what is allowed."""
+    given = options.given()
+    storage, servers = given.pop("storage", None), given.pop("servers", None)
+    workers = given.pop("workers", None)
+    cache = given.pop("storage_cache", None)
+    name, on = given.pop("run_name", None), given.pop("on", "")
+    base = inventory.training.model_dump()
+    try:
+        training = TrainingSettings.model_validate({**base, **given})
+    except ValidationError as error:
+        item = error.errors()[0]
+        raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
+    if storage not in (None, *STORAGES):
+        raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
+    check_counts(servers, workers)
+    if name is not None and not _NAME.fullmatch(name):
+        raise TrainingError(
+            f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
+            "dots, dashes and underscores"
+        )
+    if training.data and not training.data.startswith("generate:"):
+        path = Path(training.data).expanduser()
+        if not units.on_host(placement.worker_hosts(inventory)[0]):
+            training = training.model_copy(update={"data": str(path.absolute())})
+    wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
+    if cache is not None:
+        wanted = replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+    return flavors.of(inventory.flavor).settle(inventory, wanted)
+
+
+def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise TrainingError(f"--storage-cache: found {text!r}; {error}") from None
+    storages = [storage_of(inventory.hosts[name], wanted) for name in inventory.parameter_servers]
+    if "dram_pmem" not in storages:
+        found = ", ".join(dict.fromkeys(storages)) or "none"
+        raise TrainingError(f"--storage-cache goes with --storage dram_pmem; the storage here is {found}")
+    return size
+
+
+def check_together(training: TrainingSettings, workers: int) -> None:
+    """Refuse settings that the trainer would refuse for a job of ``workers`` workers."""
+    if not training.epochs and not training.steps:
+        raise TrainingError(
+            "training_epochs is 0: then training_steps says when training ends, and it is 0 too"
+        )
+    staleness = training.staleness or 0
+    if training.workqueue:
+        if training.optimizer in ("adamw", "ftrl"):
+            raise TrainingError(
+                f"--workqueue does not go with optimizer {training.optimizer}, whose updates depend on the "
+                "weight; use another --optimizer"
+            )
+    elif staleness > 1:
+        raise TrainingError(f"--staleness: found {staleness}; without --workqueue it is 0 or 1")
+    elif staleness and workers > 1:
+        raise TrainingError(
+            f"--staleness: found {staleness}; {workers} workers train each batch together: leave it at 0, "
+            "or add --workqueue"
+        )
+    elif staleness and not training.pipeline:
+        raise TrainingError("--staleness 1 is a part of the pipeline; leave out --no-pipeline")
+
+
+def check(inventory: Inventory, wanted: Request) -> None:
+    """Refuse what cannot work as far as this machine knows: settings, storage directory and ports."""
+    hosts = placement.worker_hosts(inventory)
+    check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
+    if wanted.training.workqueue and len(hosts) > 1:
+        names = ", ".join(host.name for host in hosts)
+        raise TrainingError(
+            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; have "
+            "all workers on one host (--limit, worker_count), or use --on kubernetes"
+        )
+    for name in inventory.parameter_servers:
+        host = inventory.hosts[name]
+        if units.on_host(host):
+            _check_host_ports(host, wanted.servers or host.server.count)
+            continue
+        if (storage := storage_of(host, wanted)) != "dram":
+            _check_storage(host, Path(storage_directory(host, storage)))
+        if host.server.port:
+            _check_ports(host.server.host, host.server.port, wanted.servers or host.server.count)
+
+
+def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
+    """Refuse a job whose servers would share persistent memory with those of a job that runs."""
+    mine = {_where(spec, item): item for item in spec.processes if item.storage}
+    for job in reversed(all_jobs(state_dir)) if mine else []:
+        if job.id == spec.id or job.state().phase not in ACTIVE:
+            continue
+        other = job.spec()
+        for item in other.processes:
+            if item.storage and _where(other, item) in mine:
+                raise TrainingError(
+                    f"job {job.id} is running with the same storage directory {item.storage} on {item.host}; "
+                    f"stop it first: oeprov stop {job.id} (or use --storage dram)"
+                )
+
+
+def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
+    """Which directory of which machine."""
+    host = spec.hosts.get(item.host, {})
+    return str(host.get("address", "")), str(host.get("port", "")), item.storage
+
+
+def _check_storage(host: Host, path: Path) -> None:
+    if not path.is_dir():
+        raise TrainingError(f"host {host.name}: pmem_directory {path} is not a directory")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise TrainingError(f"host {host.name}: pmem_directory {path} is not writable by this user")
+
+
+def _check_host_ports(host: Host, count: int) -> None:
+    if host.server.port and host.server.port + count - 1 > 65535:
+        raise TrainingError(
+            f"host {host.name}: parameter_server_port {host.server.port}: {count} servers need ports "
+            "beyond 65535"
+        )
+
+
+def _check_ports(address: str, first: int, count: int) -> None:
+    for port in range(first, first + count):
+        if port > 65535:
+            raise TrainingError(f"parameter_server_port {first}: {count} servers need ports beyond 65535")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                raise TrainingError(
+                    f"port {port} on {address} cannot be used ({error.strerror}): choose another "
+                    "parameter_server_port, or 0 for free ones"
+                ) from None
+
+
+def build(job: Job, inventory: Inventory, placed: Placement, wanted: Request, now: datetime) -> JobSpec:
+    """The job file: every process with its whole command line, and how its hosts are reached."""
+    used = {item.host for item in placed.processes}
+    return JobSpec(
+        id=job.id,
+        created=now.astimezone().isoformat(timespec="seconds"),
+        cluster=inventory.cluster,
+        inventory=str(inventory.path),
+        settings=wanted.settings(),
+        hosts={
+            name: placement.connection(host)
+            for name, host in inventory.hosts.items()
+            if name in used and units.on_host(host)
+        },
+        processes=placed.processes,
+    )

@@ -1,0 +1,220 @@
+"""``status``: what jobs do, read from their files, from /proc and from their hosts; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.state_directory import state_flag
+from provision.jobs import processview, store
+from provision.jobs.ending import saved
+from provision.jobs.kubernetes import view
+from provision.jobs.metrics import Summary, summary
+from provision.jobs.progress import duration, number
+from provision.jobs.store import ACTIVE, Job
+
+# What is known of a job whose files cannot be read; ``job``, ``directory`` and ``message`` are to be added.
+UNREADABLE: dict[str, Any] = {
+    "state": "unreadable",
+    "lost_workers": [],
+    **asdict(Summary()),
+    "processes": [],
+    "rows": {},
+}
+STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
+
+
+def status(
+    state_dir: Path, name: str | None = None, *, cluster: str | None = None, as_json: bool = False
+) -> int:
+    """Show all jobs and the processes of the running (or named, or last) one; returns 0.
+
+    With ``cluster`` only jobs of that one, and those that cannot be read; TrainingError for a named job of
+    another.
+    """
+    known = store.directories(state_dir)
+    here = [job for job in known if not job.on_kubernetes]
+    there = [job for job in known if job.on_kubernetes]
+    if name is not None:
+        named = store.find(state_dir, name)
+        here, there = ([], [named]) if named.on_kubernetes else ([named], [])
+    if cluster is not None:
+        here = [job for job in here if _belongs(job, cluster, named=name is not None)]
+    console = Console(stderr=True) if as_json else Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160  # a file or a pipe has no edge that lines must end at
+    with console.status("looking at the hosts"):
+        reports = [report(job) if name else readable_report(job) for job in here]
+        clusters = [view.report(job) for job in there[-20:]]
+    if as_json:
+        print(json.dumps({"jobs": [*reports, *clusters]}))
+        return 0
+    view.show(clusters, console, state_flag(state_dir))
+    if clusters and not reports:
+        return 0
+    if not reports:
+        of = f" of cluster {cluster}" if cluster is not None else ""
+        console.print(f"no jobs{of} in {store.jobs_dir(state_dir)}; start one with: oeprov launch-training")
+        return 0
+    console.print(_job_table(reports[-20:]))
+    for item in detailed(reports):
+        if item["message"] and (item["state"] != "done" or item["lost_workers"]):
+            console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
+        if item["waiting"] and item["state"] in ACTIVE:
+            console.print(f"training waits for a server: {escape(item['waiting'])}", soft_wrap=True)
+        if item["state"] in ACTIVE or _left(item):
+            console.print(_process_table(item))
+            for line in _troubles(item):
+                console.print(line, highlight=False, soft_wrap=True)
+        for line in _advice(item, state_flag(state_dir)):
+            console.print(line, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
+    """Whether a job is of the cluster; TrainingError where it was asked for and is not."""
+    try:
+        mine = job.spec().cluster
+    except TrainingError:
+        if named:
+            raise
+        return True
+    if named and mine != cluster:
+        raise TrainingError(f"job {job.id} belongs to cluster {mine}, not to {cluster}; leave out -i")
+    return mine == cluster
+
+
+def report(job: Job) -> dict[str, Any]:
+    """Everything `status` knows of one job, ready for JSON."""
+    state = job.state()
+    processes = processview.processes(job, state.processes)  # this also brings what a worker far away wrote
+    facts = summary(job.metrics_file)
+    return {
+        "job": job.id,
+        "state": state.phase,
+        "message": state.message,
+        "lost_workers": state.lost,
+        **asdict(facts),
+        "checkpoint_step": saved(job, facts)[0],
+        "directory": str(job.directory),
+        "processes": processes,
+        "rows": processview.rows(processes),
+    }
+
+
+def readable_report(job: Job) -> dict[str, Any]:
+    """The same, or why the job's files cannot be read: one such job must not hide the others."""
+    why = job.broken
+    try:
+        if not why:
+            return report(job)
+    except (TrainingError, OSError) as error:
+        why = str(error)
+    return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": why}
+
+
+def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those shown with all they have: what runs, may still be on hosts or is unreadable; else the last."""
+    shown = {*ACTIVE, "unreadable"}
+    return [item for item in reports if item["state"] in shown or _left(item)] or reports[-1:]
+
+
+def _advice(item: dict[str, Any], flag: str) -> list[str]:
+    """What to type next for a job that ended before its time."""
+    if item["state"] not in ("failed", "interrupted"):
+        return []
+    lines = []
+    if _left(item):
+        silent = any(entry["state"] == "does not answer" for entry in item["processes"])
+        up = "may still be up; once their host answers, take" if silent else "are still up; take"
+        lines.append(f"[yellow]![/] its servers {up} them away with: oeprov stop {item['job']}{flag}")
+    if item["checkpoint_step"] is not None:
+        lines.append(f"go on from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
+    return lines
+
+
+def _left(item: dict[str, Any]) -> bool:
+    """Units of the job are on hosts, or may be."""
+    return any(entry["unit"] and entry["state"] not in ("ended", "gone") for entry in item["processes"])
+
+
+def _job_table(reports: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "job", "state", "step", "loss", "AUC", "samples/s", "ETA", "saved", box=None, pad_edge=False
+    )
+    table.columns[0].no_wrap = table.columns[1].no_wrap = table.columns[2].no_wrap = True
+    for item in reports:
+        state, running = item["state"], item["state"] in ACTIVE
+        step = f"{item['step'] or 0}/{item['steps'] or '?'}"
+        held_out = (item["eval"] or {}).get("auc")
+        table.add_row(
+            item["job"],
+            f"[{STYLE.get(state, 'cyan')}]{state}[/]",
+            step,
+            number((item["eval"] or item)["loss"]),
+            number(held_out if held_out is not None else item["auc"]),
+            number(item["samples_per_s"], 0),
+            duration(item["eta_s"]) if running else "",
+            "–" if item["checkpoint_step"] is None else str(item["checkpoint_step"]),
+        )
+    return table
+
+
+def _process_table(item: dict[str, Any]) -> Table:
+    table = Table(title=item["job"], box=None, pad_edge=False, title_justify="left")
+    for name in ("process", "host", "pid", "state", "endpoint"):
+        wraps = name in ("state", "endpoint")  # where the terminal is narrow
+        table.add_column(name, no_wrap=not wraps, overflow="fold")
+    for name in ("rows", "DRAM", "PMem", "pulled keys/s", "pushed keys/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    silent = set()
+    for entry in item["processes"]:
+        host = entry["host"]
+        if entry["state"] == "does not answer":
+            if host not in silent:
+                silent.add(host)
+                names = [e["name"] for e in item["processes"] if e["host"] == host]
+                table.add_row(", ".join(names), host, "", f"[red]{entry['state']}[/]")
+            continue
+        colour = {"runs": "green", "starts": "cyan"}.get(entry["state"], "red")
+        table.add_row(
+            entry["name"],
+            f"{host}, CPUs {entry['cpus']}" if entry["cpus"] else host,
+            str(entry["pid"] or "–"),
+            f"[{colour}]{entry['state']}[/]",
+            entry["endpoint"] or "",
+            f"{sum(entry['tables'].values()):,}" if entry["tables"] else "",
+            _size(entry["dram_bytes"]),
+            _size(entry["pmem_bytes"]),
+            number(entry["pulled_keys_per_s"], 0) if entry["role"] == "parameter_server" else "",
+            number(entry["pushed_keys_per_s"], 0) if entry["role"] == "parameter_server" else "",
+        )
+    return table
+
+
+def _troubles(item: dict[str, Any]) -> list[str]:
+    """What happened to processes that no longer run as started, one line each; one line per silent host."""
+    lines: dict[str, None] = {}
+    for entry in item["processes"]:
+        if entry["trouble"]:
+            who = (
+                entry["host"]
+                if entry["state"] == "does not answer"
+                else f"{entry['name']} on {entry['host']}"
+            )
+            lines[f"[red]✗[/] {who}: {escape(entry['trouble'])}"] = None
+    return list(lines)
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 2**30:,.1f} GiB" if value >= 10 * 2**30 else f"{value / 2**20:,.0f} MiB"

@@ -1,0 +1,162 @@
+"""What a cluster must have and allow before a job is made there; asked, and nothing changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from provision.cluster.errors import TrainingError
+from provision.jobs.kubernetes import api, record, version
+from provision.jobs.kubernetes.api import Api, ApiFailure, Document
+from provision.jobs.kubernetes.plan import Plan
+
+_READ = ("get", "list")
+_OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI operator"}
+
+
+def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
+    """The documents as the cluster knows them, which it would make.
+
+    TrainingError with everything missing of one kind: no answer, an old version, namespace, rights,
+    claim, kinds.
+    """
+    try:
+        documents = version.suit(cluster, plan, documents)
+        _namespace(cluster, plan)
+        _rights(cluster, plan, documents)
+        _claim(cluster, plan)
+        _pull_secret(cluster, plan)
+        _kinds(cluster, documents)
+        rehearse(cluster, documents)
+        return documents
+    except ApiFailure as error:
+        if error.code == 401:
+            raise TrainingError(
+                f"the Kubernetes API at {cluster.address} does not know who you are: {error}; renew the "
+                "credentials of the kubeconfig file"
+            ) from None
+        raise TrainingError(f"the Kubernetes API at {cluster.address} refused: {error}") from None
+
+
+def _namespace(cluster: Api, plan: Plan) -> None:
+    name = plan.settings.namespace
+    try:
+        found = cluster.get(f"/api/v1/namespaces/{name}")
+    except ApiFailure as error:
+        if error.code != 403:  # who may not look may still use it
+            raise
+        return
+    if found is None:
+        raise TrainingError(
+            f"kubernetes_namespace: the cluster has no namespace {name}; make it with: "
+            f"kubectl create namespace {name}"
+        )
+
+
+def rights(plan: Plan, documents: list[Document]) -> list[dict[str, str]]:
+    """Every right that a job needs, as the API asks for it."""
+    namespace = plan.settings.namespace
+    found: list[dict[str, str]] = []
+
+    def need(
+        verbs: tuple[str, ...], resource: str, group: str = "", subresource: str = "", here: bool = True
+    ) -> None:
+        for verb in verbs:
+            item = {"verb": verb, "resource": resource, "group": group}
+            if subresource:
+                item["subresource"] = subresource
+            if here:
+                item["namespace"] = namespace
+            if item not in found:
+                found.append(item)
+
+    for document in documents:
+        resource, group = api.resource(str(document["kind"])), api.group(document)
+        need(("create", "delete"), resource, group, here="namespace" in document["metadata"])
+    work = record.work(documents)
+    need(("get",), api.resource(str(work["kind"])), api.group(work))
+    need(_READ, "pods")
+    need(("get",), "pods", subresource="log")
+    need(("get", "delete") if plan.pools else ("get",), "persistentvolumeclaims")
+    return found
+
+
+def _rights(cluster: Api, plan: Plan, documents: list[Document]) -> None:
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    denied = []
+    for right in rights(plan, documents):
+        body = {**review, "spec": {"resourceAttributes": right}}
+        answer = cluster.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        if not (answer.get("status") or {}).get("allowed"):
+            denied.append(right)
+    if not denied:
+        return
+    wide = [item for item in denied if "namespace" not in item]
+    advice = "ask for a role with these rights"
+    if wide and len(wide) == len(denied):
+        advice = "let an administrator make the volumes (oeprov manifests), or set kubernetes_storage_class"
+    raise TrainingError(
+        f"no right in namespace {plan.settings.namespace} to {_words(denied)}; nothing was made: {advice}"
+    )
+
+
+def _words(denied: list[dict[str, str]]) -> str:
+    verbs: dict[str, list[str]] = {}
+    for item in denied:
+        name = item["resource"] + (f"/{item['subresource']}" if "subresource" in item else "")
+        verbs.setdefault(name + (f".{item['group']}" if item["group"] else ""), []).append(item["verb"])
+    return ", ".join(f"{'/'.join(found)} {name}" for name, found in verbs.items())
+
+
+def _claim(cluster: Api, plan: Plan) -> None:
+    name, namespace = plan.settings.claim, plan.settings.namespace
+    found = cluster.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+    if found is None:
+        raise TrainingError(
+            f"kubernetes_claim: namespace {namespace} has no claim {name}; make one with access mode "
+            "ReadWriteMany, for data and checkpoints"
+        )
+    modes: list[Any] = found.get("spec", {}).get("accessModes") or []
+    if "ReadWriteMany" not in modes:
+        raise TrainingError(
+            f"kubernetes_claim: claim {name} has access mode {', '.join(map(str, modes)) or 'none'}; servers "
+            "and workers on several nodes need ReadWriteMany"
+        )
+    if found.get("status", {}).get("phase") == "Lost":
+        raise TrainingError(f"kubernetes_claim: claim {name} has lost its volume")
+
+
+def _pull_secret(cluster: Api, plan: Plan) -> None:
+    name, namespace = plan.settings.pull_secret, plan.settings.namespace
+    if not name:
+        return
+    try:
+        found = cluster.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
+    except ApiFailure as error:
+        if error.code != 403:
+            raise
+        return
+    if found is None:
+        raise TrainingError(f"kubernetes_pull_secret: namespace {namespace} has no secret {name}")
+
+
+def _kinds(cluster: Api, documents: list[Document]) -> None:
+    for document in documents:
+        kind, group = str(document["kind"]), str(document["apiVersion"])
+        if kind in _OPERATORS and cluster.get(f"/apis/{group}") is None:
+            raise TrainingError(
+                f"kubernetes_form: the cluster has no {kind} ({group}); install {_OPERATORS[kind]}, or use "
+                "kubernetes_form: job"
+            )
+
+
+def rehearse(cluster: Api, documents: list[Document]) -> None:
+    """Let the API check each object, admission and quotas too, without keeping it."""
+    for document in documents:
+        try:
+            cluster.ask("POST", api.collection(document), document, dryRun="All")
+        except ApiFailure as error:
+            if error.code == 409 and document["kind"] == "PersistentVolume":
+                continue  # of this very job, before it was stopped
+            raise TrainingError(
+                f"the cluster would refuse {api.label(document)}: {error}; nothing was made"
+            ) from None

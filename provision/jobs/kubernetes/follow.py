@@ -1,0 +1,123 @@
+"""News of a job on a cluster as lines for a terminal: its first worker's log, pods that come up or cannot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+from provision.cluster.errors import TrainingError
+from provision.jobs.kubernetes import state
+from provision.jobs.kubernetes.api import Api, ApiFailure, Document
+from provision.jobs.kubernetes.record import Record
+
+PAUSE_SECONDS = 2.0
+PASSING_SECONDS = 30.0  # that what passes may last before it is said
+HOPELESS_SECONDS = 90.0  # the same before a pod is given up: the kubelet tries thrice to pull an image in it
+_JOIN_SECONDS = 10.0
+
+
+class Follower:
+    """Prints what the first worker says, in a thread, and with ``look`` what happens to the pods."""
+
+    def __init__(
+        self,
+        cluster: Api,
+        record: Record,
+        documents: list[Document],
+        console: Console,
+        *,
+        old_lines: bool = True,
+    ) -> None:
+        self._cluster, self._record, self._console = cluster, record, console
+        self._documents = documents
+        self._query = {} if old_lines else {"tailLines": 0}
+        self._said: set[str] = set()
+        self._since: dict[tuple[str, bool], float] = {}  # pod, hopeless → when its trouble was first seen
+        self._begun = False  # a worker was seen to run
+        self._end = threading.Event()
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=self._stream, name="worker's log", daemon=True)
+
+    def start(self) -> None:
+        """Begin with the log."""
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until the log is being read, so that its end is not missed."""
+        self._listens.wait(seconds)
+
+    def join(self) -> None:
+        """Print the log to its end, if that is near."""
+        self._end.set()
+        self._thread.join(_JOIN_SECONDS)
+
+    def look(self) -> str:
+        """Say what is new of the pods; why one will never run and training cannot begin, or nothing."""
+        record, now = self._record, time.monotonic()
+        pods = state.pods(self._cluster, record.namespace, record.id)
+        servers = [pod for pod in pods if pod.role == "server"]
+        self._say(f"{sum(pod.ready for pod in servers)} of {record.servers} servers are ready")
+        if len(servers) < record.servers or len(servers) == len(pods):
+            for words in state.refusals(self._cluster, record.namespace, self._documents):
+                self._say(f"[yellow]![/] {escape(words)}")
+        self._begun |= any(pod.role == "worker" and pod.state != "starts" for pod in pods)
+        lasting = {pod.name for pod in pods if pod.trouble or pod.state == "starts"}
+        self._since = {key: since for key, since in self._since.items() if key[0] in lasting}
+        for pod in pods:
+            if not pod.trouble:
+                continue
+            lasted = now - self._since.setdefault((pod.name, pod.hopeless), now)
+            if pod.passing and lasted < PASSING_SECONDS:
+                continue
+            # Who trains waits for a lost server's pod, however long that takes.
+            if pod.hopeless and lasted >= HOPELESS_SECONDS and not self._begun:
+                return f"pod {pod.name}: {pod.trouble}"
+            self._say(f"[yellow]![/] pod {pod.name}: {escape(pod.trouble)}")
+        return ""
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Say that the API does not answer, instead of ending: training does not need this machine."""
+        try:
+            yield
+        except (ApiFailure, TrainingError) as error:
+            if isinstance(error, ApiFailure) and not error.passing:
+                raise
+            self._say(f"[yellow]![/] {escape(str(error))}; trying again")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _stream(self) -> None:
+        """The log of the first worker, of each pod that takes its place too."""
+        seen: set[str] = set()
+        while True:
+            ending = self._end.is_set()
+            try:
+                pod = self._worker(seen)
+                if pod:
+                    path = state.log_path(self._record.namespace, pod)
+                    lines = self._cluster.lines(path, follow="true", **self._query)
+                    self._listens.set()
+                    for line in lines:
+                        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                    seen.add(pod)
+            except (ApiFailure, TrainingError):
+                pass  # it has not begun, or is gone
+            if ending:
+                return
+            self._end.wait(PAUSE_SECONDS)
+
+    def _worker(self, seen: set[str]) -> str:
+        pods = state.pods(self._cluster, self._record.namespace, self._record.id)
+        begun = [
+            pod for pod in pods if pod.role == "worker" and pod.state != "starts" and pod.name not in seen
+        ]
+        return begun[0].name if begun else ""

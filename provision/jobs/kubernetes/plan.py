@@ -1,0 +1,225 @@
+"""What a job on Kubernetes is, settled from an inventory: names, servers, nodes, volumes. Pure.
+
+All that cannot work is refused here, before the cluster is asked anything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from provision.cluster import flavor_facts
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.kubernetes_settings import KubernetesSettings
+from provision.cluster.settings import Kind
+from provision.jobs import jobspec, placement, request
+from provision.jobs.kubernetes import differences
+from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.storage import POOLS, storage_of
+
+# Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+
+
+SERVER_PORT = 7700
+METRICS_PORT = 7701
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job as its manifests need it.
+
+    Sizes in bytes.
+    """
+
+    name: str
+    settings: KubernetesSettings
+    request: Request
+    storage: str
+    servers: int
+    threads: int
+    cache: int  # of storage dram_pmem
+    size: int  # most that a server may use; 0: no limit
+    port: int
+    metrics_port: int
+    server_hosts: tuple[str, ...]  # names of nodes; empty: server_nodes says where
+    local: tuple[tuple[str, str], ...]  # of each server: node and mount point, where volumes are local
+    environment: dict[str, str]
+    notes: tuple[str, ...] = ()  # what of the inventory is otherwise than on hosts
+
+    @property
+    def pools(self) -> bool:
+        """Servers have volumes that outlive their pods."""
+        return self.storage in POOLS
+
+    @property
+    def directory(self) -> PurePosixPath:
+        """The job's directory in the claim, as pods see it."""
+        return PurePosixPath(self.settings.claim_path) / "oeprov" / self.name
+
+
+def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None) -> Plan:
+    """The plan of a job; TrainingError names the key or flag that cannot be, and what would work.
+
+    ``name``: of all objects; default: the option's, else the model's.
+    """
+    if inventory.flavor != flavor_facts.DEFAULT:
+        raise TrainingError(
+            f"runtime_flavor: {inventory.flavor} runs on hosts; on Kubernetes there is oe_runtime only: "
+            "leave "
+            "--on away, or set runtime_flavor: oe_runtime"
+        )
+    wanted = jobspec.request(inventory, options)
+    settings = inventory.kubernetes
+    if wanted.workers:
+        settings = settings.model_copy(update={"workers": wanted.workers})
+    _check_settings(inventory, wanted)
+    jobspec.check_together(wanted.training, settings.workers)
+    name = name or wanted.name
+    if not _NAME.fullmatch(name):
+        raise TrainingError(
+            f"--name: found {name!r}; on Kubernetes it becomes the name of services: up to 48 lower-case "
+            "letters, digits and dashes, a letter first"
+        )
+    hosts = [inventory.hosts[item] for item in inventory.parameter_servers]
+    workers = [inventory.hosts[item] for item in inventory.workers]
+    storage = _storage(hosts, wanted)
+    servers_as = _alike(hosts, "server", ("storage_cache", "storage_size", "threads", "port", "metrics_port"))
+    _alike(workers, "worker", ("threads", "environment"))
+    port, metrics_port = servers_as["port"] or SERVER_PORT, servers_as["metrics_port"] or METRICS_PORT
+    if port == metrics_port:
+        raise TrainingError(
+            f"parameter_server_port and parameter_server_metrics_port: a server in a pod has both, found "
+            f"{port} twice (they are {SERVER_PORT} and {METRICS_PORT} where nothing is set)"
+        )
+    counts = [wanted.servers or host.server.count for host in hosts]
+    servers = settings.servers or sum(counts)
+    if wanted.servers and settings.servers:
+        servers = wanted.servers
+    cache = wanted.storage_cache or servers_as["storage_cache"] or settings.server_memory // 2
+    named = () if settings.server_nodes else tuple(h.name for h in hosts if h.kind is not Kind.local)
+    return Plan(
+        name=name,
+        settings=settings,
+        request=wanted,
+        storage=storage,
+        servers=servers,
+        threads=servers_as["threads"] or max(1, int(settings.server_cpus)),
+        cache=cache if storage == "dram_pmem" else 0,
+        size=servers_as["storage_size"],
+        port=port,
+        metrics_port=metrics_port,
+        server_hosts=named,
+        local=_local(settings, hosts, counts, servers) if storage in POOLS else (),
+        environment=placement.worker_environment(workers[0]),
+        notes=tuple(differences.notes(inventory, wanted, storage)),
+    )
+
+
+def _check_settings(inventory: Inventory, wanted: Request) -> None:
+    settings, training = inventory.kubernetes, wanted.training
+    for key, what in (
+        ("server_image", "containers/README.md says how to build it"),
+        ("worker_image", "containers/README.md says how to build it"),
+        ("claim", "the ReadWriteMany claim for data and checkpoints"),
+    ):
+        if not getattr(settings, key):
+            raise TrainingError(f"{inventory.path}: kubernetes_{key} is missing: {what}")
+    if not request.check_generated(training.data):
+        root = PurePosixPath(settings.claim_path)
+        if root not in PurePosixPath(training.data).parents:
+            raise TrainingError(
+                f"--data: {training.data}: pods see only what lies in claim {settings.claim}: give a "
+                f"path below {root} (kubernetes_claim_path)"
+            )
+    if training.tls == "off":
+        raise TrainingError(
+            "training_tls: off: pods of other jobs may share the network of these; leave it at auto"
+        )
+
+
+def _alike(hosts: list[Host], part: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Settings that pods have in common; TrainingError where hosts differ, because pods of one set cannot."""
+    found = {}
+    for name in names:
+        values = {host.name: getattr(getattr(host, part), name) for host in hosts}
+        first, odd = (
+            hosts[0].name,
+            next((item for item in values if values[item] != values[hosts[0].name]), ""),
+        )
+        if odd:
+            raise TrainingError(
+                f"{getattr(hosts[0], part).prefix}{name}: pods of one job are alike, but it is "
+                f"{values[first]!r} on {first} and {values[odd]!r} on {odd}: set it once for all, or use "
+                "--limit"
+            )
+        found[name] = values[first]
+    return found
+
+
+def _storage(hosts: list[Host], wanted: Request) -> str:
+    found = {storage_of(host, wanted): host.name for host in hosts}
+    if len(found) > 1:
+        (first, one), (second, two) = list(found.items())[:2]
+        raise TrainingError(
+            f"servers of one StatefulSet are alike, but storage is {first} on {one} and {second} on {two}: "
+            "give --storage, or --limit"
+        )
+    return next(iter(found))
+
+
+def _local(
+    settings: KubernetesSettings, hosts: list[Host], counts: list[int], servers: int
+) -> tuple[tuple[str, str], ...]:
+    """Of each server the node and the mount point of its local volume; empty where a class makes volumes."""
+    if settings.storage_class:
+        if not settings.storage_size:
+            raise TrainingError(
+                f"kubernetes_storage_size is missing: a volume of class {settings.storage_class} has a size"
+            )
+        return ()
+    if any(host.kind is Kind.local for host in hosts) or settings.server_nodes:
+        raise TrainingError(
+            "kubernetes_storage_class is missing: without one, each server's volume is the mount point of a "
+            "host of parameter_servers (not of kind local, and without kubernetes_server_nodes)"
+        )
+    if sum(counts) != servers:
+        raise TrainingError(
+            f"kubernetes_servers is {servers}, but parameter_server_count makes {sum(counts)} of the hosts' "
+            "mount points: leave one of them out, or set kubernetes_storage_class"
+        )
+    return tuple(
+        (host.name, f"{host.pmem.mount_prefix}{number}")
+        for host, count in zip(hosts, counts, strict=True)
+        for number in range(count)
+    )
+
+
+def with_form(inventory: Inventory, form: str | None) -> Inventory:
+    """The inventory with another ``kubernetes_form``, if one is given."""
+    if form is None:
+        return inventory
+    try:
+        settings = KubernetesSettings.model_validate({**inventory.kubernetes.model_dump(), "form": form})
+    except ValidationError as error:
+        from provision.inventory.loader import explain
+
+        raise TrainingError(f"--form: {explain(error.errors()[0])}") from None
+    return replace(inventory, kubernetes=settings)
+
+
+def read_token(path: Path) -> str:
+    """The token in a file; TrainingError when there is none."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise TrainingError(f"--token-file: {path}: {reason}") from None
+    if not token:
+        raise TrainingError(f"--token-file: {path} is empty")
+    return token

@@ -1,0 +1,85 @@
+"""What this machine keeps of a job on Kubernetes in ``.oeprov/jobs/JOB/``: where it is, manifests, token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from provision.cluster.errors import TrainingError
+from provision.jobs import store
+from provision.jobs.store import Job, write_json
+
+MANIFESTS = "manifests.yml"
+Phase = Literal["running", "done", "failed", "interrupted"]
+
+
+class Record(BaseModel):
+    """Where a job is and how it ended; "running" until its end was seen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: Literal[1] = 1
+    id: str
+    created: str
+    context: str
+    namespace: str
+    servers: int
+    workers: int
+    claim: str
+    run: str  # as pods see it
+    phase: Phase = "running"
+    message: str = ""
+
+
+def write(job: Job, record: Record) -> None:
+    """Write the record in one piece."""
+    write_json(job.cluster_file, record.model_dump(mode="json"))
+
+
+def read(job: Job) -> Record:
+    """The record of a job; TrainingError when it cannot be used."""
+    file = job.cluster_file
+    try:
+        return Record.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise TrainingError(store.unreadable(file, error)) from None
+
+
+def documents(job: Job) -> list[dict[str, Any]]:
+    """The job's objects, without the secret."""
+    file = job.directory / MANIFESTS
+    try:
+        return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError) as error:
+        raise TrainingError(f"{file}: {error}") from None
+
+
+def work(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object that runs the workers."""
+    return next(item for item in found if item["kind"] in ("Job", "TFJob", "MPIJob"))
+
+
+def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims that the StatefulSet made for its pods; it leaves them behind."""
+    claims = []
+    for item in found:
+        if item["kind"] != "StatefulSet":
+            continue
+        for template in item["spec"].get("volumeClaimTemplates", []):
+            name, place = template["metadata"]["name"], item["metadata"]
+            claims += [
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {"name": f"{name}-{place['name']}-{index}", "namespace": place["namespace"]},
+                }
+                for index in range(item["spec"]["replicas"])
+            ]
+    return claims
+
+
+def all_jobs(state_dir: Path) -> list[Job]:
+    """Every job on Kubernetes, oldest first."""
+    return [job for job in store.directories(state_dir) if job.on_kubernetes]

@@ -1,0 +1,241 @@
+"""Parameter servers: a StatefulSet with its service, volumes, budget and network policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from provision.jobs.kubernetes import parts
+from provision.jobs.kubernetes.parts import POOL_DIR, Document
+from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.placement import LEAST_POOL_CHECKPOINTS, arguments
+
+ROLE = "server"
+END_SECONDS = 120
+_REQUEST_BYTES = 4 << 30  # the runtime's own default, where there is memory for it
+
+_START = parts.TAKE_TOKEN + parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
+# Rows of a job that has ended well lie in files of its last checkpoint; volumes may be kept, so they are
+# emptied.
+_EMPTY = """if grep -qs '"event": "end"' "$RUN/metrics.jsonl"; then rm -rf "$POOL"; fi\n"""
+_END = 'exit "$status"\n'
+
+
+def names(plan: Plan) -> list[str]:
+    """DNS names of the servers, in their order; the same for every pod that takes a server's place."""
+    return [f"{plan.name}-server-{index}.{plan.name}-servers" for index in range(plan.servers)]
+
+
+def endpoints(plan: Plan) -> str:
+    """For ``--servers``."""
+    return ",".join(f"{name}:{plan.port}" for name in names(plan))
+
+
+def documents(plan: Plan) -> list[Document]:
+    """All objects of the servers, in the order in which they are made."""
+    return [*_local_volumes(plan), _service(plan), _policy(plan), _budget(plan), _set(plan)]
+
+
+def claim_name(plan: Plan, index: int) -> str:
+    """The claim that the StatefulSet makes for a server's volume."""
+    return f"pool-{plan.name}-server-{index}"
+
+
+def _service(plan: Plan) -> Document:
+    return {
+        **parts.document(plan, "v1", "Service", f"{plan.name}-servers", role=ROLE),
+        "spec": {
+            "clusterIP": "None",
+            # Names stay known while a server recovers, so that workers wait for it instead of giving up.
+            "publishNotReadyAddresses": True,
+            "selector": parts.selector(plan, ROLE),
+            "ports": [
+                {"name": "pull-push", "port": plan.port, "targetPort": "pull-push"},
+                {"name": "metrics", "port": plan.metrics_port, "targetPort": "metrics"},
+            ],
+        },
+    }
+
+
+def _policy(plan: Plan) -> Document:
+    """Only the job's own workers reach the servers; the metrics are for the namespace and Prometheus's."""
+    readers: list[Document] = [{"podSelector": {}}]
+    if plan.settings.monitoring_namespace:
+        label = {"kubernetes.io/metadata.name": plan.settings.monitoring_namespace}
+        readers.append({"namespaceSelector": {"matchLabels": label}})
+    workers = {"podSelector": {"matchLabels": parts.selector(plan, "worker")}}
+    return {
+        **parts.document(plan, "networking.k8s.io/v1", "NetworkPolicy", f"{plan.name}-servers", role=ROLE),
+        "spec": {
+            "podSelector": {"matchLabels": parts.selector(plan, ROLE)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [workers], "ports": [{"protocol": "TCP", "port": plan.port}]},
+                {"from": readers, "ports": [{"protocol": "TCP", "port": plan.metrics_port}]},
+            ],
+        },
+    }
+
+
+def _budget(plan: Plan) -> Document:
+    """Drained nodes give up one server at a time, and training goes on after each."""
+    return {
+        **parts.document(plan, "policy/v1", "PodDisruptionBudget", f"{plan.name}-servers", role=ROLE),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": parts.selector(plan, ROLE)}},
+    }
+
+
+def _local_volumes(plan: Plan) -> list[Document]:
+    """Mount points of nodes as volumes, each promised to the claim of its server."""
+    found = []
+    for index, (node, mount) in enumerate(plan.local):
+        name = f"{plan.settings.namespace}-{plan.name}-{index}"
+        claim = {"namespace": plan.settings.namespace, "name": claim_name(plan, index)}
+        found.append(
+            {
+                **parts.document(plan, "v1", "PersistentVolume", name, role=ROLE, namespaced=False),
+                "spec": {
+                    "capacity": {"storage": _volume_size(plan)},
+                    "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "storageClassName": "",
+                    "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim},
+                    "local": {"path": mount},
+                    "nodeAffinity": {"required": {"nodeSelectorTerms": [_on([node])]}},
+                },
+            }
+        )
+    return found
+
+
+def _on(nodes: list[str]) -> Document:
+    return {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}]}
+
+
+def _volume_size(plan: Plan) -> str:
+    # Nothing measures a local volume: any size is that of the file system.
+    return parts.size(plan.settings.storage_size or 1 << 30)
+
+
+def _set(plan: Plan) -> Document:
+    claim = {
+        "metadata": {"name": "pool", "labels": parts.labels(plan, ROLE)},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": plan.settings.storage_class,
+            "resources": {"requests": {"storage": _volume_size(plan)}},
+        },
+    }
+    annotations = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(plan.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
+    return {
+        **parts.document(plan, "apps/v1", "StatefulSet", f"{plan.name}-server", role=ROLE),
+        "spec": {
+            "serviceName": f"{plan.name}-servers",
+            "replicas": plan.servers,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": parts.selector(plan, ROLE)},
+            **({"volumeClaimTemplates": [claim]} if plan.pools else {}),
+            "template": {
+                "metadata": {"labels": parts.labels(plan, ROLE), "annotations": annotations},
+                "spec": parts.pod(
+                    plan,
+                    terminationGracePeriodSeconds=END_SECONDS,
+                    **_where(plan),
+                    containers=[_container(plan)],
+                    volumes=parts.volumes(plan),
+                ),
+            },
+        },
+    }
+
+
+def _where(plan: Plan) -> dict[str, Any]:
+    """Nodes with persistent memory, and not two servers on one as long as there are others."""
+    if plan.settings.server_nodes:
+        found: dict[str, Any] = {"nodeSelector": dict(sorted(plan.settings.server_nodes.items()))}
+        affinity: Document = {}
+    else:
+        found = {}
+        terms = {"nodeSelectorTerms": [_on(list(plan.server_hosts))]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        affinity = {"nodeAffinity": required} if plan.server_hosts else {}
+    apart = {
+        "weight": 100,
+        "podAffinityTerm": {
+            "labelSelector": {"matchLabels": parts.selector(plan, ROLE)},
+            "topologyKey": "kubernetes.io/hostname",
+        },
+    }
+    affinity["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}
+    return {**found, "affinity": affinity}
+
+
+def _container(plan: Plan) -> Document:
+    settings = plan.settings
+    resources = {"cpu": parts.cpus(settings.server_cpus), "memory": parts.size(settings.server_memory)}
+    pool = f"{POOL_DIR}/{plan.name}"
+    values = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - a volume of the pod's own
+    if plan.pools:
+        values.update(RUN=str(plan.directory / "run"), POOL=pool)
+    script = _START + (_EMPTY if plan.pools else "") + _END
+    page = {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 5, "timeoutSeconds": 5}
+    mounts = parts.mounts(plan)
+    if plan.pools:
+        mounts.append({"name": "pool", "mountPath": POOL_DIR})
+    # RuntimeDefault's filter lets mbind and its like through with this capability only.
+    capabilities = ["SYS_NICE"] if plan.storage == "pmem_memkind" else []
+    return {
+        "name": "server",
+        "image": settings.server_image,
+        **parts.command(script, "server", _words(plan, pool)),
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            *parts.environment(values),
+        ],
+        "ports": [
+            {"name": "pull-push", "containerPort": plan.port},
+            {"name": "metrics", "containerPort": plan.metrics_port},
+        ],
+        # The page is there once rows of the pool are found again, which may take minutes.
+        "startupProbe": {**page, "failureThreshold": 360},
+        "readinessProbe": {**page, "failureThreshold": 3},
+        "livenessProbe": {
+            "tcpSocket": {"port": "pull-push"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "resources": {"requests": resources, "limits": {"memory": resources["memory"]}},
+        "securityContext": parts.security(*capabilities),
+        "volumeMounts": mounts,
+        **parts.TELL,
+    }
+
+
+def _words(plan: Plan, pool: str) -> list[str]:
+    options: dict[str, Any] = {
+        "host": "0.0.0.0",  # noqa: S104 - the pod's own addresses
+        "port": plan.port,
+        "count": plan.servers,
+        "storage": plan.storage,
+        "threads": plan.threads,
+        "token-file": parts.TOKEN,
+        "tls": "on",
+        "metrics-host": "0.0.0.0",  # noqa: S104
+        "metrics-port": plan.metrics_port,
+        # Three budgets of this size beside the rows.
+        "max-request-bytes": min(_REQUEST_BYTES, plan.settings.server_memory // 8),
+    }
+    flags = []
+    if plan.pools:
+        kept = max(LEAST_POOL_CHECKPOINTS, plan.request.training.keep_checkpoints)
+        options.update({"storage-path": pool, "storage-checkpoints": kept})
+        flags.append("--storage-recover")
+    if plan.cache:
+        options["storage-cache"] = plan.cache
+    if plan.size:
+        options["storage-size"] = plan.size
+    return [*arguments(options), *flags]

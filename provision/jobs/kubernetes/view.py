@@ -1,0 +1,165 @@
+"""``status`` and ``logs`` of jobs on Kubernetes, asked of their clusters; nothing is changed."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from provision.cluster.errors import TrainingError
+from provision.jobs.kubernetes import record, state
+from provision.jobs.kubernetes.api import Api, ApiFailure
+from provision.jobs.kubernetes.follow import PAUSE_SECONDS
+from provision.jobs.kubernetes.state import Pod
+from provision.jobs.store import Job
+
+_STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
+
+
+def report(job: Job) -> dict[str, Any]:
+    """Everything known of one job, ready for JSON; ``problem`` says why its cluster told nothing."""
+    result: dict[str, Any] = {
+        "job": job.id,
+        "on": "kubernetes",
+        "state": "unreadable",
+        "message": "",
+        "namespace": "",
+        "claim": "",
+        "run": "",
+        "progress": "",
+        "problem": "",
+        "pods": [],
+    }
+    try:
+        found = record.read(job)
+    except TrainingError as error:
+        return {**result, "problem": str(error)}
+    result["state"] = found.phase
+    result.update(found.model_dump(include={"message", "namespace", "claim", "run"}))
+    try:
+        cluster = Api(found.context)
+        documents = record.documents(job)
+        phase, words = state.phase(cluster, record.work(documents))
+        pods = state.pods(cluster, found.namespace, job.id)
+        workers = [pod for pod in pods if pod.role == "worker"]
+        # Of pods that took each other's place, the one that trains.
+        order = {"runs": 0, "succeeded": 1}
+        first = min(workers, key=lambda pod: order.get(pod.state, 2), default=None)
+        lines = state.last_lines(cluster, found.namespace, first, 20) if first else []
+        if phase == "running" and (not workers or len(pods) - len(workers) < found.servers):
+            result["problem"] = "; ".join(state.refusals(cluster, found.namespace, documents))
+    except (ApiFailure, TrainingError) as error:
+        return {**result, "problem": str(error)}
+    result["pods"] = [asdict(pod) for pod in pods]
+    result["progress"] = next((line for line in reversed(lines) if line.startswith("step ")), "")
+    if phase != "gone":
+        result["state"] = phase
+        result["message"] = words or found.message
+    elif found.phase == "running":
+        result.update(state="interrupted", message="its workers are not on the cluster any more")
+    return result
+
+
+def show(reports: list[dict[str, Any]], console: Console, flag: str) -> None:
+    """Print jobs, and of each that has some its pods."""
+    for item in reports:
+        style = _STYLE.get(item["state"], "cyan")
+        head = f"{item['job']}  [{style}]{item['state']}[/]  on kubernetes"
+        head += f", namespace {item['namespace']}" if item["namespace"] else ""
+        console.print(
+            head + (f"  {escape(item['progress'])}" if item["progress"] else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+        for line in (item["message"], item["problem"]):
+            if line:
+                console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+        if item["pods"]:
+            console.print(_table(item["pods"]))
+        for pod in item["pods"]:
+            if pod["trouble"]:
+                mark = "[yellow]![/]" if pod["passing"] else "[red]✗[/]"
+                console.print(
+                    f"{mark} {pod['name']}: {escape(pod['trouble'])}", highlight=False, soft_wrap=True
+                )
+        if item["state"] != "running" and item["pods"]:
+            console.print(
+                f"[yellow]![/] its pods are still there; take them away with: oeprov stop {item['job']}{flag}"
+            )
+        elif item["state"] in ("failed", "interrupted"):
+            console.print(f"go on with: oeprov resume {item['job']}{flag}", highlight=False)
+
+
+def _table(pods: list[dict[str, Any]]) -> Table:
+    table = Table("pod", "node", "state", "ready", "restarts", box=None, pad_edge=False)
+    for pod in pods:
+        ready = "yes" if pod["ready"] else "no"
+        table.add_row(pod["name"], pod["node"] or "–", pod["state"], ready, str(pod["restarts"]))
+    return table
+
+
+def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:
+    """Print the last lines of the job's pods, and with ``follow`` new ones until they end; returns 0.
+
+    ``process``: only this pod, as `status` names it or without the job's name (worker-0).
+    """
+    found = record.read(job)
+    try:
+        cluster = Api(found.context)
+        pods = state.pods(cluster, found.namespace, job.id)
+        if process:
+            names = (process, f"{job.id}-{process}")
+            chosen = [pod for pod in pods if pod.name in names or pod.name.startswith(f"{job.id}-{process}-")]
+            if not chosen:
+                there = ", ".join(pod.name for pod in pods) or "none"
+                raise TrainingError(f"job {job.id} has no pod {process!r}; there are: {there}")
+            pods = chosen
+        if not pods:
+            raise TrainingError(
+                f"job {job.id} has no pods any more, and so no logs; its run is in {found.run} of "
+                f"claim {found.claim}"
+            )
+        _print(cluster, found.namespace, pods, follow, lines)
+    except ApiFailure as error:
+        raise TrainingError(f"the Kubernetes API refused: {error}") from None
+    return 0
+
+
+def _print(cluster: Api, namespace: str, pods: list[Pod], follow: bool, lines: int) -> None:
+    width = max(len(pod.name) for pod in pods)
+
+    def put(name: str, line: str) -> None:
+        sys.stdout.write(f"{name:<{width}} | {line}\n" if len(pods) > 1 else f"{line}\n")
+
+    if not follow:
+        for pod in pods:
+            try:
+                found = cluster.text(state.log_path(namespace, pod.name), tailLines=lines).splitlines()
+            except ApiFailure as error:
+                found = [f"({error})"]
+            for line in found:
+                put(pod.name, line)
+        return
+    news: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    def read(name: str) -> None:
+        try:
+            for line in cluster.lines(state.log_path(namespace, name), follow="true", tailLines=lines):
+                news.put((name, line))
+        except (ApiFailure, TrainingError) as error:
+            news.put((name, f"({error})"))
+
+    threads = [threading.Thread(target=read, args=(pod.name,), daemon=True) for pod in pods]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) or not news.empty():
+        try:
+            put(*news.get(timeout=PAUSE_SECONDS))
+        except queue.Empty:
+            sys.stdout.flush()

@@ -1,0 +1,237 @@
+"""Workers: an Indexed Job, or Kubeflow's TFJob or MPIJob, with the service by which they find each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from provision.jobs.kubernetes import parts, servers
+from provision.jobs.kubernetes.parts import WORKER_PORT, Document
+from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
+
+ROLE = "worker"
+_HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks
+RETRIES = 3  # of all workers, since they end together; each goes on from the last checkpoint
+
+# Shown by kubectl. --on-worker-lost has nothing to choose here: lost workers always restart.
+_WORKER_LOST = (
+    "A pod that is lost is started again; all workers then go on from the last checkpoint, or from the "
+    "beginning if there is none yet."
+)
+
+# A worker that takes the place of another goes on from what that one saved.
+_SCRIPT = f"""\
+{parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
+  if [ -e "$saved" ]; then set -- "$@" --resume; break; fi
+done
+{parts.passing_on('python -m oe_runtime.train "$@"')}exit "$status"
+"""
+
+# Workers do not start before all servers listen: a first connection is not tried again.
+_WAIT = """\
+import signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container gets no other
+deadline = time.monotonic() + float(sys.argv[1])
+for place in sys.argv[2].split(","):
+    host, port = place.rsplit(":", 1)
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"error: server {place} cannot be reached: {error}")
+            time.sleep(1)
+"""
+_WAIT_SECONDS = 1800  # as long as servers may take to find their rows again
+
+# mpirun runs this in the launcher: the operator's list of hosts says where the workers are.
+_MPI_LAUNCHER = """\
+workers=$(sed -e 's/[: ].*//' -e "s/$/:$PORT/" /etc/mpi/hostfile | paste -s -d , -)
+exec mpirun --map-by ppr:1:node -n "$WORKERS" -x RUN -x PYTHONUNBUFFERED /bin/sh -ec "$SCRIPT" worker "$@" \
+  ${MANY:+--workers "$workers"}
+"""
+
+
+def documents(plan: Plan) -> list[Document]:
+    """All objects of the workers, in the order in which they are made."""
+    found = {"job": _job, "tfjob": _tfjob, "mpijob": _mpijob}[plan.settings.form](plan)
+    found["metadata"]["annotations"] = {"oeprov/worker-lost": _WORKER_LOST}
+    many = plan.settings.workers > 1
+    service = [_service(plan)] if many and plan.settings.form == "job" else []
+    return [*service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
+
+
+def name(plan: Plan) -> str:
+    """Of the object that runs the workers; it also begins the names of their pods."""
+    return f"{plan.name}-worker" if plan.settings.form == "job" else plan.name
+
+
+def _service(plan: Plan) -> Document:
+    return {
+        **parts.document(plan, "v1", "Service", f"{plan.name}-workers", role=ROLE),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": parts.selector(plan, ROLE),
+            "ports": [{"name": "workers", "port": WORKER_PORT, "targetPort": WORKER_PORT}],
+        },
+    }
+
+
+def _policy(plan: Plan) -> Document:
+    """Workers take connections of each other alone: TensorFlow's collectives know no password."""
+    return {
+        **parts.document(plan, "networking.k8s.io/v1", "NetworkPolicy", f"{plan.name}-workers", role=ROLE),
+        "spec": {
+            "podSelector": {"matchLabels": parts.selector(plan, ROLE)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": parts.selector(plan, ROLE)}}]}],
+        },
+    }
+
+
+def _job(plan: Plan) -> Document:
+    count = plan.settings.workers
+    addresses = [f"{plan.name}-worker-{rank}.{plan.name}-workers:{WORKER_PORT}" for rank in range(count)]
+    template = _template(plan, "worker", _rank_words(count, addresses, "$(JOB_COMPLETION_INDEX)"))
+    if count > 1:
+        template["spec"]["subdomain"] = f"{plan.name}-workers"
+    return {
+        **parts.document(plan, "batch/v1", "Job", name(plan), role=ROLE),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": RETRIES * count,
+            # A worker that had to leave its node has not failed.
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+                ]
+            },
+            "template": template,
+        },
+    }
+
+
+def _rank_words(count: int, addresses: list[str], rank: str) -> list[str]:
+    return ["--workers", ",".join(addresses), "--rank", rank] if count > 1 else []
+
+
+def _tfjob(plan: Plan) -> Document:
+    count = plan.settings.workers
+    addresses = [f"{plan.name}-worker-{rank}:{WORKER_PORT}" for rank in range(count)]
+    # The operator looks for a container of this name, and numbers its pods by this label.
+    template = _template(plan, "tensorflow", _rank_words(count, addresses, "$(RANK)"))
+    label = "metadata.labels['training.kubeflow.org/replica-index']"
+    container = template["spec"]["containers"][0]
+    container["env"].insert(0, {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": label}}})
+    container["ports"] = [{"name": "tfjob-port", "containerPort": WORKER_PORT}]
+    del template["spec"]["restartPolicy"]  # the replica's own says it
+    return {
+        **parts.document(plan, "kubeflow.org/v1", "TFJob", name(plan), role=ROLE),
+        "spec": {
+            "runPolicy": {"backoffLimit": RETRIES * count, "cleanPodPolicy": "None"},
+            "tfReplicaSpecs": {
+                "Worker": {"replicas": count, "restartPolicy": "OnFailure", "template": template}
+            },
+        },
+    }
+
+
+def _mpijob(plan: Plan) -> Document:
+    count = plan.settings.workers
+    template = _template(plan, "launcher", [])
+    launcher = template["spec"]["containers"][0]
+    launcher["command"] = ["/bin/sh", "-ec", _MPI_LAUNCHER, "launcher"]
+    rank = '--rank "$OMPI_COMM_WORLD_RANK"' if count > 1 else ""
+    script = _SCRIPT.replace("oe_runtime.train", f"oe_runtime.train {rank}".rstrip())
+    launcher["env"] += parts.environment(
+        {
+            "SCRIPT": script,
+            "PORT": str(WORKER_PORT),
+            "WORKERS": str(count),
+            **({"MANY": "1"} if count > 1 else {}),
+        }
+    )
+    # mpirun starts the training; the launcher itself needs little.
+    launcher["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    worker = _template(plan, "worker", [])
+    container = worker["spec"]["containers"][0]
+    container["command"] = ["/usr/sbin/sshd", "-De", "-f", f"{_HOME}/.sshd_config"]
+    del container["args"], worker["spec"]["initContainers"]
+    for item in (template, worker):
+        del item["spec"]["restartPolicy"]
+    return {
+        **parts.document(plan, "kubeflow.org/v2beta1", "MPIJob", name(plan), role=ROLE),
+        "spec": {
+            "slotsPerWorker": 1,
+            "sshAuthMountPath": f"{_HOME}/.ssh",
+            "runPolicy": {"backoffLimit": RETRIES * count, "cleanPodPolicy": "Running"},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "restartPolicy": "OnFailure", "template": template},
+                "Worker": {"replicas": count, "restartPolicy": "OnFailure", "template": worker},
+            },
+        },
+    }
+
+
+def _template(plan: Plan, container: str, more: list[str]) -> Document:
+    settings = plan.settings
+    endpoints = servers.endpoints(plan)
+    resources = {"cpu": parts.cpus(settings.worker_cpus), "memory": parts.size(settings.worker_memory)}
+    gpus = {"nvidia.com/gpu": settings.worker_gpus} if settings.worker_gpus else {}
+    values = {
+        "PYTHONUNBUFFERED": "1",
+        "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own
+        "RUN": str(plan.directory / "run"),
+        **plan.environment,
+    }
+    wait = {
+        "name": "servers",
+        "image": settings.worker_image,
+        "command": ["python", "-c", _WAIT, str(_WAIT_SECONDS), endpoints],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": parts.security(),
+        **parts.TELL,
+    }
+    main = {
+        "name": container,
+        "image": settings.worker_image,
+        **parts.command(_SCRIPT, "worker", [*_words(plan, endpoints), *more]),
+        "env": parts.environment(values),
+        "resources": {
+            "requests": {**resources, **gpus},
+            "limits": {"memory": resources["memory"], **gpus},
+        },
+        "securityContext": parts.security(),
+        **parts.TELL,
+        "volumeMounts": parts.mounts(plan),
+    }
+    where = {"nodeSelector": dict(sorted(settings.worker_nodes.items()))} if settings.worker_nodes else {}
+    return {
+        "metadata": {"labels": parts.labels(plan, ROLE)},
+        "spec": parts.pod(
+            plan,
+            restartPolicy="Never",
+            terminationGracePeriodSeconds=int(CHECKPOINT_SECONDS),
+            **where,
+            initContainers=[wait],
+            containers=[main],
+            volumes=parts.volumes(plan),
+        ),
+    }
+
+
+def _words(plan: Plan, endpoints: str) -> list[str]:
+    options: dict[str, Any] = {
+        "servers": endpoints,
+        "token_file": parts.TOKEN,
+        "tls": "on",
+        # Servers have the claim too, and write their files there themselves.
+        "checkpoint_transfer": "shared",
+    }
+    training = plan.request.training.model_copy(update={"on_worker_lost": "stop"})
+    return [*training_words(training, Path(plan.directory / "run")), *arguments(options)]

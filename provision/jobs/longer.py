@@ -1,0 +1,73 @@
+"""``resume --epochs/--steps``: where a job's training ends from now on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from provision.cluster import flavor_facts
+from provision.cluster.errors import TrainingError
+from provision.jobs.ending import saved
+from provision.jobs.metrics import summary
+from provision.jobs.request import Request
+from provision.jobs.store import Job
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How far the newest checkpoint of a job is: all its steps, and its whole epochs."""
+
+    step: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}, {self.step} steps"
+
+
+def trained(job: Job) -> Trained:
+    """How far a job is, from its checkpoint, or where that is on another host from its events."""
+    facts = summary(job.metrics_file)
+    step = saved(job, facts)[0] or 0
+    settings = job.spec().settings
+    limit = int(settings.get("steps") or 0)
+    if job.state().phase == "done" and not (limit and step >= limit):
+        return Trained(step, int(settings.get("epochs") or 0))  # they were its end
+    return Trained(step, _epochs(job))
+
+
+def _epochs(job: Job) -> int:
+    if (newest := job.checkpoint()) is not None:
+        try:
+            manifest = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8"))
+            return int(manifest["training"]["position"]["epoch"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the worker says what is wrong with it
+    return summary(job.metrics_file).epoch or 0
+
+
+def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> Request:
+    """The request with the end that was named, in place of the one that it had.
+
+    ``steps`` alone takes as many epochs as it needs, ``epochs`` alone has no limit of steps. TrainingError
+    when the job has trained as long already.
+    """
+    if not end:
+        return wanted
+    flags = " and ".join(f"--{name} {value}" for name, value in end.items())
+    if flavor != flavor_facts.DEFAULT:
+        raise TrainingError(f"{flags}: flavor {flavor} does not go on from a checkpoint; start a new job")
+    done = trained(job)
+    steps, epochs = end.get("steps", 0), end.get("epochs", 0)
+    if "steps" in end and "epochs" not in end and not steps:
+        epochs = wanted.training.epochs
+    if (steps and steps <= done.step) or (epochs and epochs <= done.epochs) or not (steps or epochs):
+        limits = {"epochs": done.epochs, "steps": done.step}
+        low = [name for name, value in end.items() if 0 < value <= limits[name]] or list(end)
+        above = [f"above {limits[name]}" + (f" for --{name}" if len(end) > 1 else "") for name in low]
+        raise TrainingError(
+            f"{flags}: job {job.id} has trained {done} already; use a number {' and '.join(above)}"
+        )
+    if not job.saved():
+        raise TrainingError(f"{flags}: job {job.id} has no checkpoint to go on from; start a new job")
+    return replace(wanted, training=wanted.training.model_copy(update={"steps": steps, "epochs": epochs}))

@@ -1,0 +1,373 @@
+"""Which process of a job runs where: command lines, units, and what each host must be given beforehand."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from provision.cluster import settings, share
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.settings import Kind
+from provision.cluster.training_settings import TrainingSettings
+from provision.jobs import containers, units
+from provision.jobs.request import Request
+from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
+from provision.jobs.store import SERVERS, WORKERS, Job, ProcessSpec
+from provision.jobs.units import Place, on_host
+from provision.node import numa
+from provision.node.state import State
+
+CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
+LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
+ADAPTER = "adapter.py"  # of provision/node
+WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
+WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
+
+
+def worker_hosts(inventory: Inventory) -> list[Host]:
+    """The hosts that train, that of worker 0 first; TrainingError for a cluster that cannot."""
+    servers = [inventory.hosts[name] for name in inventory.parameter_servers]
+    if not servers or not inventory.workers:
+        missing = "workers" if servers else "parameter_servers"
+        raise TrainingError(f"{inventory.path}: training needs a host of group {missing}; none is selected")
+    workers = [inventory.hosts[name] for name in inventory.workers]
+    here = next((host for host in workers if not on_host(host)), None)
+    if here is not None and len(workers) > 1:
+        others = ", ".join(host.name for host in workers if host is not here)
+        raise TrainingError(
+            f"{inventory.path}: workers on {others} cannot reach one on {here.name}, which is this machine; "
+            "put all workers on hosts reached over ssh, or leave some out with --limit"
+        )
+    for host in servers:
+        if not on_host(host) and here is None:
+            raise TrainingError(
+                f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
+                "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
+            )
+        if not on_host(host) and host.kind is not Kind.local and host.pmem.mode != "none":
+            raise TrainingError(
+                f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
+                "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
+            )
+    return workers
+
+
+def connection(host: Host) -> dict[str, Any]:
+    """How the host is reached, for the job file: every plain field of it."""
+    values = {item.name: getattr(host, item.name) for item in fields(host)}
+    plain = {name: value for name, value in values.items() if isinstance(value, (str, int, tuple, list))}
+    return {**plain, "kind": host.kind.value}
+
+
+def restored(values: Mapping[str, Any]) -> Host:
+    """The host of ``connection``; its settings are the defaults. TrainingError when it cannot be."""
+    found: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    found.update(
+        pmem=settings.PmemSettings(),
+        kernel=settings.KernelSettings(),
+        runtime=RuntimeSettings(),
+        gpu=settings.GpuSettings(),
+        server=settings.ServerSettings(),
+        worker=settings.WorkerSettings(),
+    )
+    try:
+        return Host(**{**found, "kind": Kind(found["kind"])})
+    except (TypeError, KeyError, ValueError) as error:
+        raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Every process with its command line, and each host's ``oeprov_job``: what Ansible gives its module."""
+
+    processes: list[ProcessSpec]
+    hosts: dict[str, dict[str, Any]]
+
+
+def place(
+    job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request, *, fresh: bool = True
+) -> Placement:
+    """Place the servers on their hosts, and the workers on theirs, in the inventory's order.
+
+    ``fresh``: the job begins, so rows that an attempt of it left are of no use.
+    """
+    workers = worker_hosts(inventory)
+    servers = [inventory.hosts[name] for name in inventory.parameter_servers]
+    counts = {host.name: wanted.servers or host.server.count for host in servers}
+    total = sum(counts.values())
+    processes: list[ProcessSpec] = []
+    prepared = {host.name: prepared_for(job, host) for host in inventory.hosts.values()}
+    tls = _tls(wanted.training, servers)
+    for host in servers:
+        state = states.get(host.name)
+        places = [
+            place_of(host, state, wanted, job.id, f"server-{len(processes) + number}", number)
+            for number in range(counts[host.name])
+        ]
+        places = [replace(where, cpus=cpus_of(host, state, where)) for where in places]
+        for number, where in enumerate(places):
+            spec = _server(
+                job,
+                host,
+                wanted,
+                tls,
+                len(processes),
+                total,
+                number,
+                places,
+                state,
+            )
+            processes.append(spec)
+            if on_host(host):
+                port = host.server.port + number if host.server.port else 0
+                prepared[host.name]["units"].append(server_start(job, host, spec, where, port, fresh=fresh))
+            elif where.mount:
+                prepared[host.name]["storage_directory"] = where.mount
+    wire = any(on_host(host) for host in servers)
+    processes += _workers(job, workers, states, wanted, tls, wire)
+    if wanted.on:
+        processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
+    return Placement(processes, prepared)
+
+
+def prepared_for(job: Job, host: Host) -> dict[str, Any]:
+    """A host's ``oeprov_job`` before any unit was added."""
+    if on_host(host):
+        directory = str(units.job_directory(job.id))
+        return {"directory": directory, "user": units.USER, "units": [], "storage_directory": ""}
+    return {"directory": str(job.directory), "user": "", "units": [], "storage_directory": ""}
+
+
+def _server(
+    job: Job,
+    host: Host,
+    wanted: Request,
+    tls: str,
+    index: int,
+    total: int,
+    number: int,
+    places: Sequence[Place],
+    state: State | None,
+) -> ProcessSpec:
+    name, server = f"server-{index}", host.server
+    where, beside = places[number], len(places)
+    cpus = len(where.cpus) or cpu_count(host, state)
+    sharing = sum(other.cpus == where.cpus for other in places)
+    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    options: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port + number if server.port else 0,
+        "index": index,
+        "count": total,
+        "storage": where.storage,
+        "threads": server.threads or max(1, cpus // sharing),
+        "token-file": directory / "token",
+        "tls": tls,
+        "ready-file": directory / "ready" / f"{name}.json",
+        "metrics-file": directory / "metrics" / f"{name}.json",
+    }
+    flags = []
+    if where.path:
+        options["storage-path"] = where.path
+    if where.storage in POOLS:
+        options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, wanted.training.keep_checkpoints)
+        flags.append("--storage-recover")
+    if where.storage == "dram_pmem":
+        cache = wanted.storage_cache or server.storage_cache
+        options["storage-cache"] = cache or dram_bytes(host, state) // 4 // beside
+    size = server.storage_size
+    if where.storage == "pmem_memkind" and where.bound and state and not size:
+        # The system ends a process that touches more than a node has; so the server refuses before.
+        size = sum(node.size for node in numa.cpuless(state)) // 16 * 15 // beside
+    if size:
+        options["storage-size"] = size
+    if server.metrics_port:
+        options["metrics-host"] = server.metrics_host
+        options["metrics-port"] = server.metrics_port + number
+    unit = ""
+    if on_host(host):
+        options["checkpoint-dir"] = directory / "checkpoints" / name
+        unit = units.unit_name(job.id, name)
+    argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options), *flags]
+    return ProcessSpec(
+        name=name,
+        role="parameter_server",
+        host=host.name,
+        argv=argv if unit else [*argv, "--exit-with-parent"],
+        unit=unit,
+        storage=where.mount,
+        pools=where.path if where.storage in POOLS else "",
+        cpus=numa.list_text(list(where.cpus)),
+    )
+
+
+def server_start(
+    job: Job, host: Host, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
+) -> dict[str, Any]:
+    """What the host's module needs to start the server's unit; see provision/node/job.py."""
+    scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
+    needs = [python_of(host), *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "unit": spec.unit,
+        "text": units.server_unit(job.id, spec.name, spec.argv, where),
+        "directories": [scratch, *([where.path] if where.path else [])],
+        "mount": where.mount,
+        "needs": needs,
+        "files": _files(spec),
+        "address": host.server.host,
+        "port": port,
+        "fresh": fresh,
+    }
+
+
+def _files(spec: ProcessSpec) -> dict[str, str]:
+    """What a unit needs beside the job: how a program of others becomes a process of it."""
+    adapter = share.node_package() / ADAPTER
+    return {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {}
+
+
+def _tls(training: TrainingSettings, servers: Sequence[Host]) -> str:
+    """The same for every process of a job: a server that listens everywhere may be reached over loopback."""
+    if training.tls != "auto":
+        return training.tls
+    return "off" if all(_is_loopback(host.server.host) for host in servers) else "on"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _workers(
+    job: Job,
+    hosts: Sequence[Host],
+    states: Mapping[str, State],
+    wanted: Request,
+    tls: str,
+    wire: bool,
+) -> list[ProcessSpec]:
+    """All workers, in the order of their ranks."""
+    counts = [wanted.workers or host.worker.count for host in hosts]
+    found = WORKERS
+    if on_host(hosts[0]):
+        found = ",".join(
+            endpoint(host.address, "", (host.worker.port or WORKER_PORT) + number)
+            for host, count in zip(hosts, counts, strict=True)
+            for number in range(count)
+        )
+    elif port := hosts[0].worker.port:
+        found = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
+    specs: list[ProcessSpec] = []
+    for host, count in zip(hosts, counts, strict=True):
+        share = max(1, cpu_count(host, states.get(host.name)) // count) if count > 1 else 0
+        for _ in range(count):
+            rank = len(specs)
+            together = ["--workers", found, "--rank", str(rank)] if sum(counts) > 1 else []
+            specs.append(_worker(job, host, wanted.training, tls, wire, rank, share, together))
+    return specs
+
+
+def _worker(
+    job: Job,
+    host: Host,
+    training: TrainingSettings,
+    tls: str,
+    wire: bool,
+    rank: int,
+    threads: int,
+    together: Sequence[str],
+) -> ProcessSpec:
+    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    words = training_words(training, directory / "run")
+    options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
+    if wire:
+        options["checkpoint_transfer"] = "wire"
+    if host.kind is Kind.gpu and training.device == "auto":
+        options["device"] = "gpu"
+    environment = worker_environment(host, threads)
+    argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
+    name = f"worker-{rank}"
+    return ProcessSpec(
+        name=name,
+        role="worker",
+        host=host.name,
+        argv=argv if on_host(host) else [*argv, "--exit-with-parent"],
+        environment=environment,
+        unit=units.unit_name(job.id, name) if on_host(host) else "",
+    )
+
+
+def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
+    """The environment variables of workers; ``threads`` where the host does not say (0: as they like)."""
+    environment = dict(host.worker.environment)
+    if threads := host.worker.threads or threads:
+        for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            environment.setdefault(variable, str(threads))
+    return environment
+
+
+def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
+    """The part of a worker's command line that says what is trained and where the run's files go."""
+    switches = {"jit", "pipeline", "workqueue"}
+    own = {"export", "steps", "restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
+    options = training.model_dump(mode="json", exclude={*own, *switches})
+    options = {name: value for name, value in options.items() if value not in ("", None)}
+    if training.device == "auto":
+        del options["device"]
+    if training.steps:
+        options["steps"] = training.steps
+        if not training.epochs:
+            del options["epochs"]
+    if training.export:
+        options["export"] = run_dir / "export"
+    options["run_dir"] = run_dir
+    given = {"--jit": training.jit, "--no-pipeline": not training.pipeline, "--workqueue": training.workqueue}
+    return [*arguments(options), *(word for word, wanted in given.items() if wanted)]
+
+
+def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
+    """What the worker's host needs to start its unit, once the servers' endpoints are in ``argv``."""
+    own = [spec.pools] if spec.pools else []
+    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "unit": spec.unit,
+        "text": text,
+        "directories": own,
+        "mount": spec.storage,
+        "needs": [argv[0]],
+        "files": _files(spec),
+        "address": "",
+        "port": 0,
+    }
+
+
+def endpoint(address: str, listens: str, port: int) -> str:
+    """Where workers reach a server: where it listens, or its host's address if it listens everywhere."""
+    address = address if listens in WILDCARDS else listens
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def python_of(host: Host) -> str:
+    """The interpreter of the environment that the host's processes run in."""
+    if not on_host(host) and Path(host.runtime.venv) == Path(sys.prefix):
+        return sys.executable
+    return str(Path(host.runtime.venv) / "bin" / "python")
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """A command line's words for these options."""
+    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]

@@ -1,0 +1,135 @@
+"""What the processes of a job do right now, here and on its hosts: one round trip a host, all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.cluster.errors import HostError
+from provision.jobs.fleet import Answer, Fleet
+from provision.jobs.store import Job, ProcessState
+from provision.node import memory, process
+from provision.node.command import System
+
+
+def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
+    """Every process with its state, counters and memory; ready for JSON."""
+    answers: Mapping[str, Answer | HostError] = {}
+    if any(item.unit and item.alive for item in states):
+        answers = Fleet(job, job.spec()).look()
+    contained = bool(states) and bool(job.spec().settings.get("on"))
+    cpus = {spec.name: spec.cpus for spec in job.spec().processes} if states else {}
+    return [
+        {**_process(job, item, answers.get(item.host), contained), "cpus": cpus.get(item.name, "")}
+        for item in states
+    ]
+
+
+def _process(
+    job: Job, item: ProcessState, answer: Answer | HostError | None, contained: bool
+) -> dict[str, Any]:
+    """``contained``: what runs here is the engine that has the process in a container."""
+    found: dict[str, Any] = {
+        "name": item.name,
+        "role": item.role,
+        "host": item.host,
+        "pid": item.pid,
+        "alive": item.alive,
+        "state": "runs" if item.alive else "ended",
+        "trouble": "",
+        "exit_code": item.exit_code,
+        "endpoint": item.endpoint,
+        "unit": item.unit,
+        "memory_bytes": None,
+    }
+    counters = _read_counters(job.server_metrics(item.name)) if item.role == "parameter_server" else {}
+    nodes: Mapping[str, int] = {}
+    cpuless: list[int] = []
+    if item.alive and not item.unit and not contained:
+        found["memory_bytes"] = process.resident_bytes(item.pid)
+        nodes, cpuless = memory.by_node(System(), item.pid), memory.cpuless(System())
+    elif isinstance(answer, HostError):
+        found.update(alive=None, state="does not answer", trouble=answer.reason)
+    elif answer is not None and item.alive:
+        seen = answer["processes"].get(item.name)
+        if seen is None:
+            found.update(alive=False, state="gone", trouble="its unit is no longer on the host")
+        else:
+            counters, nodes, cpuless = seen["metrics"] or counters, seen["nodes"], answer["cpuless"]
+            if seen["up"] and counters.get("pid", seen["pid"]) != seen["pid"]:
+                counters = {}  # of the process before it
+            found.update(alive=seen["up"], pid=seen["pid"], memory_bytes=seen["resident"] or None)
+            found.update(_unit_state(item, seen, answer["boot"]))
+            if seen["port"] and item.endpoint:
+                found["endpoint"] = f"{item.endpoint.rpartition(':')[0]}:{seen['port']}"
+    rates = counters.get("rates") or {}
+    running = bool(found["alive"])
+    return {
+        **found,
+        **_tiers(counters, nodes, cpuless, found["memory_bytes"] if running else None),
+        "pulled_keys_per_s": rates.get("pulled_keys_per_s") if running else None,
+        "pushed_keys_per_s": rates.get("pushed_keys_per_s") if running else None,
+        "tables": _tables(counters.get("tables")),
+    }
+
+
+def _unit_state(item: ProcessState, seen: Mapping[str, Any], boot: str) -> dict[str, str]:
+    """One word for the table, and what happened to it if it is not the process that was started."""
+    if not seen["up"]:
+        return {"state": "ended", "trouble": seen["how"]}
+    if item.boot and boot != item.boot:
+        return {"state": "came back", "trouble": "the host was booted again"}
+    if item.started and seen["started"] not in (0, item.started):
+        return {"state": "came back", "trouble": seen["how"] or "its process ended"}
+    return {"state": "runs" if seen["active"] == "active" else "starts"}
+
+
+def _tiers(
+    counters: Mapping[str, Any], nodes: Mapping[str, int], cpuless: list[int], resident: int | None
+) -> dict[str, int | None]:
+    """Bytes in DRAM and in persistent memory (or CXL): what the server says, and where its pages lie."""
+    memory_of = counters.get("memory") or {}
+    on_devices = int(memory_of.get("pmem", 0))
+    if cpuless and nodes:
+        if counters.get("storage") == "pmem_memkind":
+            on_devices = 0  # it lies on these nodes
+        far = sum(nodes.get(str(node), 0) for node in cpuless)
+        return {"dram_bytes": sum(nodes.values()) - far, "pmem_bytes": far + on_devices}
+    if memory_of:
+        near = int(memory_of.get("dram", 0)) + int(memory_of.get("index", 0))
+        return {"dram_bytes": near, "pmem_bytes": on_devices}
+    if counters.get("storage") == "pmem_libpmem":
+        return {"dram_bytes": None, "pmem_bytes": counters.get("storage_bytes")}
+    return {"dram_bytes": resident, "pmem_bytes": None}
+
+
+def _read_counters(path: Path) -> dict[str, Any]:
+    """What a server last wrote to its metrics file: the whole file, or its last whole line."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    for candidate in (text, *reversed(text.splitlines())):
+        try:
+            found = json.loads(candidate)
+        except ValueError:
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _tables(found: Any) -> dict[str, int]:
+    """Rows by table, from a list of tables with name and rows; others are left out."""
+    tables = [table for table in found if isinstance(table, dict)] if isinstance(found, list) else []
+    return {str(table["name"]): int(table["rows"]) for table in tables if {"name", "rows"} <= table.keys()}
+
+
+def rows(found: list[dict[str, Any]]) -> dict[str, int]:
+    """Rows by table, summed over the servers."""
+    total: dict[str, int] = {}
+    for item in found:
+        for name, count in item["tables"].items():
+            total[name] = total.get(name, 0) + count
+    return total

@@ -1,0 +1,81 @@
+"""What a job needs of its hosts, whatever else the inventory asks for, and what to do where it is missing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from provision.cluster import flavor_facts
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.settings import KernelSettings, Kind, mode_refusal
+from provision.hosts import history
+from provision.jobs.request import Request
+from provision.jobs.storage import MODES, storage_of
+from provision.node.roles import role_of
+from provision.node.state import State
+from provision.node.step import Plan, Step
+
+
+def needed(inventory: Inventory, wanted: Request) -> Inventory:
+    """The inventory with the mode of persistent memory that the job's storage needs, and no other kernel.
+
+    The inventory may ask for more, or for another mode: that is for ``bootstrap``, and does not stop a job.
+    """
+    hosts = {}
+    for name, host in inventory.hosts.items():
+        pmem = host.pmem.model_copy(update={"mode": _mode(host, wanted)})
+        hosts[name] = replace(host, pmem=pmem, kernel=KernelSettings())
+    return replace(inventory, hosts=hosts)
+
+
+def _mode(host: Host, wanted: Request) -> str:
+    if host.kind is Kind.local:
+        return host.pmem.mode  # a directory that stands in for it, or none
+    mode = "none"
+    keeps_rows = flavor_facts.of(host.runtime.flavor).keeps_rows
+    if keeps_rows(parameter_server=host.is_parameter_server, worker=host.is_worker):
+        # Of a memory node, servers with storage dram take all their memory: see ``place_of``.
+        dram = "system-ram" if host.pmem.mode == "system-ram" else "none"
+        mode = MODES.get(storage_of(host, wanted), dram)
+    return host.pmem.mode if mode_refusal(host.kind, mode) else mode
+
+
+def why_not(
+    inventory: Inventory, wanted: Request, plan: Plan, steps: Sequence[Step], state: State | None
+) -> str:
+    """Why the job cannot start on a host whose plan has problems or these steps, and what to do."""
+    host, missing = inventory.hosts[plan.host], [*plan.problems, *(step.what for step in steps)]
+    mode, storage = _mode(host, wanted), storage_of(host, wanted)
+    other = mode not in (host.pmem.mode, "none")
+    path = shlex.quote(str(inventory.path))
+    bootstrap = f"oeprov bootstrap -i {path}"
+    switch = f"oeprov pmem-mode {mode} -i {path} --limit {shlex.quote(host.name)}"
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    said = f"host {host.name} is not ready: {missing[0]}{more}; "
+    if not plan.problems and all(role_of(step) == "runtime" for step in steps):
+        # The memory is right. Bootstrap alone would bring it back to the inventory's mode.
+        return said + (
+            f"run: {switch} --write-inventory, then: {bootstrap}" if other else f"run: {bootstrap}"
+        )
+    advice = f"run: {switch if other else bootstrap}"
+    found = history.mode_of(state, host.kind) if state is not None else ""
+    if host.kind is Kind.local or storage not in MODES or found == mode:
+        return said + advice
+    fits = next((name for name, needs in MODES.items() if needs == found), "dram")
+    needs = f"storage {storage} needs pmem_mode {mode}, found {found or 'none'}: "
+    return f"{said}{needs}use --storage {fits}, or {advice}"
+
+
+def differences(inventory: Inventory, wanted: Request) -> list[str]:
+    """A line for each mode that hosts are used in and that the inventory does not ask for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for host in inventory.hosts.values():
+        mode = _mode(host, wanted)
+        if mode not in (host.pmem.mode, "none"):
+            found.setdefault((mode, host.pmem.mode), []).append(host.name)
+    return [
+        f"{', '.join(names)}: the job uses {mode}; {inventory.path} says pmem_mode {other}, and the next "
+        "bootstrap plans the way back"
+        for (mode, other), names in found.items()
+    ]

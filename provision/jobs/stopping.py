@@ -1,0 +1,154 @@
+"""``stop``: the worker checkpoints, the servers end; also where the job's supervisor was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.hosts.stop_request import TICK, StopRequest
+from provision.jobs import fleet, store
+from provision.jobs.ending import last_screen, result
+from provision.jobs.fleet import Fleet
+from provision.jobs.kubernetes import record
+from provision.jobs.store import ACTIVE, DONE, Job, JobState, Phase
+from provision.jobs.supervisor import Outcome
+from provision.node import process
+
+
+def find(state_dir: Path, name: str | None) -> Job:
+    """The job to stop: the named one, or the last of those that run."""
+    if name is not None:
+        return store.find(state_dir, name)
+    known = store.directories(state_dir)
+    for job in reversed(known):
+        with contextlib.suppress(TrainingError):  # `status` says what is wrong with it
+            if is_running(job):
+                return job
+    if known and known[-1].on_kubernetes:
+        return known[-1]  # something of it may be left on the cluster
+    raise TrainingError(f"no job is running in {store.jobs_dir(state_dir)}")
+
+
+def is_running(job: Job) -> bool:
+    """Whether anything of the job runs, or may still run on a host or a cluster."""
+    if job.on_kubernetes:
+        return record.read(job).phase == "running"
+    state = job.state()
+    return state.phase in ACTIVE or any(item.alive for item in state.processes)
+
+
+def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
+    """Stop a job on hosts, the named one or the one that runs: the worker checkpoints, then the servers end.
+
+    0 when nothing of it runs any more; 1 when a host could not be reached to stop its part.
+    """
+    console = Console(stderr=True) if as_json else Console()
+    job = find(state_dir, name)
+    if not is_running(job):
+        console.print(f"job {job.id} is not running: it is {job.state().phase}")
+    else:
+        state = job.state()
+        with console.status(f"stopping {job.id}: worker 0 writes a checkpoint"):
+            asked = process.send(state.supervisor_pid, state.supervisor_started)
+            while job.state().supervised:
+                time.sleep(TICK)
+            if not job.job_file.exists():
+                console.print(f"job {job.id} was stopped before training began; nothing is left of it")
+                return 0
+            lines = _stopped_units(job) if asked else _stop_orphans(job)
+        for line in lines:
+            console.print(line, highlight=False, soft_wrap=True)
+        last_screen(job, _outcome(job.state()), state_dir, console)
+    if as_json:
+        print(json.dumps(result(job)))
+    return 1 if any(item.alive for item in job.state().processes) else 0
+
+
+def _stop_orphans(job: Job) -> list[str]:
+    """Stop what a killed supervisor left: children end by themselves, units are told to."""
+    wait_for_orphans(job)
+    state = job.state()
+    if not any(item.unit and item.alive for item in state.processes):
+        return []
+    hosts, lines, told = Fleet(job, job.spec()), [], {}
+    keep = True
+    for role in ("worker", "parameter_server"):
+        answers = hosts.stop(role, keep_pools=keep)
+        told.update(answers)
+        lines += fleet.describe(answers)
+        if role == "worker":
+            try:
+                hosts.take_events()
+                keep = job.saved() and not job.is_done()
+            except HostError as error:
+                lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
+        names = {item.name for item in state.processes if item.role == role}
+        ended = fleet.ended([item for item in state.processes if item.name in names], answers)
+        others = [item for item in state.processes if item.name not in names]
+        state = state.model_copy(update={"processes": [*others, *ended]})
+    known = job.state()  # once more: events that came just now may say otherwise
+    earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", known.message)
+    phase, message = _end(job, known.phase) or (known.phase, earlier)
+    left = fleet.message_of(told)
+    message = f"{message}; {left}" if left else message
+    job.write_state(state.model_copy(update={"phase": phase, "message": message}))
+    return lines
+
+
+def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
+    """Phase and message of a job whose worker reported its end after the launcher was gone.
+
+    One that had failed before keeps its reason, unless it is done after all.
+    """
+    word = job.last_word() or {}
+    if word.get("event") == "end":
+        return "done", DONE
+    if phase == "interrupted" and word.get("event") == "interrupted" and word.get("path"):
+        return "interrupted", f"stopped at step {word.get('step')}, which is saved"
+    return None
+
+
+def wait_for_orphans(job: Job, stop: StopRequest | None = None) -> None:
+    """Wait for children whose supervisor was killed, which end by themselves; then insist.
+
+    Not at once: a worker that is asked a second time ends without its checkpoint. Interrupted when asked to
+    ``stop`` meanwhile.
+    """
+    for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
+        for item in job.state().processes:
+            if item.role != role or item.unit:
+                continue
+            deadline = time.monotonic() + seconds
+            while not (gone := process.wait_gone(item.pid, item.started, TICK)):
+                if stop is not None and stop.count:
+                    raise Interrupted(f"stopped; {item.name} of job {job.id} (pid {item.pid}) still ends")
+                if time.monotonic() > deadline:
+                    break
+            if not gone:
+                process.send(item.pid, item.started)
+                process.wait_gone(item.pid, item.started, 30.0)
+
+
+def _stopped_units(job: Job) -> list[str]:
+    """One line a host: what its supervisor has stopped there, and what it could not."""
+    by_host: dict[tuple[str, bool], list[str]] = {}
+    for item in job.state().processes:
+        if item.unit:
+            by_host.setdefault((item.host, item.alive), []).append(item.name)
+    lines = []
+    for (host, alive), found in by_host.items():
+        names = ", ".join(found)
+        what = f"{names} could not be stopped and may still run" if alive else f"stopped {names}"
+        lines.append(f"[{'red]✗' if alive else 'green]✓'}[/] {host}: {what}")
+    return lines
+
+
+def _outcome(state: JobState) -> Outcome:
+    phase = state.phase if state.phase in ("done", "failed") else "interrupted"
+    return Outcome(phase, state.message, 0)

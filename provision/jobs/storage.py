@@ -1,0 +1,110 @@
+"""Where a parameter server keeps its rows on its host, and which CPUs and DRAM it has beside them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host
+from provision.jobs.request import Request
+from provision.jobs.units import Place, on_host
+from provision.node import numa
+from provision.node.state import State
+
+POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
+MODES = {"pmem_libpmem": "fsdax", "dram_pmem": "fsdax", "pmem_memkind": "system-ram"}  # that they need
+
+
+def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
+    """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
+    storage = storage_of(host, wanted)
+    if not on_host(host):
+        path = "" if storage == "dram" else storage_directory(host, storage)
+        if storage in POOLS:  # a directory of the job: what another one left is neither used nor removed
+            path = str(Path(path) / job / name)
+        return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
+    if storage == "pmem_memkind":
+        _check_memory_nodes(host, state)
+    if storage not in POOLS:
+        bound = host.pmem.mode == "system-ram"
+        devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
+        return Place(storage=storage, bound=bound, devices=devices)
+    if host.pmem.mode != "fsdax":
+        raise TrainingError(
+            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "
+            "use --storage dram"
+        )
+    mounts = mounts_of(host, state)
+    if not mounts:
+        raise TrainingError(
+            f"host {host.name}: nothing is mounted at {host.pmem.mount_prefix}0; run: oeprov bootstrap"
+        )
+    mount = mounts[number % len(mounts)]
+    return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
+
+
+def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
+    """The CPUs of the NUMA nodes that a server's persistent memory belongs to; empty where that is all."""
+    if host.server.cpus == "all" or state is None or not on_host(host):
+        return ()
+    nodes = [node.id for node in numa.cpuless(state)] if where.bound else []
+    if where.mount:
+        nodes = [numa.node_of_mount(state, where.mount)]
+    near = [numa.cpus_near(state, node) for node in nodes]
+    found = sorted({cpu for cpus in near for cpu in cpus})
+    return tuple(found) if all(near) and len(found) < cpu_count(host, state) else ()
+
+
+def _check_memory_nodes(host: Host, state: State | None) -> None:
+    """Refuse pmem_memkind where there is no memory node for it."""
+    if host.pmem.mode != "system-ram":
+        raise TrainingError(
+            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
+            f"found {host.pmem.mode}; use --storage {host.server.storage}"
+        )
+    if state is not None and not numa.cpuless(state):
+        raise TrainingError(
+            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs, and it has none; "
+            f"run: oeprov pmem-mode system-ram --limit {host.name}"
+        )
+
+
+def storage_of(host: Host, wanted: Request) -> str:
+    """What kind of storage servers of the host use."""
+    return wanted.storage or host.server.storage
+
+
+def mounts_of(host: Host, state: State | None) -> list[str]:
+    """Mount points of persistent memory on the host, in order of their number."""
+    pattern = re.compile(re.escape(host.pmem.mount_prefix) + r"(\d+)")
+    found = {}
+    for item in state.mounts if state else []:
+        if match := pattern.fullmatch(item.where):
+            found[int(match[1])] = item.where
+    return [found[number] for number in sorted(found)]
+
+
+def storage_directory(host: Host, storage: str) -> str:
+    """Where servers of this machine keep rows in persistent memory, or in what stands in for it."""
+    if not host.pmem.directory:
+        raise TrainingError(
+            f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
+            "use --storage dram or set pmem_mode: directory"
+        )
+    return host.pmem.directory
+
+
+def cpu_count(host: Host, state: State | None) -> int:
+    """All CPUs of the host."""
+    if not on_host(host):
+        return os.cpu_count() or 1
+    return sum(len(node.cpus) for node in state.numa) if state else 1
+
+
+def dram_bytes(host: Host, state: State | None) -> int:
+    """The host's DRAM in bytes; 0 if it was not observed."""
+    if not on_host(host):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return numa.dram(state) if state else 0

@@ -1,0 +1,388 @@
+"""Training jobs as they lie on disk: ``.oeprov/jobs/<id>/``.
+
+``job.json``   what was asked for and the command line of every process; written once, no secret in it
+``state.json`` how far it is, written by the supervisor alone
+``token``      the secret that servers ask of clients, mode 0600
+``ready/``, ``metrics/``, ``logs/``   one file a process;  ``run/`` the trainer's own directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from provision.cluster.errors import TrainingError
+from provision.jobs.metrics import Event, last_word, summary
+from provision.jobs.units import job_directory
+from provision.node import process
+
+# In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
+# this machine at which its workers will.
+SERVERS, WORKERS = "{servers}", "{workers}"
+Role = Literal["parameter_server", "worker"]
+Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
+ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
+DONE = "training is done"
+_STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
+_STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # that `create` puts behind a job's name
+_MOST_NAMED = 5  # jobs in a message
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProcessSpec(_Record):
+    """One process of a job; ``argv`` is its whole command line."""
+
+    name: str
+    role: Role
+    host: str
+    argv: list[str]
+    environment: dict[str, str] = {}  # added to the launcher's own
+    unit: str = ""  # of systemd on a host reached over SSH; empty: a child of the launcher
+    storage: str = ""  # directory or mount point that holds its rows; empty for dram
+    pools: str = ""  # directory of its own there; empty for dram
+    cpus: str = ""  # that it is bound to, as the kernel lists them; empty: any
+    adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
+
+
+class JobSpec(_Record):
+    """The job file: the seam between provisioning and the runtime."""
+
+    version: Literal[1] = 1
+    id: str
+    created: str
+    cluster: str
+    inventory: str
+    settings: dict[str, Any]
+    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached, as provision.placement reads it
+    processes: list[ProcessSpec]
+
+
+class ProcessState(_Record):
+    """One process that was started, identified so that no other process is ever signalled."""
+
+    name: str
+    role: Role
+    host: str
+    pid: int
+    started: int  # clock ticks since boot: tells the process from a later one with the same pid
+    endpoint: str = ""
+    exit_code: int | None = None
+    unit: str = ""  # on another host: only that host knows whether it runs
+    boot: str = ""  # the boot of that host in which it was started
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs; a unit does until it was seen to have ended."""
+        if self.unit:
+            return self.exit_code is None
+        return self.exit_code is None and process.alive(self.pid, self.started)
+
+
+class JobState(_Record):
+    """What the supervisor last wrote down."""
+
+    phase: Phase = "prepared"
+    supervisor_pid: int = 0
+    supervisor_started: int = 0
+    processes: list[ProcessState] = []
+    message: str = ""
+    lost: list[str] = []  # workers that the others go on without, or have gone on without
+    events_from: int = 0  # byte of metrics.jsonl at which this run begins: before it, earlier runs had an end
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the supervisor that wrote this still runs."""
+        return process.alive(self.supervisor_pid, self.supervisor_started)
+
+
+class Job:
+    """A job's directory, and what is read from and written to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self.id = directory.name
+        self.job_file = self.directory / "job.json"
+        self.cluster_file = self.directory / "kubernetes.json"  # instead of it; see provision.jobs.kubernetes
+        self.state_file = self.directory / "state.json"
+        self.token_file = self.directory / "token"
+        self.run_dir = self.directory / "run"
+        self.logs = self.directory / "logs"
+        self.metrics_file = self.run_dir / "metrics.jsonl"
+
+    @property
+    def name(self) -> str:
+        """What it was called: its id without the time at which it was made."""
+        return _STAMP.sub("", self.id)
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether it runs on a cluster, and not on hosts of the inventory."""
+        return os.path.isfile(self.cluster_file)
+
+    @property
+    def broken(self) -> str:
+        """Why nothing can be read of it; empty otherwise."""
+        if not os.access(self.directory, os.R_OK | os.X_OK):
+            return f"{self.directory}: permission denied"
+        if not self.on_kubernetes and not os.path.isfile(self.job_file):
+            return "it has no job.json: its launch has not come so far, or was broken off"
+        return ""
+
+    @property
+    def started(self) -> int:
+        """When its newest run was started, in ns since 1970; of one on Kubernetes, when it was made."""
+        file = self.token_file if self.on_kubernetes else self.job_file
+        return modified(file) or modified(self.directory)
+
+    def ready_file(self, process_name: str) -> Path:
+        """Where a server says that it listens."""
+        return self.directory / "ready" / f"{process_name}.json"
+
+    def here(self, path: str) -> Path:
+        """Where what a worker wrote lies on this machine; of a worker elsewhere, where ``fetch`` puts it."""
+        try:
+            return self.directory / PurePosixPath(path).relative_to(job_directory(self.id))
+        except ValueError:
+            return Path(path)
+
+    def server_metrics(self, process_name: str) -> Path:
+        """Where a server writes its counters."""
+        return self.directory / "metrics" / f"{process_name}.json"
+
+    def log(self, process_name: str) -> Path:
+        """Standard output and error of one process."""
+        return self.logs / f"{process_name}.log"
+
+    def make(self) -> None:
+        """The directory with its folders and a fresh token (kept when there is one)."""
+        for path in (
+            self.directory,
+            self.run_dir,
+            self.logs,
+            self.directory / "ready",
+            self.directory / "metrics",
+        ):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            token = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        with os.fdopen(token, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+
+    def write_spec(self, spec: JobSpec) -> None:
+        """Write ``job.json`` in one piece."""
+        write_json(self.job_file, spec.model_dump(mode="json"))
+
+    def spec(self) -> JobSpec:
+        """Read ``job.json``; TrainingError names file and field when it is not one."""
+        try:
+            return JobSpec.model_validate_json(self.job_file.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise TrainingError(unreadable(self.job_file, error)) from None
+
+    def write_state(self, state: JobState) -> None:
+        """Write ``state.json`` in one piece."""
+        write_json(self.state_file, state.model_dump(mode="json"))
+
+    def state(self) -> JobState:
+        """The supervisor's last word, put right when the supervisor is gone: then it was interrupted.
+
+        Unless the trainer, which goes on alone for a moment or on another host, came to its end.
+        """
+        state = self._written_state()
+        if state.phase in ACTIVE and not state.supervised:
+            if self.is_done():
+                return state.model_copy(update={"phase": "done", "message": DONE})
+            return state.model_copy(
+                update={
+                    "phase": "interrupted",
+                    "message": state.message or "its launcher ended without a word",
+                }
+            )
+        return state
+
+    def _written_state(self) -> JobState:
+        try:
+            return JobState.model_validate_json(self.state_file.read_bytes())
+        except FileNotFoundError:
+            return JobState(phase="interrupted", message="it never began")
+        except (OSError, ValidationError) as error:
+            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
+
+    def last_word(self) -> Event | None:
+        """How the trainer said that the newest run ended, as far as is known here; None if it did not yet."""
+        return last_word(self.metrics_file, self._written_state().events_from)
+
+    def is_done(self) -> bool:
+        """Whether the trainer has come to its end, as far as is known here."""
+        return (self.last_word() or {}).get("event") == "end"
+
+    def checkpoint(self) -> tuple[int, Path] | None:
+        """Step and path of the newest published checkpoint; None where a worker on another host has them."""
+        with contextlib.suppress(TrainingError):
+            if any(item.role == "worker" and item.unit for item in self.spec().processes):
+                return None  # what lies here was fetched, and may be old
+        found = [
+            (int(match[1]), path)
+            for path in (self.run_dir / "checkpoints").glob("step-*")
+            if (match := _STEP.search(path.name)) and (path / "manifest.json").is_file()
+        ]
+        return max(found, default=None)
+
+    def pool_servers(self) -> int | None:
+        """How many servers' pools have the rows of the newest checkpoint; None: files have them."""
+        if (newest := self.checkpoint()) is None:  # or it is on the worker's host
+            far = summary(self.metrics_file).checkpoint_rows == "pool"
+            return sum(item.role == "parameter_server" for item in self.spec().processes) if far else None
+        try:
+            pool = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8")).get("pool")
+            return None if pool is None else int(pool["servers"])
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return None  # the worker says what is wrong with it
+
+    def saved(self) -> bool:
+        """Whether there is a checkpoint to go on from: here, or as a worker on another host told."""
+        return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
+
+    def remove_pools(self, spec: ProcessSpec) -> None:
+        """Remove the rows that this server left in persistent memory of this machine, and no others."""
+        path = Path(spec.pools)
+        if spec.unit or path.name != spec.name or path.parent.name != self.id:
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+def unreadable(file: Path, error: OSError | ValidationError) -> str:
+    """Why a job's file cannot be used, in words."""
+    if isinstance(error, OSError):
+        return f"{file}: {error.strerror}"
+    first = error.errors()[0]
+    return ": ".join([str(file), *filter(None, [".".join(map(str, first["loc"])), first["msg"]])])
+
+
+def jobs_dir(state_dir: Path) -> Path:
+    """Where the jobs of a state directory lie."""
+    return state_dir / "jobs"
+
+
+def directories(state_dir: Path) -> list[Job]:
+    """Every directory of jobs, oldest first, also one that cannot be read or has no job in it yet."""
+    place = jobs_dir(state_dir)
+    try:
+        found = [Job(path) for path in place.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise TrainingError(f"{place}: the jobs cannot be listed: {error.strerror}") from None
+    return sorted(found, key=lambda job: (job.started, job.id))
+
+
+def all_jobs(state_dir: Path) -> list[Job]:
+    """Every job on hosts, oldest first."""
+    return [job for job in directories(state_dir) if os.path.isfile(job.job_file)]
+
+
+def find(state_dir: Path, name: str | None) -> Job:
+    """The job of this id, name or unique beginning of an id; without one, the last that was started.
+
+    On hosts or on Kubernetes. TrainingError says which jobs there are, or which are meant.
+    """
+    known, place = directories(state_dir), jobs_dir(state_dir)
+    try:
+        return choose([job for job in known if not job.broken], name, place)
+    except TrainingError:
+        for job in known:
+            if job.broken and name in (job.id, job.name):
+                raise TrainingError(f"job {job.id}: {job.broken}; `oeprov jobs` lists all") from None
+        raise
+
+
+def choose(found: list[Job], name: str | None, place: Path) -> Job:
+    """The same among these jobs, oldest first, which lie in ``place``."""
+    if name is not None and not name:
+        raise TrainingError("the job's name is empty; `oeprov jobs` lists the jobs")
+    if not found:
+        named = f" {name}" if name else ""
+        raise TrainingError(f"no job{named} in {place} yet: start one with `oeprov launch-training`")
+    if name is None:
+        return found[-1]
+    meant = (
+        [job for job in found if job.id == name]
+        or [job for job in found if job.name == name]
+        or [job for job in found if job.id.startswith(name)]
+    )
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more of the one you mean")
+    ids = {word: job.id for job in found for word in (job.name, job.id)}
+    close = difflib.get_close_matches(name, ids, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    last = f"(last jobs: {_listed(found)})"
+    raise TrainingError(f"no job {name} in {place}{hint} {last}; `oeprov jobs` lists them")
+
+
+def _listed(found: list[Job]) -> str:
+    more = len(found) - _MOST_NAMED
+    words = [job.id for job in found[-_MOST_NAMED:]]
+    return ", ".join(words) + (f" and {more} older" if more > 0 else "")
+
+
+def modified(path: Path) -> int:
+    """When a file was last written, in ns since 1970; 0 if unknown."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def create(state_dir: Path, name: str, now: datetime) -> Job:
+    """A new directory, named NAME-YYYYMMDD-HHMMSS (with -2, -3, … when two begin in one second)."""
+    base = f"{name}-{now:%Y%m%d-%H%M%S}"
+    jobs_dir(state_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = 1
+    while True:
+        job = Job(jobs_dir(state_dir) / (base if number == 1 else f"{base}-{number}"))
+        try:
+            job.directory.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        job.make()
+        return job
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one piece; readers see the old one or the new one.
+
+    Raises OSError with the file's name, as for a full disk; then nothing has changed.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        with temporary.open("w") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None

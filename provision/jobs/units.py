@@ -1,0 +1,183 @@
+"""The text of the systemd units that run a job's processes on hosts reached over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from provision.cluster.inventory import Host
+
+JOBS = PurePosixPath("/var/lib/oeprov/jobs")
+USER = "oeprov"
+MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
+NUMACTL = "/usr/bin/numactl"
+SYSTEMCTL = "/usr/bin/systemctl"
+NODES = "MEMKIND_DAX_KMEM_NODES"
+INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
+WORKER_LOST = 3  # a worker that could not go on without another one
+ONLINE_SECONDS = 60
+
+
+def on_host(host: Host) -> bool:
+    """Its processes are systemd units on another host, not children of the launcher."""
+    return host.connection != "local"
+
+
+def unit_name(job: str, process: str) -> str:
+    """``oeprov-JOB-server-0.service``."""
+    return f"oeprov-{job}-{process}.service"
+
+
+def job_directory(job: str) -> PurePosixPath:
+    """The job's directory on a host reached over SSH."""
+    return JOBS / job
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server keeps its rows; all empty: in DRAM.
+
+    ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes that bootstrap wrote
+    down (system-ram), where memkind puts rows only and otherwise all that the server has lies; ``devices``
+    are the dax devices that bring them online.
+    """
+
+    storage: str = "dram"
+    path: str = ""
+    mount: str = ""
+    bound: bool = False
+    devices: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()  # that the server may use, beside its memory; empty: any
+
+
+def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
+    """A parameter server: comes back after a failure and after a reboot, with what its storage kept."""
+    unit = [
+        f"Description=oeprov {name} of job {job}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        # A server that does not come up is for people to look at, not to be started for ever.
+        "StartLimitIntervalSec=600",
+        "StartLimitBurst=5",
+    ]
+    # With a dash, or systemd cannot even run the first command where the mount is not there yet.
+    service = ["Type=exec", *_common(job, ["-" + place.path] if place.path else [])]
+    words = list(argv)
+    if place.mount:
+        # A device that comes late in a slow boot, when its mount was given up, must not leave the server down
+        # for good, as a requirement would: so the server asks for the mount itself, at each of its starts.
+        mount = mount_unit(place.mount)
+        unit += [f"Wants={mount}", f"After={mount}"]
+        # How long that may take is fstab's to say (pmem_device_timeout): 0 is no limit of the service's own.
+        service += [f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}", "TimeoutStartSec=0"]
+    if place.bound:
+        bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
+        unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))
+        # udev starts these late in the boot, outside its order: so the server waits for the memory itself.
+        waiting = (
+            f"n=0; until {NUMACTL} --membind=${NODES} true 2>/dev/null; do n=$((n+1)); "
+            f'[ $n -lt {ONLINE_SECONDS} ] || {{ echo "error: memory nodes ${NODES} are not online" >&2; '
+            "exit 1; }; sleep 1; done"
+        )
+        service += [
+            f"EnvironmentFile={MEMORY_FILE}",
+            f"ExecStartPre=/bin/sh -c {quote(waiting, command=True)}",
+            f"TimeoutStartSec={ONLINE_SECONDS + 60}",
+        ]
+    command = " ".join(quote(word, command=True) for word in words)
+    if place.cpus:
+        service.append("CPUAffinity=" + " ".join(map(str, place.cpus)))  # EL7's systemd knows no ranges
+    if place.bound and place.storage == "dram":
+        command = f"{NUMACTL} --membind=${{{NODES}}} {command}"
+    service += [
+        f"ExecStart={command}",
+        "Restart=on-failure",
+        "RestartSec=5",
+        "KillSignal=SIGTERM",
+        "TimeoutStopSec=120",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
+        "OOMPolicy=stop",
+        "PrivateDevices=yes",
+    ]
+    return _text(unit, service, ["WantedBy=multi-user.target"])
+
+
+def worker_unit(
+    job: str,
+    name: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float,
+    writable: Sequence[str] = (),
+) -> str:
+    """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
+    unit = [
+        f"Description=oeprov {name} of job {job}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+    ]
+    service = [
+        "Type=exec",
+        *_common(job, writable),
+        *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
+        f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
+        f"SuccessExitStatus={INTERRUPTED}",
+        "KillSignal=SIGTERM",
+        "KillMode=mixed",  # the trainer alone is told; it ends its own helpers
+        f"TimeoutStopSec={seconds:.0f}",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
+    ]
+    return _text(unit, service, [])
+
+
+def _common(job: str, more: Sequence[str]) -> list[str]:
+    directory = str(job_directory(job))
+    writable = " ".join(quote(path) for path in [directory, *more])
+    return [
+        f"User={USER}",
+        f"WorkingDirectory={quote(directory)}",
+        f"Environment=PYTHONUNBUFFERED=1 {quote(f'HOME={directory}')}",
+        "UMask=0077",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        f"ReadWritePaths={writable}",
+        "ProtectHome=read-only",  # data and environments may lie there
+        "PrivateTmp=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectKernelModules=yes",
+        "ProtectControlGroups=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictRealtime=yes",
+        "LockPersonality=yes",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    ]
+
+
+def _text(unit: Sequence[str], service: Sequence[str], install: Sequence[str]) -> str:
+    parts = [("Unit", unit), ("Service", service), ("Install", install)]
+    blocks = ["\n".join([f"[{name}]", *lines]) for name, lines in parts if lines]
+    return "# Made by oeprov; `oeprov stop` takes it away.\n" + "\n\n".join(blocks) + "\n"
+
+
+def mount_unit(path: str) -> str:
+    """The name that systemd gives the unit of a mount point (systemd-escape --path)."""
+    found = []
+    for byte in path.strip("/").encode():
+        sign = chr(byte)
+        plain = sign.isascii() and (sign.isalnum() or sign in ":_.")
+        found.append("-" if sign == "/" else sign if plain else f"\\x{byte:02x}")
+    return "".join(found) + ".mount"
+
+
+def quote(word: str, *, command: bool = False) -> str:
+    """A word as systemd reads it; in a ``command`` also dollar signs stand for themselves."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    if command:
+        text = text.replace("$", "$$")
+    plain = text and not any(sign in text for sign in " \t\"'\\;")
+    return text if plain else f'"{text}"'

@@ -1,1 +1,0 @@
-"""Training jobs: the job file, where its processes run, launching, watching and stopping them."""
